@@ -1,0 +1,176 @@
+#include "base/file.h"
+
+#include <fcntl.h>
+#include <fmt/core.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+namespace oscar {
+namespace {
+
+Status ErrnoStatus(std::string_view path, std::string_view action, int error) {
+  const StatusCode code = error == ENOENT    ? StatusCode::kNotFound
+                          : error == ENOSPC  ? StatusCode::kResourceExhausted
+                          : error == EDQUOT  ? StatusCode::kResourceExhausted
+                          : error == EFBIG   ? StatusCode::kResourceExhausted
+                          : error == EACCES  ? StatusCode::kInvalidArgument
+                          : error == EISDIR  ? StatusCode::kInvalidArgument
+                          : error == ENOTDIR ? StatusCode::kNotFound
+                                             : StatusCode::kInternal;
+  return {code, fmt::format("{}: cannot {}: {}", path, action, std::strerror(error))};
+}
+
+// Opens a regular file for reading and reports its size.
+Result<std::pair<int, uint64_t>> OpenRegular(const std::string& path) {
+  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return Unexpected(ErrnoStatus(path, "open", errno));
+  struct stat info {};
+  if (::fstat(fd, &info) != 0) {
+    const int error = errno;
+    ::close(fd);
+    return Unexpected(ErrnoStatus(path, "stat", error));
+  }
+  if (!S_ISREG(info.st_mode)) {
+    ::close(fd);
+    return Unexpected(InvalidArgument(fmt::format("{}: not a regular file", path)));
+  }
+  return std::pair<int, uint64_t>{fd, static_cast<uint64_t>(info.st_size)};
+}
+
+}  // namespace
+
+Result<MappedFile> MappedFile::Open(const std::filesystem::path& path) {
+  MappedFile file;
+  file.path_ = path.string();
+  OSCAR_ASSIGN_OR_RETURN(const auto opened, OpenRegular(file.path_));
+  const auto [fd, size] = opened;
+  if (size > 0) {  // mmap refuses empty ranges; an empty file is an empty span
+    void* data = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, fd, 0);
+    const int error = errno;
+    ::close(fd);
+    if (data == MAP_FAILED) return Unexpected(ErrnoStatus(file.path_, "map", error));
+    file.data_ = static_cast<const std::byte*>(data);
+    file.size_ = size;
+  } else {
+    ::close(fd);
+  }
+  return file;
+}
+
+MappedFile::MappedFile(MappedFile&& other) noexcept
+    : data_(std::exchange(other.data_, nullptr)),
+      size_(std::exchange(other.size_, 0)),
+      path_(std::move(other.path_)) {}
+
+MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
+  std::swap(data_, other.data_);
+  std::swap(size_, other.size_);
+  std::swap(path_, other.path_);
+  return *this;
+}
+
+MappedFile::~MappedFile() {
+  if (data_ != nullptr) ::munmap(const_cast<std::byte*>(data_), size_);
+}
+
+Result<std::string> ReadFile(const std::filesystem::path& path, uint64_t max_bytes) {
+  const std::string name = path.string();
+  OSCAR_ASSIGN_OR_RETURN(const auto opened, OpenRegular(name));
+  const auto [fd, size] = opened;
+  if (size > max_bytes) {
+    ::close(fd);
+    return Unexpected(
+        OutOfRange(fmt::format("{}: {} bytes, more than the limit of {}", name, size, max_bytes)));
+  }
+  std::string text(size, '\0');
+  size_t at = 0;
+  while (at < text.size()) {
+    const ssize_t got = ::read(fd, text.data() + at, text.size() - at);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) {
+      const int error = errno;
+      ::close(fd);
+      return Unexpected(ErrnoStatus(name, "read", error));
+    }
+    if (got == 0) break;  // shrank while we read
+    at += static_cast<size_t>(got);
+  }
+  ::close(fd);
+  text.resize(at);
+  return text;
+}
+
+AtomicFileWriter::AtomicFileWriter(int fd, std::string temporary, std::string path)
+    : fd_(fd), temporary_(std::move(temporary)), path_(std::move(path)) {}
+
+Result<AtomicFileWriter> AtomicFileWriter::Create(const std::filesystem::path& path) {
+  static std::atomic<uint64_t> counter{0};
+  const std::string name = path.string();
+  std::string temporary = fmt::format("{}.tmp.{}.{}", name, ::getpid(), counter.fetch_add(1));
+  const int fd = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
+  if (fd < 0) return Unexpected(ErrnoStatus(name, "create", errno));
+  return AtomicFileWriter(fd, std::move(temporary), name);
+}
+
+AtomicFileWriter::AtomicFileWriter(AtomicFileWriter&& other) noexcept
+    : fd_(std::exchange(other.fd_, -1)),
+      temporary_(std::move(other.temporary_)),
+      path_(std::move(other.path_)),
+      written_(other.written_) {}
+
+AtomicFileWriter::~AtomicFileWriter() {
+  if (fd_ < 0) return;
+  ::close(fd_);
+  ::unlink(temporary_.c_str());
+}
+
+Status AtomicFileWriter::Write(std::span<const std::byte> bytes) {
+  while (!bytes.empty()) {
+    const ssize_t put = ::write(fd_, bytes.data(), bytes.size());
+    if (put < 0 && errno == EINTR) continue;
+    if (put < 0) return ErrnoStatus(path_, "write", errno);
+    written_ += static_cast<uint64_t>(put);
+    bytes = bytes.subspan(static_cast<size_t>(put));
+  }
+  return {};
+}
+
+Status AtomicFileWriter::Write(std::string_view text) {
+  return Write(std::as_bytes(std::span(text.data(), text.size())));
+}
+
+Status AtomicFileWriter::Commit() {
+  if (::fsync(fd_) != 0) return ErrnoStatus(path_, "flush", errno);
+  if (::close(std::exchange(fd_, -1)) != 0) {
+    const int error = errno;
+    ::unlink(temporary_.c_str());
+    return ErrnoStatus(path_, "close", error);
+  }
+  if (::rename(temporary_.c_str(), path_.c_str()) != 0) {
+    const int error = errno;
+    ::unlink(temporary_.c_str());
+    return ErrnoStatus(path_, "rename", error);
+  }
+  // The rename itself must survive a crash; failure here leaves a complete file, so it is not one.
+  std::string directory = std::filesystem::path(path_).parent_path().string();
+  const int dir = ::open(directory.empty() ? "." : directory.c_str(), O_RDONLY | O_CLOEXEC);
+  if (dir >= 0) {
+    ::fsync(dir);
+    ::close(dir);
+  }
+  return {};
+}
+
+Status WriteFileAtomically(const std::filesystem::path& path, std::string_view text) {
+  OSCAR_ASSIGN_OR_RETURN(AtomicFileWriter writer, AtomicFileWriter::Create(path));
+  OSCAR_RETURN_IF_ERROR(writer.Write(text));
+  return writer.Commit();
+}
+
+}  // namespace oscar

@@ -1,0 +1,84 @@
+#include "base/file.h"
+
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+
+#include <csignal>
+#include <fstream>
+
+namespace oscar {
+namespace {
+
+namespace fs = std::filesystem;
+
+class FileTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    directory_ = fs::path(testing::TempDir()) /
+                 ("file_test_" + std::to_string(::getpid()) + "_" +
+                  testing::UnitTest::GetInstance()->current_test_info()->name());
+    fs::create_directories(directory_);
+  }
+  void TearDown() override { fs::remove_all(directory_); }
+  size_t NumFiles() const {
+    return static_cast<size_t>(
+        std::distance(fs::directory_iterator(directory_), fs::directory_iterator()));
+  }
+  fs::path directory_;
+};
+
+TEST_F(FileTest, WritesThenMapsTheSameBytes) {
+  const fs::path path = directory_ / "a";
+  ASSERT_TRUE(WriteFileAtomically(path, "hello").ok());
+  auto file = MappedFile::Open(path);
+  ASSERT_TRUE(file.has_value()) << file.error().ToString();
+  EXPECT_EQ(std::string_view(reinterpret_cast<const char*>(file->bytes().data()), 5), "hello");
+  EXPECT_EQ(*ReadFile(path, 5), "hello");
+  EXPECT_EQ(NumFiles(), 1u);
+}
+
+TEST_F(FileTest, EmptyFileIsAnEmptySpan) {
+  ASSERT_TRUE(WriteFileAtomically(directory_ / "e", "").ok());
+  auto file = MappedFile::Open(directory_ / "e");
+  ASSERT_TRUE(file.has_value());
+  EXPECT_TRUE(file->bytes().empty());
+}
+
+TEST_F(FileTest, ErrorsNamePathAndCause) {
+  auto missing = MappedFile::Open(directory_ / "none");
+  ASSERT_FALSE(missing.has_value());
+  EXPECT_EQ(missing.error().code(), StatusCode::kNotFound);
+  EXPECT_NE(missing.error().message().find("none: cannot open"), std::string::npos);
+  EXPECT_EQ(MappedFile::Open(directory_).error().code(), StatusCode::kInvalidArgument);
+  ASSERT_TRUE(WriteFileAtomically(directory_ / "big", "123456").ok());
+  EXPECT_EQ(ReadFile(directory_ / "big", 5).error().code(), StatusCode::kOutOfRange);
+  EXPECT_EQ(WriteFileAtomically(directory_ / "no" / "such", "x").code(), StatusCode::kNotFound);
+}
+
+TEST_F(FileTest, AbandonedWriterLeavesOldFileAndNoTemporary) {
+  const fs::path path = directory_ / "a";
+  ASSERT_TRUE(WriteFileAtomically(path, "old").ok());
+  {
+    auto writer = AtomicFileWriter::Create(path);
+    ASSERT_TRUE(writer.has_value());
+    ASSERT_TRUE(writer->Write("new").ok());
+  }
+  EXPECT_EQ(*ReadFile(path, 100), "old");
+  EXPECT_EQ(NumFiles(), 1u);
+}
+
+TEST_F(FileTest, FullDiskIsAStatusAndLeavesNothing) {
+  // A file-size limit stands in for a full disk: write fails half way in the same manner.
+  std::signal(SIGXFSZ, SIG_IGN);
+  rlimit old{};
+  ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &old), 0);
+  const rlimit small{4096, old.rlim_max};
+  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &small), 0);
+  const Status status = WriteFileAtomically(directory_ / "big", std::string(100000, 'x'));
+  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &old), 0);
+  EXPECT_EQ(status.code(), StatusCode::kResourceExhausted) << status.ToString();
+  EXPECT_EQ(NumFiles(), 0u);
+}
+
+}  // namespace
+}  // namespace oscar

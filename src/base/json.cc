@@ -1,0 +1,68 @@
+#include "base/json.h"
+
+#include <fmt/core.h>
+
+#include <nlohmann/json.hpp>
+
+namespace oscar {
+namespace {
+
+// Walks brackets outside strings: the cheapest check, made before any allocation.
+bool DeeperThan(std::string_view text, int max_depth, size_t* at) {
+  int depth = 0;
+  bool in_string = false;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    if (in_string) {
+      if (c == '\\')
+        ++i;
+      else if (c == '"')
+        in_string = false;
+    } else if (c == '"') {
+      in_string = true;
+    } else if (c == '[' || c == '{') {
+      if (++depth > max_depth) {
+        *at = i;
+        return true;
+      }
+    } else if (c == ']' || c == '}') {
+      --depth;
+    }
+  }
+  return false;
+}
+
+template <typename Json>
+Result<Json> Parse(std::string_view text, std::string_view what, int max_depth) {
+  size_t at = 0;
+  if (DeeperThan(text, max_depth, &at)) {
+    return Unexpected(DataLoss(
+        fmt::format("{}: JSON nested deeper than {} levels at byte {}", what, max_depth, at)));
+  }
+  try {
+    return Json::parse(text.begin(), text.end());
+  } catch (const nlohmann::json::parse_error& error) {
+    // The library's message repeats its own name and the byte; keep what follows the last colon.
+    std::string_view message = error.what();
+    if (const size_t colon = message.find(": "); colon != std::string_view::npos) {
+      message.remove_prefix(colon + 2);
+    }
+    return Unexpected(
+        DataLoss(fmt::format("{}: invalid JSON at byte {}: {}", what, error.byte, message)));
+  } catch (const std::exception& error) {
+    return Unexpected(DataLoss(fmt::format("{}: invalid JSON: {}", what, error.what())));
+  }
+}
+
+}  // namespace
+
+Result<nlohmann::json> ParseJson(std::string_view text, std::string_view what, int max_depth) {
+  return Parse<nlohmann::json>(text, what, max_depth);
+}
+
+Result<nlohmann::ordered_json> ParseOrderedJson(std::string_view text, std::string_view what,
+                                                int max_depth) {
+  return Parse<nlohmann::ordered_json>(text, what, max_depth);
+}
+
+}  // namespace oscar

@@ -1,0 +1,22 @@
+// The one door to the JSON parser: depth-limited, no exceptions, errors that name what was parsed
+// and where. nlohmann::json is complete only for .cc files that include <nlohmann/json.hpp>; it
+// appears in no other header.
+#pragma once
+
+#include <nlohmann/json_fwd.hpp>
+#include <string_view>
+
+#include "oscar/status.h"
+
+namespace oscar {
+
+inline constexpr int kMaxJsonDepth = 64;
+
+// `what` names the source in errors ("config.json", "request body"). Duplicate keys: the last wins.
+Result<nlohmann::json> ParseJson(std::string_view text, std::string_view what,
+                                 int max_depth = kMaxJsonDepth);
+// Keeps the order of object keys, for chat templates and responses.
+Result<nlohmann::ordered_json> ParseOrderedJson(std::string_view text, std::string_view what,
+                                                int max_depth = kMaxJsonDepth);
+
+}  // namespace oscar

@@ -1,0 +1,38 @@
+#include "base/json.h"
+
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+namespace oscar {
+namespace {
+
+TEST(Json, ParsesAndKeepsOrder) {
+  auto parsed = ParseOrderedJson(R"({"b": 1, "a": [true, null]})", "test");
+  ASSERT_TRUE(parsed.has_value());
+  EXPECT_EQ(parsed->dump(), R"({"b":1,"a":[true,null]})");
+}
+
+TEST(Json, ErrorsNameSourceAndByte) {
+  auto bad = ParseJson(R"({"a": })", "config.json");
+  ASSERT_FALSE(bad.has_value());
+  EXPECT_EQ(bad.error().code(), StatusCode::kDataLoss);
+  EXPECT_NE(bad.error().message().find("config.json: invalid JSON at byte 7"), std::string::npos)
+      << bad.error().message();
+  EXPECT_FALSE(ParseJson("", "x").has_value());
+  EXPECT_FALSE(ParseJson("{} trailing", "x").has_value());
+  EXPECT_FALSE(ParseJson("\"\xff\"", "x").has_value());
+}
+
+TEST(Json, DepthIsBounded) {
+  const std::string deep = std::string(100000, '[') + std::string(100000, ']');
+  auto bad = ParseJson(deep, "body");
+  ASSERT_FALSE(bad.has_value());
+  EXPECT_NE(bad.error().message().find("deeper than 64"), std::string::npos);
+  // Brackets inside strings do not count.
+  EXPECT_TRUE(ParseJson("\"" + std::string(100, '[') + "\\\"" + std::string(100, '{') + "\"", "s")
+                  .has_value());
+}
+
+}  // namespace
+}  // namespace oscar

@@ -1,0 +1,104 @@
+#include "cache/page_codec.h"
+
+#include <gtest/gtest.h>
+
+#include <vector>
+
+#include "base/rng.h"
+
+namespace oscar {
+namespace {
+
+struct Rows {
+  std::vector<Bf16> k, v;
+};
+
+Rows RandomRows(int dim, uint64_t seed) {
+  const Philox rng(seed, 0);
+  Rows rows;
+  const auto count = static_cast<uint64_t>(kPageTokens * dim);
+  for (uint64_t i = 0; i < count; ++i) {
+    rows.k.push_back(ToBf16(rng.Normal(i) * 3.0f));
+    rows.v.push_back(ToBf16(rng.Normal(count + i)));
+  }
+  return rows;
+}
+
+class PageCodecTest : public testing::TestWithParam<std::tuple<PageKind, CodeOrder, int, int>> {
+ protected:
+  PageLayout layout() const {
+    const auto [kind, order, dim, group] = GetParam();
+    return {kind, order, dim, group};
+  }
+};
+
+TEST_P(PageCodecTest, DecodesWhatTheRowQuantiserChose) {
+  const PageLayout page = layout();
+  const PageRules rules{RowRule::kMseFitUnbiased, RowRule::kMinMax, 0.0f, 0.92f};
+  const Rows rows = RandomRows(page.head_dim(), 7);
+  std::vector<std::byte> block(page.block_bytes(), std::byte{0xff});
+  EXPECT_EQ(EncodePage(page, rules, rows.k, rows.v, block), 0);
+  const auto dims = static_cast<size_t>(page.head_dim());
+  std::vector<float> k(dims * kPageTokens), v(k.size());
+  DecodePage(page, block, k, v);
+  if (page.kind() == PageKind::kBf16) {
+    for (size_t i = 0; i < k.size(); ++i) {
+      ASSERT_EQ(k[i], ToFloat(rows.k[i]));
+      ASSERT_EQ(v[i], ToFloat(rows.v[i]));
+    }
+    return;
+  }
+  const RowSpec k_spec{rules.k_rule, page.bits(), page.group_dims(), 0.0f};
+  const RowSpec v_spec{rules.v_rule, page.bits(), page.group_dims(), 0.92f};
+  std::vector<float> row(dims), back(dims), scale(kMaxGroups), min(kMaxGroups);
+  std::vector<uint8_t> codes(dims);
+  for (size_t t = 0; t < kPageTokens; ++t) {
+    for (bool is_k : {true, false}) {
+      const RowSpec& spec = is_k ? k_spec : v_spec;
+      for (size_t d = 0; d < dims; ++d) row[d] = ToFloat((is_k ? rows.k : rows.v)[t * dims + d]);
+      QuantizeRow(spec, row, codes, scale, min);
+      DequantizeRow(spec, codes, scale, min, back);
+      for (size_t d = 0; d < dims; ++d) ASSERT_EQ((is_k ? k : v)[t * dims + d], back[d]);
+    }
+  }
+}
+
+TEST_P(PageCodecTest, ConvertsToTheOtherOrderAndBack) {
+  const PageLayout page = layout();
+  const CodeOrder other =
+      page.order() == CodeOrder::kCpu ? CodeOrder::kTensorCore : CodeOrder::kCpu;
+  const PageLayout to(page.kind(), other, page.head_dim(), page.group_dims());
+  const Rows rows = RandomRows(page.head_dim(), 8);
+  std::vector<std::byte> block(page.block_bytes()), converted(to.block_bytes()), direct(converted),
+      back(block);
+  EncodePage(page, {}, rows.k, rows.v, block);
+  EncodePage(to, {}, rows.k, rows.v, direct);
+  ConvertPage(page, block, to, converted);
+  EXPECT_EQ(converted, direct);
+  ConvertPage(to, converted, page, back);
+  EXPECT_EQ(back, block);
+}
+
+INSTANTIATE_TEST_SUITE_P(Shapes, PageCodecTest,
+                         testing::Combine(testing::Values(PageKind::kInt2, PageKind::kInt4,
+                                                          PageKind::kBf16),
+                                          testing::Values(CodeOrder::kTensorCore, CodeOrder::kCpu),
+                                          testing::Values(64, 128, 256), testing::Values(32, 64)));
+
+TEST(PageCodec, CountsSaturatedValues) {
+  const PageLayout page(PageKind::kInt2, CodeOrder::kCpu, 64, 64);
+  Rows rows = RandomRows(64, 9);
+  rows.k[3] = ToBf16(1e6f);
+  rows.v[64] = Bf16{0x7fc0};  // NaN
+  std::vector<std::byte> block(page.block_bytes());
+  EXPECT_EQ(EncodePage(page, {}, rows.k, rows.v, block), 2);
+}
+
+TEST(PageCodec, RefusalsSayWhy) {
+  EXPECT_TRUE(CheckPageShape(128, 128).ok());
+  EXPECT_NE(CheckPageShape(96, 32).message().find("Hadamard"), std::string::npos);
+  EXPECT_EQ(CheckPageShape(128, 48).code(), StatusCode::kInvalidArgument);
+}
+
+}  // namespace
+}  // namespace oscar

@@ -1,0 +1,81 @@
+// The row quantiser: one (token, KV head) vector of D numbers becomes D codes and one (scale, min)
+// a group; x^ = code * scale + min. This scalar code is the specification: SIMD and CUDA writers
+// are bit-equal to it on the same BF16 row, for every rule.
+//
+// To make that possible every operation below is IEEE binary32, unfused, and every sum runs in one
+// fixed order (Sum16): lane l of 16 adds x[l], x[l+16], ... in turn, then lanes fold 8, 4, 2, 1.
+// 16 lanes are one AVX-512 register, two AVX2 registers, or half a warp.
+//
+// Input: NaN counts as 0; values beyond +-65504 saturate (both are counted). Rows are whatever the
+// cache holds: rotated, post-RoPE.
+//
+// Rules, per group of n dims, L = 2^bits - 1:
+//  kMinMax   clip first if a ratio r > 0 is given: t = ascending sort(|row|)[min(floor(r D), D -
+//  1)]
+//            over the whole row, before grouping; x = clamp(x, -t, t). Then
+//            s = max(max - min, 1e-8) / L;  q = clamp(floor((x - min) / s + 1/2), 0, L)
+//            with s and min already rounded to the metadata type.
+//  kSymmetric  the same clip; s = max(max|x|, 1e-8) / (2^(bits-1) - 1);
+//            q = clamp(rint(x / s), -2^(bits-1), 2^(bits-1) - 1), stored plus 2^(bits-1);
+//            min is -2^(bits-1) s, exactly, and need not be stored.
+//  kMseFit   m = mean, xc = x - m, sd = sqrt(sum(xc^2) / n). For each of five steps
+//            s = f sd (f = 0.75, 0.85, 0.95, 1.05, 1.15 at 2 bits; scaled to the Gaussian-optimal
+//            step at 3 and 4) code q = clamp(floor(xc / s) + 2^(bits-1), 0, L) and refit by least
+//            squares: a = cov(q, x) / var(q). Keep the step with the smallest squared error (the
+//            first of equals). Stored: scale a, min = m - scale mean(q), so that the mean is kept
+//            whatever rounding did to the scale.
+//  kMseFitUnbiased  as kMseFit, then scale *= clamp(<xc, xc> / <xc, x^c>, 0.5, 2): an MSE-optimal
+//            reconstruction is shorter than its row, which would flatten attention logits. Codes
+//            are not chosen again: nearest levels of the longer scale would undo the rescale.
+//
+// Stored scales are at least 2^-24, so that a reader may divide by them; a constant row codes to
+// its own value (to the rounding of min).
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "base/half.h"
+
+namespace oscar {
+
+enum class RowRule : uint8_t { kMinMax, kSymmetric, kMseFit, kMseFitUnbiased };
+enum class MetaType : uint8_t { kFp16, kBf16, kFp32 };
+
+inline constexpr int kMaxHeadDim = 256;
+inline constexpr int kMaxGroups = 8;  // head dim 256 in groups of 32
+inline constexpr float kMinScale = kFp16MinSubnormal;
+
+struct RowSpec {
+  RowRule rule = RowRule::kMinMax;
+  int bits = 2;             // 2, 3, 4 or 8 (kMseFit*: 2, 3 or 4)
+  int group_dims = 128;     // divides the row; a multiple of 16
+  float clip_ratio = 0.0f;  // kMinMax and kSymmetric; 0 is off, else (0, 1]
+  MetaType meta = MetaType::kFp16;
+
+  friend bool operator==(const RowSpec&, const RowSpec&) = default;
+};
+
+// Element of the ascending order of |row| that the clip rule takes. REQUIRES: ratio > 0.
+int ClipIndex(float clip_ratio, int head_dim);
+
+// Rounds a scale or min to the stored type; saturates at the type's largest finite value.
+float RoundMeta(float x, MetaType type);
+
+// The fixed summation order. REQUIRES: x.size() is a positive multiple of 16.
+float Sum16(std::span<const float> x);
+
+// Quantises one row. `codes` has row.size() entries; `scale` and `min` one a group, already rounded
+// to spec.meta. Returns the number of input values that were NaN or saturated.
+// REQUIRES: row.size() <= kMaxHeadDim, a multiple of spec.group_dims.
+int QuantizeRow(const RowSpec& spec, std::span<const float> row, std::span<uint8_t> codes,
+                std::span<float> scale, std::span<float> min);
+
+// x^ = code * scale + min, unfused.
+void DequantizeRow(const RowSpec& spec, std::span<const uint8_t> codes,
+                   std::span<const float> scale, std::span<const float> min, std::span<float> row);
+
+// Exact storage cost: codes plus metadata (one number a group where symmetric, else two).
+double BitsPerElement(const RowSpec& spec);
+
+}  // namespace oscar
