@@ -1,0 +1,21 @@
+// One subcommand = one file with one Add function. It declares its options on a CLI::App, once,
+// with default and unit, and sets what main runs after parsing. Data goes to stdout; progress,
+// warnings and errors to stderr.
+#pragma once
+
+#include <functional>
+
+#include "oscar/status.h"
+
+namespace CLI {
+class App;
+}
+
+namespace oscar::cli {
+
+using RunFunction = std::function<Status()>;
+
+// `run` outlives parsing; the callback that CLI11 calls for the chosen subcommand assigns it.
+void AddInfoCommand(CLI::App& app, RunFunction& run);
+
+}  // namespace oscar::cli

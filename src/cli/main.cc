@@ -1,0 +1,83 @@
+// oscar: one binary, one subcommand a file. Exit codes: 0 ok, 1 failure, 2 usage, 130 interrupted.
+#include <CLI/App.hpp>
+#include <CLI/Config.hpp>
+#include <CLI/Formatter.hpp>
+#include <algorithm>
+#include <cctype>
+#include <cstdio>
+#include <exception>
+
+#include "base/log.h"
+#include "cli/command.h"
+#include "oscar/version.h"
+
+namespace oscar::cli {
+namespace {
+
+constexpr int kExitUsage = 2;
+
+// Every option is also an environment variable, OSCAR_<NAME>: --kv-memory is OSCAR_KV_MEMORY.
+void NameEnvironmentVariables(CLI::App& app) {
+  for (CLI::Option* option : app.get_options()) {
+    if (option->get_lnames().empty()) continue;
+    std::string name = option->get_lnames().front();
+    if (name == "help" || name == "version" || name == "config") continue;
+    std::transform(name.begin(), name.end(), name.begin(), [](unsigned char c) {
+      return c == '-' ? '_' : static_cast<char>(std::toupper(c));
+    });
+    option->envname("OSCAR_" + name);
+  }
+  for (CLI::App* sub : app.get_subcommands({})) NameEnvironmentVariables(*sub);
+}
+
+int Main(int argc, char** argv) {
+  CLI::App app{
+      "Serve and study large language models on a 2-bit KV cache.\n"
+      "Each command explains itself: oscar COMMAND --help",
+      "oscar"};
+  app.require_subcommand(1);
+  app.set_version_flag("--version", std::string("oscar ") + kVersion);
+  app.set_config("--config", "", "Read options from an INI or TOML file");
+  app.get_formatter()->column_width(34);
+  std::string log_level = "info";
+  app.add_option("--log-level", log_level, "debug, info, warning, error or off")
+      ->capture_default_str()
+      ->check(CLI::IsMember({"debug", "info", "warning", "error", "off"}));
+  app.fallthrough();
+
+  RunFunction run;
+  AddInfoCommand(app, run);
+  NameEnvironmentVariables(app);
+
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    // Help and version are "errors" with code 0; everything else is a usage error.
+    return app.exit(error) == 0 ? 0 : kExitUsage;
+  }
+  LogLevel level = LogLevel::kInfo;
+  ParseLogLevel(log_level, &level);
+  SetLogLevel(level);
+
+  const Status status = run();
+  if (!status.ok()) {
+    std::fprintf(stderr, "oscar: %s\n", status.message().c_str());
+  }
+  if (std::fflush(stdout) != 0) {
+    std::fprintf(stderr, "oscar: cannot write to standard output\n");
+    return 1;
+  }
+  return InfoOf(status.code()).exit_code;
+}
+
+}  // namespace
+}  // namespace oscar::cli
+
+int main(int argc, char** argv) {
+  try {
+    return oscar::cli::Main(argc, argv);
+  } catch (const std::exception& error) {  // bad_alloc and its kin
+    std::fprintf(stderr, "oscar: %s\n", error.what());
+    return 1;
+  }
+}
