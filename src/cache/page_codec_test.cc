@@ -2,8 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include <cstring>
 #include <vector>
 
+#include "base/file.h"
 #include "base/rng.h"
 
 namespace oscar {
@@ -98,6 +100,56 @@ TEST(PageCodec, RefusalsSayWhy) {
   EXPECT_TRUE(CheckPageShape(128, 128).ok());
   EXPECT_NE(CheckPageShape(96, 32).message().find("Hadamard"), std::string::npos);
   EXPECT_EQ(CheckPageShape(128, 48).code(), StatusCode::kInvalidArgument);
+}
+
+// Golden blocks computed by tools/make_page_goldens.py, which shares no code with this project.
+float GoldenElement(int dim, int which, int token, int d) {
+  uint32_t h =
+      static_cast<uint32_t>((which * kPageTokens + token) * dim + d) * 2654435761u + 12345u;
+  h ^= h >> 16;
+  h *= 0x85EBCA6Bu;
+  h ^= h >> 13;
+  h *= 0xC2B2AE35u;
+  h ^= h >> 16;
+  int sum = 0;
+  for (int k = 0; k < 4; ++k) sum += static_cast<int>((h >> (8 * k)) & 0x7fu) - 63;
+  return static_cast<float>(sum) / 64.0f;
+}
+
+TEST(PageCodec, MatchesGoldenBytes) {
+  struct Golden {
+    const char* file;
+    PageLayout layout;
+  };
+  const Golden goldens[] = {
+      {"b2_tc_d128_g128", {PageKind::kInt2, CodeOrder::kTensorCore, 128, 128}},
+      {"b2_cpu_d128_g128", {PageKind::kInt2, CodeOrder::kCpu, 128, 128}},
+      {"b2_tc_d64_g32", {PageKind::kInt2, CodeOrder::kTensorCore, 64, 32}},
+      {"b2_cpu_d64_g64", {PageKind::kInt2, CodeOrder::kCpu, 64, 64}},
+      {"b2_tc_d256_g256", {PageKind::kInt2, CodeOrder::kTensorCore, 256, 256}},
+      {"b2_cpu_d256_g128", {PageKind::kInt2, CodeOrder::kCpu, 256, 128}},
+      {"b4_tc_d128_g64", {PageKind::kInt4, CodeOrder::kTensorCore, 128, 64}},
+      {"b4_cpu_d128_g128", {PageKind::kInt4, CodeOrder::kCpu, 128, 128}},
+      {"b16_tc_d64_g64", {PageKind::kBf16, CodeOrder::kTensorCore, 64, 64}},
+      {"b16_cpu_d64_g64", {PageKind::kBf16, CodeOrder::kCpu, 64, 64}},
+  };
+  for (const Golden& golden : goldens) {
+    const int dim = golden.layout.head_dim();
+    std::vector<Bf16> k, v;
+    for (int t = 0; t < kPageTokens; ++t) {
+      for (int d = 0; d < dim; ++d) {
+        k.push_back(ToBf16(GoldenElement(dim, 0, t, d)));
+        v.push_back(ToBf16(GoldenElement(dim, 1, t, d)));
+      }
+    }
+    std::vector<std::byte> block(golden.layout.block_bytes());
+    EncodePage(golden.layout, {RowRule::kMseFitUnbiased, RowRule::kMinMax, 0.0f, 0.92f}, k, v,
+               block);
+    auto file = MappedFile::Open(std::string(OSCAR_TEST_DATA "/pages/") + golden.file + ".bin");
+    ASSERT_TRUE(file.has_value()) << file.error().ToString();
+    ASSERT_EQ(file->bytes().size(), block.size()) << golden.file;
+    EXPECT_EQ(std::memcmp(file->bytes().data(), block.data(), block.size()), 0) << golden.file;
+  }
 }
 
 }  // namespace

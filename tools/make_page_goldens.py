@@ -1,0 +1,163 @@
+#!/usr/bin/env python3
+"""Writes tests/data/pages: golden cache pages, computed from docs/cache-format.md and the rules of
+src/quant/row_quantizer.h by an implementation that shares no code with the project (numpy, float32).
+
+  python3 tools/make_page_goldens.py tests/data/pages
+
+Rows are sums of four hashed integers over 64, exactly representable in BF16 and roughly Gaussian.
+K uses oscar+ (MSE fit, unbiased), V the quantile clip at 0.92.
+"""
+import os
+import sys
+
+import numpy as np
+
+F = np.float32
+TOKENS = 64
+
+
+def hashed(i):
+    x = (i * 2654435761 + 12345) & 0xFFFFFFFF
+    x ^= x >> 16
+    x = (x * 0x85EBCA6B) & 0xFFFFFFFF
+    x ^= x >> 13
+    x = (x * 0xC2B2AE35) & 0xFFFFFFFF
+    return x ^ (x >> 16)
+
+
+def rows(dim, which):
+    out = np.zeros((TOKENS, dim), dtype=F)
+    for t in range(TOKENS):
+        for d in range(dim):
+            h = hashed((which * TOKENS + t) * dim + d)
+            out[t, d] = F(sum(((h >> (8 * k)) & 0x7F) - 63 for k in range(4))) / F(64)
+    return out
+
+
+def sum16(x):
+    lanes = x[:16].astype(F).copy()
+    for i in range(16, len(x), 16):
+        lanes = (lanes + x[i : i + 16]).astype(F)
+    width = 8
+    while width:
+        lanes[:width] = lanes[:width] + lanes[width : 2 * width]
+        width //= 2
+    return lanes[0]
+
+
+def fp16(x):
+    return np.float16(np.clip(x, -65504, 65504))
+
+
+def quantise_minmax(x, bits):
+    top = F(2**bits - 1)
+    scale = max(fp16(max(x.max() - x.min(), F(1e-8)) / top), np.float16(2.0**-24))
+    low = fp16(x.min())
+    codes = np.clip(np.floor((x - F(low)) / F(scale) + F(0.5)), 0, top)
+    return codes.astype(np.uint32), scale, low
+
+
+def quantise_oscar_plus(x, bits):
+    n = F(len(x))
+    mean = F(sum16(x) / n)
+    centred = (x - mean).astype(F)
+    sxx = sum16((centred * centred).astype(F))
+    deviation = np.sqrt(F(sxx / n))
+    half = 2 ** (bits - 1)
+    shrink = {2: F(1), 3: F(0.5884), 4: F(0.3365)}[bits]
+    best = None
+    for factor in (0.75, 0.85, 0.95, 1.05, 1.15):
+        step = F(F(F(factor) * shrink) * deviation)
+        if not step > 0:
+            break
+        if bits == 2:
+            q = (centred >= -step).astype(int) + (centred >= 0) + (centred >= step)
+        else:
+            q = np.clip(np.floor((centred / step).astype(F)), -half, half - 1).astype(int) + half
+        total, squares = int(q.sum()), int((q * q).sum())
+        spread = len(x) * squares - total * total
+        if spread == 0:
+            continue
+        variance = F(F(spread) / n)
+        sqx = sum16((q.astype(F) * centred).astype(F))
+        score = F(F(sqx * sqx) / variance)
+        if best is None or score > best[0]:
+            best = (score, F(sqx / variance), sqx, total, q)
+    _, slope, sqx, total, q = best
+    slope = F(slope * np.clip(F(sxx / F(slope * sqx)), F(0.5), F(2)))
+    scale = max(fp16(slope), np.float16(2.0**-24))
+    low = fp16(F(mean - F(F(scale) * F(F(total) / n))))
+    return q.astype(np.uint32), scale, low
+
+
+def code_position(kind_bits, order, dim, is_k, t, d):
+    """(word index inside the K or V codes, shift), from the document."""
+    if order == "tc":
+        sub = min(dim, 128)
+        steps, per = sub // 16, 16 // kind_bits
+        r, c = (t % 16, d % 16) if is_k else (d % 16, t % 16)
+        lane = (r % 8) * 4 + (c % 8) // 2
+        word = (r // 8) * 2 + c // 8 if is_k else r // 8 + (c // 8) * 2
+        step = (t // 16) * steps + (d % sub) // 16
+        base = (d // sub) * (TOKENS * sub * kind_bits // 32)
+        return base + (step // per) * 128 + lane * 4 + word, (step % per) * kind_bits + 16 * (c & 1)
+    per = 16 // kind_bits
+    if is_k:
+        pair, lane, odd = (t // 16) * (dim // 2) + d // 2, t % 16, d & 1
+    else:
+        pair, lane, odd = (d // 16) * (TOKENS // 2) + t // 2, d % 16, t & 1
+    return (pair // per) * 16 + lane, (pair % per) * kind_bits + 16 * odd
+
+
+def page(bits, order, dim, group):
+    sides = [rows(dim, 0), rows(dim, 1)]
+    if bits == 16:
+        block = np.zeros((2, TOKENS, dim), dtype=np.uint16)
+        for s, side in enumerate(sides):
+            raw = (side.view(np.uint32) >> 16).astype(np.uint16)
+            for t in range(TOKENS):
+                for c in range(dim // 8):
+                    to = c ^ (t & 7) if order == "tc" else c
+                    block[s, t, to * 8 : to * 8 + 8] = raw[t, c * 8 : c * 8 + 8]
+        return block.tobytes()
+    groups = dim // group
+    words = [np.zeros(TOKENS * dim * bits // 32, dtype=np.uint32) for _ in range(2)]
+    meta = [np.zeros((groups, TOKENS, 2), dtype=np.float16) for _ in range(2)]
+    for s, side in enumerate(sides):
+        for t in range(TOKENS):
+            x = side[t].copy()
+            if s == 1:
+                limit = np.sort(np.abs(x))[min(int(np.floor(np.float64(F(0.92)) * dim)), dim - 1)]
+                x = np.clip(x, -limit, limit)
+            for g in range(groups):
+                part = x[g * group : (g + 1) * group]
+                q, scale, low = (quantise_oscar_plus if s == 0 else quantise_minmax)(part, bits)
+                meta[s][g, t] = (scale, low)
+                for i, code in enumerate(q):
+                    w, shift = code_position(bits, order, dim, s == 0, t, g * group + i)
+                    words[s][w] |= np.uint32(int(code) << shift)
+    out = words[0].tobytes() + words[1].tobytes()
+    for s in range(2):
+        for g in range(groups):
+            if order == "tc":
+                plane = np.zeros((8, 8, 2), dtype=np.float16)
+                for t in range(TOKENS):
+                    plane[t % 8, t // 8] = meta[s][g, t]
+            else:
+                plane = meta[s][g].T
+            out += np.ascontiguousarray(plane).tobytes()
+    return out
+
+
+def main():
+    directory = sys.argv[1]
+    os.makedirs(directory, exist_ok=True)
+    for bits, order, dim, group in [
+        (2, "tc", 128, 128), (2, "cpu", 128, 128), (2, "tc", 64, 32), (2, "cpu", 64, 64), (2, "tc", 256, 256),
+        (2, "cpu", 256, 128), (4, "tc", 128, 64), (4, "cpu", 128, 128), (16, "tc", 64, 64), (16, "cpu", 64, 64),
+    ]:
+        with open(f"{directory}/b{bits}_{order}_d{dim}_g{group}.bin", "wb") as f:
+            f.write(page(bits, order, dim, group))
+
+
+main()
