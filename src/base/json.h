@@ -15,6 +15,9 @@ inline constexpr int kMaxJsonDepth = 64;
 // `what` names the source in errors ("config.json", "request body"). Duplicate keys: the last wins.
 Result<nlohmann::json> ParseJson(std::string_view text, std::string_view what,
                                  int max_depth = kMaxJsonDepth);
+// Refuses duplicate keys: for files where two readers must not see two different values.
+Result<nlohmann::json> ParseStrictJson(std::string_view text, std::string_view what,
+                                       int max_depth = kMaxJsonDepth);
 // Keeps the order of object keys, for chat templates and responses.
 Result<nlohmann::ordered_json> ParseOrderedJson(std::string_view text, std::string_view what,
                                                 int max_depth = kMaxJsonDepth);

@@ -34,5 +34,14 @@ TEST(Json, DepthIsBounded) {
                   .has_value());
 }
 
+TEST(Json, StrictRefusesDuplicateKeysAtAnyLevel) {
+  EXPECT_TRUE(ParseStrictJson(R"({"a": {"a": 1}, "b": [{"a": 1}, {"a": 2}]})", "x").has_value());
+  for (const char* text : {R"({"k\n": 1, "b": 2, "k\n": 1})", R"([{"b": {"k\n": 1, "k\n": 2}}])"}) {
+    auto bad = ParseStrictJson(text, "index.json");
+    ASSERT_FALSE(bad.has_value()) << text;
+    EXPECT_EQ(bad.error().message(), R"(index.json: duplicate key "k\n")");
+  }
+}
+
 }  // namespace
 }  // namespace oscar
