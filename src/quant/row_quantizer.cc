@@ -36,6 +36,8 @@ void QuantizeSymmetric(const RowSpec& spec, std::span<const float> x, std::span<
   for (float v : x) largest = std::max(largest, std::fabs(v));
   const auto half = static_cast<float>(1 << (spec.bits - 1));
   *scale = std::max(RoundMeta(std::max(largest, kMinRange) / (half - 1.0f), spec.meta), kMinScale);
+  // A page stores min in fp16, too; the quotient is exact.
+  if (spec.meta == MetaType::kFp16) *scale = std::min(*scale, kFp16Max / half);
   *min = -half * *scale;
   for (size_t i = 0; i < x.size(); ++i) {
     const float q = std::nearbyint(x[i] / *scale);
@@ -45,6 +47,8 @@ void QuantizeSymmetric(const RowSpec& spec, std::span<const float> x, std::span<
 
 void QuantizeMseFit(const RowSpec& spec, std::span<const float> x, std::span<uint8_t> codes,
                     float* scale, float* min) {
+  // Wider codes would overflow the exact integer sums below.
+  OSCAR_CHECK(spec.bits <= 4, "{} bits: a fit has 2, 3 or 4", spec.bits);
   const size_t n = x.size();
   const auto count = static_cast<float>(n);
   std::array<float, kMaxHeadDim> centred, product;
@@ -137,7 +141,8 @@ float Sum16(std::span<const float> x) {
 int QuantizeRow(const RowSpec& spec, std::span<const float> row, std::span<uint8_t> codes,
                 std::span<float> scale, std::span<float> min) {
   const size_t dims = row.size(), group = static_cast<size_t>(spec.group_dims);
-  OSCAR_CHECK(dims <= kMaxHeadDim && group % 16 == 0 && dims % group == 0 && dims > 0);
+  OSCAR_CHECK(dims <= kMaxHeadDim && group > 0 && group % 16 == 0 && dims % group == 0 && dims > 0);
+  OSCAR_CHECK(spec.bits >= 2 && (spec.bits <= 4 || spec.bits == 8), "{} bits", spec.bits);
   std::array<float, kMaxHeadDim> x, magnitude;
   int saturated = 0;
   for (size_t i = 0; i < dims; ++i) {

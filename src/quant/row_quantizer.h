@@ -9,27 +9,32 @@
 // Input: NaN counts as 0; values beyond +-65504 saturate (both are counted). Rows are whatever the
 // cache holds: rotated, post-RoPE.
 //
-// Rules, per group of n dims, L = 2^bits - 1:
-//  kMinMax   clip first if a ratio r > 0 is given: t = ascending sort(|row|)[min(floor(r D), D -
-//  1)]
-//            over the whole row, before grouping; x = clamp(x, -t, t). Then
+// Rules, per group of n dims, L = 2^bits - 1, h = 2^(bits-1):
+//  kMinMax   clip first if a ratio r > 0 is given: t = (|row| sorted ascending)[min(floor(r D),
+//            D - 1)] over the whole row, before grouping; x = clamp(x, -t, t). Then
 //            s = max(max - min, 1e-8) / L;  q = clamp(floor((x - min) / s + 1/2), 0, L)
 //            with s and min already rounded to the metadata type.
-//  kSymmetric  the same clip; s = max(max|x|, 1e-8) / (2^(bits-1) - 1);
-//            q = clamp(rint(x / s), -2^(bits-1), 2^(bits-1) - 1), stored plus 2^(bits-1);
-//            min is -2^(bits-1) s, exactly, and need not be stored.
-//  kMseFit   m = mean, xc = x - m, sd = sqrt(sum(xc^2) / n). For each of five steps
-//            s = f sd (f = 0.75, 0.85, 0.95, 1.05, 1.15 at 2 bits; scaled to the Gaussian-optimal
-//            step at 3 and 4) code q = clamp(floor(xc / s) + 2^(bits-1), 0, L) and refit by least
-//            squares: a = cov(q, x) / var(q). Keep the step with the smallest squared error (the
-//            first of equals). Stored: scale a, min = m - scale mean(q), so that the mean is kept
-//            whatever rounding did to the scale.
-//  kMseFitUnbiased  as kMseFit, then scale *= clamp(<xc, xc> / <xc, x^c>, 0.5, 2): an MSE-optimal
-//            reconstruction is shorter than its row, which would flatten attention logits. Codes
-//            are not chosen again: nearest levels of the longer scale would undo the rescale.
+//  kSymmetric  the same clip; s = max(max|x|, 1e-8) / (h - 1), rounded, and in fp16 at most
+//            65504 / h, so that min is finite there;
+//            q = clamp(rint(x / s), -h, h - 1), ties to even, stored plus h;
+//            min is -h s, exactly, and need not be stored.
+//  kMseFit   m = mean, xc = x - m, sd = sqrt(sum(xc^2) / n). For each of five steps s = (f b) sd
+//            (f = 0.75, 0.85, 0.95, 1.05, 1.15; b = 1, 0.5884, 0.3365 at 2, 3, 4 bits, the ratio of
+//            the Gaussian-optimal steps) code q = clamp(floor(xc / s) + h, 0, L) and refit by least
+//            squares: a = sqx / var with sqx = sum(q xc) and var = (n sum(q^2) - sum(q)^2) / n, the
+//            numerator in integers. At 2 bits q counts xc >= -s, xc >= 0, xc >= s: no division.
+//            Keep the step with the largest sqx^2 / var, which leaves the smallest squared error
+//            (the first of equals; a step that gives all dims one code is passed over).
+//            Stored: scale a, min = m - scale mean(q), so that the mean is kept whatever rounding
+//            did to the scale.
+//  kMseFitUnbiased  as kMseFit, then a *= clamp(sum(xc^2) / (a sqx), 0.5, 2), the ratio of <xc, xc>
+//            to <xc, x^c>: an MSE-optimal reconstruction is shorter than its row, which would
+//            flatten attention logits. Codes are not chosen again: nearest levels of the longer
+//            scale would undo the rescale.
 //
 // Stored scales are at least 2^-24, so that a reader may divide by them; a constant row codes to
-// its own value (to the rounding of min).
+// its own value (to the rounding of min). Groups whose spread is below about 1e-20 count as
+// constant in the fits (their squares underflow).
 #pragma once
 
 #include <cstdint>
