@@ -1,0 +1,107 @@
+#include "cache/block_pool.h"
+
+#include <fmt/core.h>
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <new>
+
+#include "base/check.h"
+
+namespace oscar {
+namespace {
+
+constexpr size_t kAlignment = 4096;
+constexpr size_t kHugePage = size_t{2} << 20;
+constexpr size_t kMaxSpare = 4;
+
+size_t RoundUp(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+
+std::byte* AllocateBytes(size_t bytes) {
+  auto* data = static_cast<std::byte*>(std::aligned_alloc(kAlignment, RoundUp(bytes)));
+  if (data != nullptr && bytes >= kHugePage) ::madvise(data, RoundUp(bytes), MADV_HUGEPAGE);
+  return data;
+}
+
+}  // namespace
+
+PageShape::PageShape(std::vector<PageLayout> layers, int kv_heads)
+    : layers_(std::move(layers)), kv_heads_(kv_heads) {
+  for (const PageLayout& layout : layers_) {
+    offsets_.push_back(bytes_);
+    bytes_ += static_cast<size_t>(kv_heads) * layout.block_bytes();
+    elements_ += uint64_t{2} * kPageTokens * static_cast<uint64_t>(kv_heads * layout.head_dim());
+  }
+}
+
+PageRef& PageRef::operator=(PageRef&& other) noexcept {
+  if (this != &other) {
+    Reset();
+    page_ = std::exchange(other.page_, nullptr);
+  }
+  return *this;
+}
+
+PageRef PageRef::Share() const {
+  OSCAR_CHECK(page_ != nullptr);
+  ++page_->references;
+  return PageRef(page_);
+}
+
+void PageRef::Reset() {
+  if (page_ == nullptr) return;
+  if (--page_->references == 0) page_->pool->Free(page_);
+  page_ = nullptr;
+}
+
+BlockPool::~BlockPool() {
+  OSCAR_CHECK(pages_ == 0, "{} pages outlive their pool", pages_);
+  for (auto& [data, bytes] : spare_) std::free(data);
+}
+
+Result<PageRef> BlockPool::Allocate(const PageShape& shape) {
+  const size_t bytes = shape.bytes();
+  if (!CanAllocate(bytes)) {
+    return Unexpected(ResourceExhausted(
+        fmt::format("KV cache is full: {} of {} bytes in use, a page needs {}; raise --kv-memory",
+                    in_use_, budget_, bytes)));
+  }
+  std::byte* data = nullptr;
+  const auto spare = std::find_if(spare_.begin(), spare_.end(),
+                                  [&](const auto& entry) { return entry.second == bytes; });
+  if (spare != spare_.end()) {
+    data = spare->first;
+    spare_bytes_ -= bytes;
+    spare_.erase(spare);
+  } else {
+    while (!spare_.empty() && in_use_ + spare_bytes_ + bytes > budget_) {
+      std::free(spare_.back().first);
+      spare_bytes_ -= spare_.back().second;
+      spare_.pop_back();
+    }
+    data = AllocateBytes(bytes);
+    if (data == nullptr) {
+      return Unexpected(ResourceExhausted(fmt::format(
+          "the system has no memory for a cache page of {} bytes ({} in use)", bytes, in_use_)));
+    }
+  }
+  in_use_ += bytes;
+  peak_ = std::max(peak_, in_use_);
+  ++pages_;
+  return PageRef(new PageRef::Page{data, &shape, this, 1});
+}
+
+void BlockPool::Free(PageRef::Page* page) {
+  const size_t bytes = page->shape->bytes();
+  in_use_ -= bytes;
+  --pages_;
+  if (spare_.size() < kMaxSpare) {
+    spare_.emplace_back(page->data, bytes);
+    spare_bytes_ += bytes;
+  } else {
+    std::free(page->data);
+  }
+  delete page;
+}
+
+}  // namespace oscar

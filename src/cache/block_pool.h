@@ -1,0 +1,106 @@
+// BlockPool: memory for cache pages under one byte budget. A page here is the whole of 64 tokens:
+// the blocks of every (layer, KV head), in one allocation, so that sealing, sharing and eviction
+// move one reference. Pages are reference-counted by plain integers: pool and pages belong to one
+// thread (the engine's); only the bytes behind them may be read and written from workers.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "cache/page_layout.h"
+#include "oscar/status.h"
+
+namespace oscar {
+
+// Which layout each layer's blocks have, and where they lie in a page. Immutable.
+class PageShape {
+ public:
+  PageShape(std::vector<PageLayout> layers, int kv_heads);
+
+  int num_layers() const { return static_cast<int>(layers_.size()); }
+  int kv_heads() const { return kv_heads_; }
+  const PageLayout& layout(int layer) const { return layers_[static_cast<size_t>(layer)]; }
+  size_t BlockOffset(int layer, int head) const {
+    return offsets_[static_cast<size_t>(layer)] +
+           static_cast<size_t>(head) * layout(layer).block_bytes();
+  }
+  size_t bytes() const { return bytes_; }
+  // K and V numbers that one page holds.
+  uint64_t elements() const { return elements_; }
+
+ private:
+  std::vector<PageLayout> layers_;
+  std::vector<size_t> offsets_;
+  int kv_heads_;
+  size_t bytes_ = 0;
+  uint64_t elements_ = 0;
+};
+
+class BlockPool;
+
+// A counted reference to a page; move-only, Share() makes another. Outlives nothing: the pool must.
+class PageRef {
+ public:
+  PageRef() = default;
+  PageRef(PageRef&& other) noexcept : page_(std::exchange(other.page_, nullptr)) {}
+  PageRef& operator=(PageRef&& other) noexcept;
+  ~PageRef() { Reset(); }
+
+  PageRef Share() const;
+  void Reset();
+
+  explicit operator bool() const { return page_ != nullptr; }
+  const PageShape& shape() const { return *page_->shape; }
+  bool shared() const { return page_->references > 1; }
+  std::byte* data() const { return page_->data; }
+  std::span<std::byte> Block(int layer, int head) const {
+    return {page_->data + page_->shape->BlockOffset(layer, head),
+            page_->shape->layout(layer).block_bytes()};
+  }
+
+ private:
+  friend class BlockPool;
+  struct Page {
+    std::byte* data;
+    const PageShape* shape;
+    BlockPool* pool;
+    int references;
+  };
+  explicit PageRef(Page* page) : page_(page) {}
+  Page* page_ = nullptr;
+};
+
+class BlockPool {
+ public:
+  explicit BlockPool(uint64_t budget_bytes) : budget_(budget_bytes) {}
+  ~BlockPool();
+  BlockPool(const BlockPool&) = delete;
+  BlockPool& operator=(const BlockPool&) = delete;
+
+  // `shape` must outlive the page. Bytes are undefined. kResourceExhausted when the budget is full.
+  Result<PageRef> Allocate(const PageShape& shape);
+  bool CanAllocate(uint64_t bytes) const { return in_use_ + bytes <= budget_; }
+
+  uint64_t budget() const { return budget_; }
+  uint64_t bytes_in_use() const { return in_use_; }
+  uint64_t peak_bytes() const { return peak_; }
+  int64_t pages_in_use() const { return pages_; }
+
+ private:
+  friend class PageRef;
+  void Free(PageRef::Page* page);
+
+  uint64_t budget_;
+  uint64_t in_use_ = 0;
+  uint64_t peak_ = 0;
+  int64_t pages_ = 0;
+  // The last pages freed, kept because a decode step that seals gives back a BF16 page just before
+  // it asks for the next; bounded, and counted against the budget like the rest.
+  std::vector<std::pair<std::byte*, size_t>> spare_;
+  uint64_t spare_bytes_ = 0;
+};
+
+}  // namespace oscar

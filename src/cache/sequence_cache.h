@@ -1,0 +1,134 @@
+// SequenceCache: the keys and values of one sequence as a list of 64-token pages by position; page
+// j holds positions [64 j, 64 j + 64). A page is open (BF16 rows, written token by token) or sealed
+// (quantised once, whole, never touched again). The geometry of docs/cache-format.md section 6:
+//
+//   [0, sink) stays open · sealed pages · the newest tokens open
+//
+// Rows are written rotated, as BF16; sealing only quantises. One owner thread; workers may read and
+// write the bytes between calls.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "base/half.h"
+#include "base/thread_pool.h"
+#include "cache/block_pool.h"
+#include "cache/page_codec.h"
+#include "oscar/status.h"
+
+namespace oscar {
+
+// Quantises one layer of one page: the [64, D] rows of every KV head from `open` to `sealed`
+// blocks. Called from workers, one (layer, head) each.
+class PageSealer {
+ public:
+  virtual ~PageSealer() = default;
+  // Returns the number of values that were NaN or saturated.
+  virtual int Seal(int layer, int head, std::span<const Bf16> k, std::span<const Bf16> v,
+                   std::span<std::byte> block) const = 0;
+};
+
+// What all sequences of a model share. Immutable while any sequence lives.
+struct CacheConfig {
+  PageShape open;                      // BF16, CPU or tensor-core order
+  PageShape sealed;                    // as the method stores history
+  int sink = 64;                       // tokens; a multiple of 64
+  int recent = 256;                    // tokens; a multiple of 64
+  int cell = 4096;                     // prompt tokens seen exactly together; a multiple of 64
+  const PageSealer* sealer = nullptr;  // null: nothing is ever sealed (a BF16 cache)
+
+  Status Validate() const;
+};
+
+struct CacheUsage {
+  uint64_t tokens = 0;
+  uint64_t open_pages = 0, sealed_pages = 0, shared_pages = 0;
+  uint64_t bytes = 0;       // of all pages, shared ones counted whole
+  uint64_t bf16_bytes = 0;  // what the same tokens take in BF16, exactly
+  // Stored bits per K/V number: bits of sealed pages whole and of open rows that hold a token.
+  double bits_per_element = 0.0;
+  uint64_t saturated = 0;  // values clamped while sealing
+};
+
+class SequenceCache {
+ public:
+  SequenceCache(const CacheConfig& config, BlockPool& pool) : config_(&config), pool_(&pool) {}
+  SequenceCache(SequenceCache&&) = default;
+  SequenceCache& operator=(SequenceCache&&) = default;
+
+  int64_t length() const { return length_; }
+  int64_t num_pages() const { return static_cast<int64_t>(pages_.size()); }
+  const PageRef& page(int64_t index) const { return pages_[static_cast<size_t>(index)].page; }
+  bool is_sealed(int64_t index) const { return pages_[static_cast<size_t>(index)].sealed; }
+  const CacheConfig& config() const { return *config_; }
+
+  // Makes room for positions [length, length + num_tokens): allocates open pages, and gives the
+  // sequence a copy of its own of a partly filled page it shares. On kResourceExhausted nothing has
+  // changed.
+  Status Reserve(int64_t num_tokens);
+  // Where the row of an open position lies; [D] numbers each. Positions below length + the last
+  // Reserve. CPU order only.
+  Bf16* KRow(int layer, int head, int64_t position) const;
+  Bf16* VRow(int layer, int head, int64_t position) const;
+  // The rows of the next `num_tokens` positions have been written.
+  void Advance(int64_t num_tokens);
+
+  // Seals what the geometry asks for. While a prompt is being read: everything older than `recent`
+  // tokens before the cell that the next token falls into. Once it generates: full pages as soon as
+  // the newest part holds recent + 64 tokens. Answers depend on positions alone.
+  Status SealForPrompt(ThreadPool& threads) {
+    return SealBefore(length_ / config_->cell * config_->cell - config_->recent, threads);
+  }
+  Status SealForGeneration(ThreadPool& threads) {
+    return SealBefore(length_ - config_->recent, threads);
+  }
+
+  // A second sequence with the same tokens; pages are shared. The partly filled last page is copied
+  // by whichever of the two writes first.
+  SequenceCache Fork() const;
+  // Keeps the first `length` tokens. A sealed page cannot lose part of its tokens, so the length is
+  // lowered to that page's start; returns the length kept.
+  int64_t Trim(int64_t length);
+
+  CacheUsage Usage() const;
+  // Pages that `num_tokens` tokens of a fresh sequence hold while generating, in bytes; what
+  // admission counts.
+  static uint64_t BytesFor(const CacheConfig& config, int64_t num_tokens);
+
+ private:
+  struct Entry {
+    PageRef page;
+    bool sealed;
+  };
+  Status SealBefore(int64_t position, ThreadPool& threads);
+  Status SealPage(int64_t index, ThreadPool& threads);
+
+  const CacheConfig* config_;
+  BlockPool* pool_;
+  std::vector<Entry> pages_;
+  int64_t length_ = 0;
+  int64_t next_to_seal_ = 0;  // pages before it (from the sink on) are sealed
+  uint64_t saturated_ = 0;
+};
+
+// A sealer for rules that fit pages: EncodePage or a bit-equal vectorised twin.
+using PageEncoder = int (*)(const PageLayout&, const PageRules&, std::span<const Bf16>,
+                            std::span<const Bf16>, std::span<std::byte>);
+class RuleSealer : public PageSealer {
+ public:
+  // `rules` [layers][kv heads]; `shape` is CacheConfig::sealed and outlives this.
+  RuleSealer(const PageShape& shape, std::vector<std::vector<PageRules>> rules, PageEncoder encoder)
+      : shape_(&shape), rules_(std::move(rules)), encoder_(encoder) {}
+  int Seal(int layer, int head, std::span<const Bf16> k, std::span<const Bf16> v,
+           std::span<std::byte> block) const override;
+
+ private:
+  const PageShape* shape_;
+  std::vector<std::vector<PageRules>> rules_;
+  PageEncoder encoder_;
+};
+
+}  // namespace oscar

@@ -1,0 +1,197 @@
+#include "cache/sequence_cache.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+
+#include "base/rng.h"
+
+namespace oscar {
+namespace {
+
+constexpr int kLayers = 2, kHeads = 3, kDim = 64;
+
+class SequenceCacheTest : public testing::Test {
+ protected:
+  SequenceCacheTest() { config_.sealer = &sealer_; }
+
+  // Row contents are a function of (layer, head, position), so any page can be checked later.
+  static float Element(int layer, int head, int64_t position, int d, bool is_v) {
+    const Philox rng(11, static_cast<uint64_t>(layer * 100 + head * 2 + (is_v ? 1 : 0)));
+    return rng.Normal(static_cast<uint64_t>(position * kDim + d));
+  }
+  static void Append(SequenceCache& cache, int64_t count) {
+    ASSERT_TRUE(cache.Reserve(count).ok());
+    for (int64_t p = cache.length(); p < cache.length() + count; ++p) {
+      for (int layer = 0; layer < kLayers; ++layer) {
+        for (int head = 0; head < kHeads; ++head) {
+          for (int d = 0; d < kDim; ++d) {
+            cache.KRow(layer, head, p)[d] = ToBf16(Element(layer, head, p, d, false));
+            cache.VRow(layer, head, p)[d] = ToBf16(Element(layer, head, p, d, true));
+          }
+        }
+      }
+    }
+    cache.Advance(count);
+  }
+  // Every stored value is the BF16 row or its scalar quantisation, wherever the page is.
+  void ExpectContents(const SequenceCache& cache) const {
+    std::vector<std::byte> expected(config_.sealed.layout(0).block_bytes());
+    for (int64_t j = 0; j < cache.num_pages(); ++j) {
+      for (int layer = 0; layer < kLayers; ++layer) {
+        for (int head = 0; head < kHeads; ++head) {
+          const int64_t held = std::min<int64_t>(64, cache.length() - j * 64);
+          std::vector<Bf16> k, v;
+          for (int64_t t = 0; t < held; ++t) {
+            for (int d = 0; d < kDim; ++d) {
+              k.push_back(ToBf16(Element(layer, head, j * 64 + t, d, false)));
+              v.push_back(ToBf16(Element(layer, head, j * 64 + t, d, true)));
+            }
+          }
+          const auto block = cache.page(j).Block(layer, head);
+          if (cache.is_sealed(j)) {
+            EncodePage(config_.sealed.layout(layer), rules_, k, v, expected);
+            ASSERT_EQ(std::memcmp(block.data(), expected.data(), expected.size()), 0) << j;
+          } else {
+            ASSERT_EQ(std::memcmp(block.data(), k.data(), k.size() * 2), 0) << j;
+            ASSERT_EQ(std::memcmp(block.data() + 64 * kDim * 2, v.data(), v.size() * 2), 0) << j;
+          }
+        }
+      }
+    }
+  }
+
+  const PageRules rules_{RowRule::kMseFitUnbiased, RowRule::kMinMax, 0.0f, 0.92f};
+  CacheConfig config_{
+      PageShape({kLayers, PageLayout(PageKind::kBf16, CodeOrder::kCpu, kDim, kDim)}, kHeads),
+      PageShape({kLayers, PageLayout(PageKind::kInt2, CodeOrder::kCpu, kDim, kDim)}, kHeads), 64,
+      128, 256};
+  RuleSealer sealer_{config_.sealed, std::vector(kLayers, std::vector<PageRules>(kHeads, rules_)),
+                     EncodePage};
+  BlockPool pool_{uint64_t{64} << 20};
+  ThreadPool threads_{2};
+};
+
+TEST_F(SequenceCacheTest, GeneratedTokensSealAtRecentPlus64) {
+  SequenceCache cache(config_, pool_);
+  for (int64_t length = 1; length <= 600; ++length) {
+    Append(cache, 1);
+    ASSERT_TRUE(cache.SealForGeneration(threads_).ok());
+    // Nothing is sealed below sink + recent + 64; then the newest part is never over recent + 63.
+    const int64_t sealed = std::max<int64_t>(0, (length - 128) / 64 - 1);
+    const CacheUsage usage = cache.Usage();
+    ASSERT_EQ(usage.sealed_pages, static_cast<uint64_t>(sealed)) << length;
+    ASSERT_FALSE(cache.is_sealed(0));
+    ASSERT_EQ(usage.bytes, SequenceCache::BytesFor(config_, length)) << length;
+    ASSERT_EQ(usage.bytes, pool_.bytes_in_use());
+  }
+  ExpectContents(cache);
+}
+
+TEST_F(SequenceCacheTest, PromptCellsSealTheSameWhateverTheChunks) {
+  for (const std::vector<int64_t>& chunks :
+       std::vector<std::vector<int64_t>>{{700}, {1, 255, 100, 300, 44}, {64, 64, 500, 72}}) {
+    SequenceCache cache(config_, pool_);
+    for (int64_t chunk : chunks) {
+      // Callers split chunks at cell boundaries; sealing between parts uses positions alone.
+      while (chunk > 0) {
+        const int64_t part = std::min(chunk, 256 - cache.length() % 256);
+        Append(cache, part);
+        ASSERT_TRUE(cache.SealForPrompt(threads_).ok());
+        chunk -= part;
+      }
+    }
+    // Cell [512, 768) is current: everything before 512 - 128 is sealed, sink excepted.
+    for (int64_t j = 0; j < cache.num_pages(); ++j) {
+      EXPECT_EQ(cache.is_sealed(j), j >= 1 && (j + 1) * 64 <= 384) << j;
+    }
+    ExpectContents(cache);
+    ASSERT_TRUE(cache.SealForGeneration(threads_).ok());
+    EXPECT_EQ(cache.Usage().sealed_pages, 7u);  // pages 1..7: up to position 512 <= 700 - 128
+    ExpectContents(cache);
+  }
+  EXPECT_EQ(pool_.pages_in_use(), 0);
+}
+
+TEST_F(SequenceCacheTest, ForkSharesAndCopiesOnWrite) {
+  SequenceCache cache(config_, pool_);
+  Append(cache, 500);
+  ASSERT_TRUE(cache.SealForGeneration(threads_).ok());
+  const uint64_t before = pool_.bytes_in_use();
+  {
+    SequenceCache fork = cache.Fork();
+    EXPECT_EQ(pool_.bytes_in_use(), before);
+    EXPECT_EQ(fork.Usage().shared_pages, static_cast<uint64_t>(fork.num_pages()));
+    Append(fork, 10);
+    EXPECT_EQ(pool_.bytes_in_use(), before + config_.open.bytes());
+    ExpectContents(fork);
+    Append(cache, 20);
+    EXPECT_EQ(pool_.bytes_in_use(), before + 2 * config_.open.bytes());  // 500 + 20 > 512
+    ExpectContents(cache);
+    ExpectContents(fork);
+  }
+  ExpectContents(cache);
+}
+
+TEST_F(SequenceCacheTest, TrimKeepsSealedPagesWhole) {
+  SequenceCache cache(config_, pool_);
+  Append(cache, 600);
+  ASSERT_TRUE(cache.SealForGeneration(threads_).ok());  // pages 1..6 sealed, [64, 448)
+  EXPECT_EQ(cache.Trim(590), 590);
+  EXPECT_EQ(cache.Trim(449), 449);
+  EXPECT_EQ(cache.Trim(300), 256);
+  ExpectContents(cache);
+  Append(cache, 400);
+  ASSERT_TRUE(cache.SealForGeneration(threads_).ok());
+  ExpectContents(cache);
+  EXPECT_EQ(cache.Trim(30), 30);
+  EXPECT_EQ(cache.Trim(0), 0);
+  EXPECT_EQ(pool_.pages_in_use(), 0);
+}
+
+TEST_F(SequenceCacheTest, BudgetIsNeverExceededAndErrorsChangeNothing) {
+  // Room for nine open pages and nothing else: sealing must make its own room.
+  BlockPool small(9 * config_.open.bytes());
+  SequenceCache cache(config_, small);
+  Append(cache, 9 * 64);
+  EXPECT_EQ(cache.Reserve(1).code(), StatusCode::kResourceExhausted);
+  EXPECT_EQ(cache.num_pages(), 9);
+  ASSERT_TRUE(cache.SealForGeneration(threads_).ok());
+  EXPECT_LE(small.peak_bytes(), small.budget());
+  ExpectContents(cache);
+  Append(cache, 64);
+  ExpectContents(cache);
+}
+
+TEST_F(SequenceCacheTest, SealingASharedPageInAFullPoolFailsCleanly) {
+  BlockPool small(9 * config_.open.bytes());
+  SequenceCache cache(config_, small);
+  Append(cache, 9 * 64);
+  SequenceCache fork = cache.Fork();
+  EXPECT_EQ(cache.SealForGeneration(threads_).code(), StatusCode::kResourceExhausted);
+  ExpectContents(cache);
+  ExpectContents(fork);
+}
+
+TEST_F(SequenceCacheTest, BitsCountWindowsAndMetadata) {
+  SequenceCache cache(config_, pool_);
+  Append(cache, 1000);
+  EXPECT_DOUBLE_EQ(cache.Usage().bits_per_element, 16.0);
+  ASSERT_TRUE(cache.SealForGeneration(threads_).ok());
+  const double sealed = 12 * 64;  // pages 1..12
+  EXPECT_DOUBLE_EQ(cache.Usage().bits_per_element, (sealed * 2.5 + (1000 - sealed) * 16) / 1000);
+  EXPECT_EQ(cache.Usage().bf16_bytes, uint64_t{1000} * kLayers * kHeads * kDim * 2 * 2);
+}
+
+TEST_F(SequenceCacheTest, ConfigIsValidated) {
+  EXPECT_TRUE(config_.Validate().ok());
+  CacheConfig bad = config_;
+  bad.recent = 100;
+  EXPECT_EQ(bad.Validate().code(), StatusCode::kInvalidArgument);
+  bad = config_;
+  bad.cell = 0;
+  EXPECT_EQ(bad.Validate().code(), StatusCode::kInvalidArgument);
+}
+
+}  // namespace
+}  // namespace oscar
