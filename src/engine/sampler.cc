@@ -1,0 +1,186 @@
+#include "engine/sampler.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <cmath>
+#include <random>
+
+#include "base/check.h"
+#include "base/rng.h"
+
+namespace oscar {
+namespace {
+
+// NaN and infinities in a field are as wrong as values out of range.
+Status CheckField(const char* name, double value, double low, double high) {
+  if (std::isfinite(value) && value >= low && value <= high) return {};
+  return InvalidArgument(fmt::format("{} is {}, must be between {} and {}", name, value, low, high))
+      .WithParam(name);
+}
+
+double LogSumExp(std::span<const float> logits, float* largest) {
+  *largest = *std::max_element(logits.begin(), logits.end());
+  double sum = 0.0;
+  for (float logit : logits) sum += std::exp(static_cast<double>(logit) - *largest);
+  return std::log(sum);
+}
+
+}  // namespace
+
+Status SamplingOptions::Validate(int vocab_size) const {
+  OSCAR_RETURN_IF_ERROR(CheckField("temperature", temperature, 0.0, 100.0));
+  OSCAR_RETURN_IF_ERROR(CheckField("top_k", top_k, 0, 1e9));
+  OSCAR_RETURN_IF_ERROR(CheckField("top_p", top_p, 0.0, 1.0));
+  if (top_p == 0.0f) {
+    return InvalidArgument("top_p is 0, must be greater than 0").WithParam("top_p");
+  }
+  OSCAR_RETURN_IF_ERROR(CheckField("min_p", min_p, 0.0, 1.0));
+  OSCAR_RETURN_IF_ERROR(CheckField("repetition_penalty", repetition_penalty, 0.01, 100.0));
+  OSCAR_RETURN_IF_ERROR(CheckField("presence_penalty", presence_penalty, -2.0, 2.0));
+  OSCAR_RETURN_IF_ERROR(CheckField("frequency_penalty", frequency_penalty, -2.0, 2.0));
+  for (const auto& [token, bias] : logit_bias) {
+    if (token < 0 || token >= vocab_size) {
+      return InvalidArgument(
+                 fmt::format("logit_bias names token {}, the vocabulary has {}", token, vocab_size))
+          .WithParam("logit_bias");
+    }
+    OSCAR_RETURN_IF_ERROR(CheckField("logit_bias", bias, -100.0, 100.0));
+  }
+  return {};
+}
+
+Sampler::Sampler(const SamplingOptions& options) : options_(options) {
+  if (options.seed.has_value()) {
+    seed_ = *options.seed;
+  } else {
+    std::random_device device;
+    seed_ = (uint64_t{device()} << 32) | device();
+  }
+}
+
+void Sampler::ObservePrompt(std::span<const int32_t> tokens) {
+  if (options_.repetition_penalty == 1.0f) return;
+  for (int32_t token : tokens) ++prompt_[token];
+}
+
+bool Sampler::NeedsPenalties() const {
+  return !options_.logit_bias.empty() || options_.repetition_penalty != 1.0f ||
+         options_.presence_penalty != 0.0f || options_.frequency_penalty != 0.0f;
+}
+
+int32_t Sampler::Sample(std::span<const float> logits) {
+  OSCAR_CHECK(!logits.empty());
+  if (NeedsPenalties()) {
+    adjusted_.assign(logits.begin(), logits.end());
+    for (const auto& [token, bias] : options_.logit_bias) {
+      adjusted_[static_cast<size_t>(token)] += bias;
+    }
+    const auto repeat = [&](int32_t token) {
+      float& logit = adjusted_[static_cast<size_t>(token)];
+      logit = logit > 0 ? logit / options_.repetition_penalty : logit * options_.repetition_penalty;
+    };
+    if (options_.repetition_penalty != 1.0f) {
+      for (const auto& [token, count] : prompt_) repeat(token);
+      for (const auto& [token, count] : generated_) {
+        if (!prompt_.contains(token)) repeat(token);
+      }
+    }
+    for (const auto& [token, count] : generated_) {
+      adjusted_[static_cast<size_t>(token)] -=
+          options_.presence_penalty + options_.frequency_penalty * static_cast<float>(count);
+    }
+    logits = adjusted_;
+  }
+
+  int32_t token = 0;
+  if (options_.temperature == 0.0f) {
+    token = static_cast<int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
+  } else {
+    candidates_.resize(logits.size());
+    for (size_t i = 0; i < logits.size(); ++i) {
+      candidates_[i] = {logits[i], static_cast<int32_t>(i)};
+    }
+    token = DrawFrom(candidates_);
+  }
+  ++step_;
+  ++generated_[token];
+  return token;
+}
+
+int32_t Sampler::DrawFrom(std::vector<Candidate>& candidates) {
+  const auto more_likely = [](const Candidate& a, const Candidate& b) {
+    return a.logit > b.logit || (a.logit == b.logit && a.token < b.token);
+  };
+  if (options_.top_k > 0 && static_cast<size_t>(options_.top_k) < candidates.size()) {
+    std::nth_element(candidates.begin(), candidates.begin() + options_.top_k, candidates.end(),
+                     more_likely);
+    candidates.resize(static_cast<size_t>(options_.top_k));
+  }
+  const float largest = std::min_element(candidates.begin(), candidates.end(), more_likely)->logit;
+  const double inverse = 1.0 / options_.temperature;
+  const auto weight = [&](const Candidate& c) {
+    return std::exp((static_cast<double>(c.logit) - largest) * inverse);
+  };
+  if (options_.min_p > 0.0f) {
+    std::erase_if(candidates, [&](const Candidate& c) { return weight(c) < options_.min_p; });
+  }
+  double total = 0.0;
+  if (options_.top_p < 1.0f) {
+    double all = 0.0;
+    for (const Candidate& c : candidates) all += weight(c);
+    // Sort only as far as the nucleus reaches: it is usually a handful of a large vocabulary.
+    size_t sorted = 0, kept = 0;
+    while (kept < candidates.size() && total < options_.top_p * all) {
+      if (kept == sorted) {
+        const size_t next = std::min(candidates.size(), std::max<size_t>(64, 4 * sorted));
+        std::partial_sort(candidates.begin() + static_cast<ptrdiff_t>(sorted),
+                          candidates.begin() + static_cast<ptrdiff_t>(next), candidates.end(),
+                          more_likely);
+        sorted = next;
+      }
+      total += weight(candidates[kept++]);
+    }
+    candidates.resize(kept);
+  } else {
+    for (const Candidate& c : candidates) total += weight(c);
+  }
+  const auto block = Philox(seed_, 0).Block(step_);
+  const double u =
+      static_cast<double>((uint64_t{block[0]} << 21) ^ (block[1] >> 11)) * 0x1p-53 * total;
+  double sum = 0.0;
+  for (const Candidate& c : candidates) {
+    sum += weight(c);
+    if (u < sum) return c.token;
+  }
+  return candidates.back().token;  // rounding put u at the very end
+}
+
+float LogProbability(std::span<const float> logits, int32_t token) {
+  float largest = 0.0f;
+  const double log_sum = LogSumExp(logits, &largest);
+  return static_cast<float>(static_cast<double>(logits[static_cast<size_t>(token)]) - largest -
+                            log_sum);
+}
+
+std::vector<TokenLogprob> TopLogprobs(std::span<const float> logits, int count) {
+  float largest = 0.0f;
+  const double log_sum = LogSumExp(logits, &largest);
+  std::vector<int32_t> order(logits.size());
+  for (size_t i = 0; i < order.size(); ++i) order[i] = static_cast<int32_t>(i);
+  const auto kept =
+      static_cast<ptrdiff_t>(std::min<size_t>(order.size(), static_cast<size_t>(count)));
+  std::partial_sort(order.begin(), order.begin() + kept, order.end(), [&](int32_t a, int32_t b) {
+    const float x = logits[static_cast<size_t>(a)], y = logits[static_cast<size_t>(b)];
+    return x > y || (x == y && a < b);
+  });
+  std::vector<TokenLogprob> top;
+  for (ptrdiff_t i = 0; i < kept; ++i) {
+    const auto at = static_cast<size_t>(order[static_cast<size_t>(i)]);
+    top.push_back({static_cast<int32_t>(at),
+                   static_cast<float>(static_cast<double>(logits[at]) - largest - log_sum)});
+  }
+  return top;
+}
+
+}  // namespace oscar

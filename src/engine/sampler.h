@@ -1,0 +1,52 @@
+// Sampler: logits -> the next token, for one sequence. Deterministic: the draw at step n depends on
+// (seed, n), the logits and the options alone. Owned by one sequence; not shared between threads.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <unordered_map>
+#include <vector>
+
+#include "oscar/options.h"
+
+namespace oscar {
+
+struct TokenLogprob {
+  int32_t token;
+  float logprob;
+};
+
+class Sampler {
+ public:
+  // REQUIRES: options validated. Without a seed in the options one is drawn from the system.
+  explicit Sampler(const SamplingOptions& options);
+
+  uint64_t seed() const { return seed_; }
+  // Tokens of the prompt, for the repetition penalty.
+  void ObservePrompt(std::span<const int32_t> tokens);
+  // Draws and counts the token as generated. `logits` [vocab] is not changed.
+  int32_t Sample(std::span<const float> logits);
+
+ private:
+  struct Candidate {
+    float logit;
+    int32_t token;
+  };
+  bool NeedsPenalties() const;
+  int32_t DrawFrom(std::vector<Candidate>& candidates);
+
+  SamplingOptions options_;
+  uint64_t seed_;
+  uint64_t step_ = 0;
+  std::unordered_map<int32_t, int> generated_;  // token -> count
+  std::unordered_map<int32_t, int> prompt_;
+  std::vector<float> adjusted_;
+  std::vector<Candidate> candidates_;
+};
+
+// log softmax of one token under the model's own distribution (no temperature, no penalties).
+float LogProbability(std::span<const float> logits, int32_t token);
+// The `count` most likely tokens, most likely first; ties by lower id.
+std::vector<TokenLogprob> TopLogprobs(std::span<const float> logits, int count);
+
+}  // namespace oscar
