@@ -66,49 +66,61 @@ void SequenceCache::Advance(int64_t num_tokens) {
 
 Status SequenceCache::SealBefore(int64_t position, ThreadPool& threads) {
   if (config_->sealer == nullptr) return {};
-  const int64_t first = config_->sink / kPageTokens;
-  next_to_seal_ = std::max(next_to_seal_, first);
-  for (; (next_to_seal_ + 1) * kPageTokens <= position; ++next_to_seal_) {
+  const int64_t together = config_->sealer->pages_together();
+  next_to_seal_ = std::max<int64_t>(next_to_seal_, config_->sink / kPageTokens);
+  for (; (next_to_seal_ + together) * kPageTokens <= position; next_to_seal_ += together) {
     if (is_sealed(next_to_seal_)) continue;
-    OSCAR_RETURN_IF_ERROR(SealPage(next_to_seal_, threads));
+    OSCAR_RETURN_IF_ERROR(SealPages(next_to_seal_, together, threads));
   }
   return {};
 }
 
-Status SequenceCache::SealPage(int64_t index, ThreadPool& threads) {
-  Entry& entry = pages_[static_cast<size_t>(index)];
+Status SequenceCache::SealPages(int64_t first, int64_t count, ThreadPool& threads) {
   const PageShape& open = config_->open;
   const PageShape& sealed = config_->sealed;
+  const std::span<Entry> entries(pages_.data() + first, static_cast<size_t>(count));
 
-  // Normally the sealed page is allocated beside the open one. In a full pool the open page's own
-  // bytes make room: it is sealed into scratch memory first and given back.
+  // Normally sealed pages are allocated beside the open ones. In a full pool the open pages' own
+  // bytes make room: they are sealed into scratch memory first and given back.
+  std::vector<PageRef> targets;
   std::vector<std::byte> scratch;
-  Result<PageRef> target = pool_->Allocate(sealed);
-  if (!target.has_value()) {
-    if (entry.page.shared()) return target.error();
-    scratch.resize(sealed.bytes());
+  for (int64_t i = 0; i < count; ++i) {
+    Result<PageRef> target = pool_->Allocate(sealed);
+    if (!target.has_value()) {
+      for (const Entry& entry : entries) {
+        if (entry.page.shared()) return target.error();
+      }
+      targets.clear();
+      scratch.resize(static_cast<size_t>(count) * sealed.bytes());
+      break;
+    }
+    targets.push_back(std::move(*target));
   }
-  std::byte* base = target.has_value() ? target->data() : scratch.data();
   std::atomic<uint64_t> saturated{0};
-  const int heads = open.kv_heads();
-  threads.ParallelFor(int64_t{open.num_layers()} * heads, [&](int64_t unit, int) {
-    const int layer = static_cast<int>(unit / heads), head = static_cast<int>(unit % heads);
-    const auto rows = static_cast<size_t>(kPageTokens * open.layout(layer).head_dim());
-    const auto* k = reinterpret_cast<const Bf16*>(entry.page.Block(layer, head).data());
-    const int clamped = config_->sealer->Seal(
-        layer, head, {k, rows}, {k + rows, rows},
-        {base + sealed.BlockOffset(layer, head), sealed.layout(layer).block_bytes()});
-    saturated.fetch_add(static_cast<uint64_t>(clamped), std::memory_order_relaxed);
+  threads.ParallelFor(open.num_layers(), [&](int64_t unit, int) {
+    const int layer = static_cast<int>(unit);
+    std::vector<const std::byte*> from;
+    std::vector<std::byte*> to;
+    for (size_t i = 0; i < entries.size(); ++i) {
+      std::byte* base = targets.empty() ? scratch.data() + i * sealed.bytes() : targets[i].data();
+      from.push_back(entries[i].page.data() + open.BlockOffset(layer, 0));
+      to.push_back(base + sealed.BlockOffset(layer, 0));
+    }
+    saturated.fetch_add(static_cast<uint64_t>(config_->sealer->Seal(layer, from, to)),
+                        std::memory_order_relaxed);
   });
   saturated_ += saturated.load();
-  entry.page.Reset();
-  if (!target.has_value()) {
-    target = pool_->Allocate(sealed);
-    OSCAR_CHECK(target.has_value(), "a sealed page must fit where its open page was");
-    std::memcpy(target->data(), scratch.data(), scratch.size());
+  for (Entry& entry : entries) entry.page.Reset();
+  for (size_t i = 0; i < entries.size(); ++i) {
+    if (i == targets.size()) {
+      Result<PageRef> target = pool_->Allocate(sealed);
+      OSCAR_CHECK(target.has_value(), "a sealed page must fit where its open page was");
+      std::memcpy(target->data(), scratch.data() + i * sealed.bytes(), sealed.bytes());
+      targets.push_back(std::move(*target));
+    }
+    entries[i].page = std::move(targets[i]);
+    entries[i].sealed = true;
   }
-  entry.page = std::move(*target);
-  entry.sealed = true;
   return {};
 }
 
@@ -169,10 +181,20 @@ uint64_t SequenceCache::BytesFor(const CacheConfig& config, int64_t num_tokens) 
          static_cast<uint64_t>(pages - sealed) * config.open.bytes();
 }
 
-int RuleSealer::Seal(int layer, int head, std::span<const Bf16> k, std::span<const Bf16> v,
-                     std::span<std::byte> block) const {
-  const PageRules& rules = rules_[static_cast<size_t>(layer)][static_cast<size_t>(head)];
-  return encoder_(shape_->layout(layer), rules, k, v, block);
+int RuleSealer::Seal(int layer, std::span<const std::byte* const> open,
+                     std::span<std::byte* const> sealed) const {
+  const PageLayout& layout = shape_->layout(layer);
+  const auto rows = static_cast<size_t>(kPageTokens * layout.head_dim());
+  const size_t open_bytes = 2 * rows * sizeof(Bf16), sealed_bytes = layout.block_bytes();
+  int saturated = 0;
+  for (size_t i = 0; i < open.size(); ++i) {
+    for (size_t head = 0; head < static_cast<size_t>(shape_->kv_heads()); ++head) {
+      const auto* k = reinterpret_cast<const Bf16*>(open[i] + head * open_bytes);
+      saturated += encoder_(layout, rules_[static_cast<size_t>(layer)][head], {k, rows},
+                            {k + rows, rows}, {sealed[i] + head * sealed_bytes, sealed_bytes});
+    }
+  }
+  return saturated;
 }
 
 }  // namespace oscar

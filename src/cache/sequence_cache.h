@@ -21,14 +21,17 @@
 
 namespace oscar {
 
-// Quantises one layer of one page: the [64, D] rows of every KV head from `open` to `sealed`
-// blocks. Called from workers, one (layer, head) each.
+// Quantises pages. Called from workers, one layer each; must not depend on which.
 class PageSealer {
  public:
   virtual ~PageSealer() = default;
+  // Consecutive pages that are sealed together: 1, or more where a method's groups run along
+  // tokens for longer than a page.
+  virtual int pages_together() const { return 1; }
+  // `open` and `sealed` point to one layer's blocks (all KV heads, in order) in each of the pages.
   // Returns the number of values that were NaN or saturated.
-  virtual int Seal(int layer, int head, std::span<const Bf16> k, std::span<const Bf16> v,
-                   std::span<std::byte> block) const = 0;
+  virtual int Seal(int layer, std::span<const std::byte* const> open,
+                   std::span<std::byte* const> sealed) const = 0;
 };
 
 // What all sequences of a model share. Immutable while any sequence lives.
@@ -78,7 +81,8 @@ class SequenceCache {
 
   // Seals what the geometry asks for. While a prompt is being read: everything older than `recent`
   // tokens before the cell that the next token falls into. Once it generates: full pages as soon as
-  // the newest part holds recent + 64 tokens. Answers depend on positions alone.
+  // the newest part holds recent + 64 tokens (+ 64 pages_together). Answers depend on positions
+  // alone.
   Status SealForPrompt(ThreadPool& threads) {
     return SealBefore(length_ / config_->cell * config_->cell - config_->recent, threads);
   }
@@ -104,7 +108,7 @@ class SequenceCache {
     bool sealed;
   };
   Status SealBefore(int64_t position, ThreadPool& threads);
-  Status SealPage(int64_t index, ThreadPool& threads);
+  Status SealPages(int64_t first, int64_t count, ThreadPool& threads);
 
   const CacheConfig* config_;
   BlockPool* pool_;
@@ -119,11 +123,12 @@ using PageEncoder = int (*)(const PageLayout&, const PageRules&, std::span<const
                             std::span<const Bf16>, std::span<std::byte>);
 class RuleSealer : public PageSealer {
  public:
-  // `rules` [layers][kv heads]; `shape` is CacheConfig::sealed and outlives this.
+  // `rules` [layers][kv heads]; `shape` is CacheConfig::sealed and outlives this. Layers whose
+  // sealed layout is BF16 are copied.
   RuleSealer(const PageShape& shape, std::vector<std::vector<PageRules>> rules, PageEncoder encoder)
       : shape_(&shape), rules_(std::move(rules)), encoder_(encoder) {}
-  int Seal(int layer, int head, std::span<const Bf16> k, std::span<const Bf16> v,
-           std::span<std::byte> block) const override;
+  int Seal(int layer, std::span<const std::byte* const> open,
+           std::span<std::byte* const> sealed) const override;
 
  private:
   const PageShape* shape_;
