@@ -123,11 +123,15 @@ class PageLayout {
   }
 
  private:
-  // BF16, row-major [64, D]. In tensor-core order the 16-byte chunks of a row are XOR-swizzled by
-  // token % 8, so that ldmatrix over 8 rows touches 8 different bank groups.
+  // BF16. CPU order: row-major [64, D]. Tensor-core order: one plane a 64 dims, [D / 64, 64, 64],
+  // whose rows of 128 bytes hold their eight 16-byte chunks XOR-swizzled by token % 8: the 128-byte
+  // swizzle that wgmma descriptors name, and without bank conflicts for ldmatrix.
   OSCAR_HD constexpr CodePosition RowMajor(uint32_t base, int token, int dim) const {
-    const int chunk = order_ == CodeOrder::kTensorCore ? (dim / 8) ^ (token & 7) : dim / 8;
-    const int element = token * head_dim_ + chunk * 8 + dim % 8;
+    int element = token * head_dim_ + dim;
+    if (order_ == CodeOrder::kTensorCore) {
+      const int chunk = (dim % 64 / 8) ^ (token & 7);
+      element = (dim / 64 * kPageTokens + token) * 64 + chunk * 8 + dim % 8;
+    }
     return {base + static_cast<uint32_t>(element / 2) * 4, static_cast<uint32_t>(element & 1) * 16};
   }
 
