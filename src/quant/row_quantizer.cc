@@ -113,6 +113,15 @@ int ClipIndex(float clip_ratio, int head_dim) {
   return std::clamp(index, 0, head_dim - 1);
 }
 
+void ClipRow(float clip_ratio, std::span<float> row) {
+  OSCAR_CHECK(row.size() <= kMaxHeadDim);
+  std::array<float, kMaxHeadDim> magnitude;
+  for (size_t i = 0; i < row.size(); ++i) magnitude[i] = std::fabs(row[i]);
+  auto* const nth = magnitude.begin() + ClipIndex(clip_ratio, static_cast<int>(row.size()));
+  std::nth_element(magnitude.begin(), nth, magnitude.begin() + row.size());
+  for (float& v : row) v = std::clamp(v, -*nth, *nth);
+}
+
 float RoundMeta(float x, MetaType type) {
   switch (type) {
     case MetaType::kFp16:
@@ -143,7 +152,7 @@ int QuantizeRow(const RowSpec& spec, std::span<const float> row, std::span<uint8
   const size_t dims = row.size(), group = static_cast<size_t>(spec.group_dims);
   OSCAR_CHECK(dims <= kMaxHeadDim && group > 0 && group % 16 == 0 && dims % group == 0 && dims > 0);
   OSCAR_CHECK(spec.bits >= 2 && (spec.bits <= 4 || spec.bits == 8), "{} bits", spec.bits);
-  std::array<float, kMaxHeadDim> x, magnitude;
+  std::array<float, kMaxHeadDim> x;
   int saturated = 0;
   for (size_t i = 0; i < dims; ++i) {
     const float v = row[i];
@@ -151,12 +160,7 @@ int QuantizeRow(const RowSpec& spec, std::span<const float> row, std::span<uint8
     saturated += x[i] == v ? 0 : 1;
   }
   const bool clips = spec.rule == RowRule::kMinMax || spec.rule == RowRule::kSymmetric;
-  if (clips && spec.clip_ratio > 0.0f) {
-    for (size_t i = 0; i < dims; ++i) magnitude[i] = std::fabs(x[i]);
-    auto* const nth = magnitude.begin() + ClipIndex(spec.clip_ratio, static_cast<int>(dims));
-    std::nth_element(magnitude.begin(), nth, magnitude.begin() + dims);
-    for (size_t i = 0; i < dims; ++i) x[i] = std::clamp(x[i], -*nth, *nth);
-  }
+  if (clips && spec.clip_ratio > 0.0f) ClipRow(spec.clip_ratio, {x.data(), dims});
   for (size_t g = 0; g < dims / group; ++g) {
     const std::span<const float> part{x.data() + g * group, group};
     const std::span<uint8_t> part_codes = codes.subspan(g * group, group);

@@ -63,6 +63,8 @@ struct RowSpec {
 
 // Element of the ascending order of |row| that the clip rule takes. REQUIRES: ratio > 0.
 int ClipIndex(float clip_ratio, int head_dim);
+// Clamps a whole row to that element, in place.
+void ClipRow(float clip_ratio, std::span<float> row);
 
 // Rounds a scale or min to the stored type; saturates at the type's largest finite value.
 float RoundMeta(float x, MetaType type);

@@ -1,0 +1,30 @@
+// Two published ways to code one group of numbers as code * scale + offset with min/max range. They
+// differ from the row quantiser in rounding, so the methods that use them (KIVI, QuaRot, OScaR) are
+// reproduced as published.
+//
+//  kRealMin      (KIVI) s = (max - min) / L and min, both rounded to the metadata type, s at least
+//                2^-24; q = rint(clamp((x - min) / s, 0, L)), ties to even; offset = min.
+//                The published code divides 0 / 0 on a constant group; here it decodes to its value
+//                (to the rounding of min).
+//  kIntegerZero  (QuaRot, OScaR) r = max - min, s = r / L, z = rint(-min / s), not clamped to 0..L;
+//                q = clamp(rint(x (L / r) + z), 0, L); offset = -z s. Codes are chosen with the
+//                exact s; s and offset are rounded to the metadata type afterwards. Zeros alone
+//                count as the range [-1, 1] and decode to 0 (exactly at 2 bits, else to the
+//                rounding of the offset). Another constant group, or one whose range is below 1e-30
+//                (L / r would overflow), is s = 0, q = 0, offset = min.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "quant/row_quantizer.h"
+
+namespace oscar {
+
+enum class AffineRule : uint8_t { kRealMin, kIntegerZero };
+
+// Codes one group of finite numbers; scale and offset come back rounded to `meta`.
+void QuantizeAffine(AffineRule rule, int bits, MetaType meta, std::span<const float> x,
+                    std::span<uint8_t> codes, float* scale, float* offset);
+
+}  // namespace oscar
