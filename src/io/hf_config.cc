@@ -2,264 +2,373 @@
 
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
 
 #include "base/file.h"
 #include "base/json.h"
+#include "io/error_text.h"
 
 namespace oscar {
 namespace {
 
-using nlohmann::json;
+using Json = nlohmann::json;
 
+constexpr std::string_view kGenerationName = "generation_config.json";
 constexpr uint64_t kMaxConfigBytes = 16 << 20;
-// Bounds that no real model passes and that keep every product below within 63 bits.
-constexpr double kMaxInt = 1 << 28;
-constexpr double kMaxPositions = double{int64_t{1} << 40};
 
-// Reads fields of one JSON object; the first error sticks and later reads return defaults.
+// Bounds far above any model, chosen so that the bytes of a full cache (4 x positions x layers x
+// heads x head_dim) and of all weights (layers x experts x width x width) fit 63 bits.
+constexpr int kMaxVocab = 1 << 24;
+constexpr int kMaxWidth = 1 << 20;
+constexpr int kMaxLayers = 1 << 10;
+constexpr int kMaxHeads = 1 << 12;
+constexpr int kMaxHeadDim = 1 << 12;
+constexpr int kMaxPositions = 1 << 26;
+constexpr int kMaxExperts = 1 << 12;
+constexpr double kMaxTheta = 1e12;
+constexpr double kMaxFactor = 1e6;
+
+// Typed access to one JSON object. The first failure is kept, with the file and the field, and
+// later reads return defaults, so that a parser reads straight through and checks once.
 class Fields {
  public:
-  Fields(const json& object, std::string name) : object_(object), name_(std::move(name)) {}
+  Fields(const Json& object, std::string prefix, Status* status)
+      : object_(object), prefix_(std::move(prefix)), status_(status) {}
 
-  Status status() const { return status_; }
-  bool Has(const char* key) const { return object_.contains(key) && !object_[key].is_null(); }
+  // Null where the key is absent or its value is null: configs write both for "unset".
+  const Json* Find(const char* key) const {
+    const auto at = object_.find(key);
+    return at == object_.end() || at->is_null() ? nullptr : &*at;
+  }
 
-  double Number(const char* key, std::optional<double> fallback, double low, double high) {
-    if (!Has(key)) {
-      if (!fallback.has_value()) Fail(key, "is missing");
-      return fallback.value_or(0.0);
+  void Fail(std::string_view key, std::string_view message) const {
+    if (status_->ok()) *status_ = DataLoss(fmt::format("{}{}: {}", prefix_, key, message));
+  }
+  void FailUnsupported(std::string_view key, std::string_view message) const {
+    if (status_->ok()) *status_ = Unimplemented(fmt::format("{}{}: {}", prefix_, key, message));
+  }
+
+  std::optional<int> Int(const char* key, int low, int high) const {
+    const Json* value = Find(key);
+    if (value == nullptr) return std::nullopt;
+    return IntOf(*value, key, low, high);
+  }
+  int RequiredInt(const char* key, int low, int high) const {
+    if (Find(key) == nullptr) Fail(key, "missing");
+    return Int(key, low, high).value_or(low);
+  }
+
+  std::optional<double> Real(const char* key, double low, double high) const {
+    const Json* value = Find(key);
+    if (value == nullptr) return std::nullopt;
+    if (!value->is_number()) {
+      Fail(key, "must be a number");
+      return std::nullopt;
     }
-    const json& value = object_[key];
-    if (!value.is_number()) {
-      Fail(key, "is not a number");
-      return 0.0;
-    }
-    const double number = value.get<double>();
+    const double number = value->get<double>();
     if (!(number >= low && number <= high)) {
-      Fail(key, fmt::format("is {}, must be between {} and {}", value.dump(), low, high));
-      return fallback.value_or(low);
+      Fail(key, fmt::format("{} is not between {} and {}", number, low, high));
+      return std::nullopt;
     }
     return number;
   }
-  int Int(const char* key, std::optional<double> fallback, double low = 1, double high = kMaxInt) {
-    const double number = Number(key, fallback, low, high);
-    if (number != std::floor(number))
-      Fail(key, fmt::format("is {}, must be a whole number", number));
-    return static_cast<int>(number);
+  double RequiredReal(const char* key, double low, double high) const {
+    if (Find(key) == nullptr) Fail(key, "missing");
+    return Real(key, low, high).value_or(low);
   }
-  bool Bool(const char* key, bool fallback) {
-    if (!Has(key)) return fallback;
-    if (!object_[key].is_boolean()) {
-      Fail(key, "is not true or false");
-      return fallback;
+
+  std::optional<bool> Bool(const char* key) const {
+    const Json* value = Find(key);
+    if (value == nullptr) return std::nullopt;
+    if (!value->is_boolean()) {
+      Fail(key, "must be true or false");
+      return std::nullopt;
     }
-    return object_[key].get<bool>();
+    return value->get<bool>();
   }
-  std::string String(const char* key, std::optional<std::string> fallback) {
-    if (!Has(key)) {
-      if (!fallback.has_value()) Fail(key, "is missing");
-      return fallback.value_or("");
+
+  std::optional<std::string> Text(const char* key) const {
+    const Json* value = Find(key);
+    if (value == nullptr) return std::nullopt;
+    if (!value->is_string()) {
+      Fail(key, "must be a string");
+      return std::nullopt;
     }
-    if (!object_[key].is_string()) {
-      Fail(key, "is not a string");
-      return "";
-    }
-    return object_[key].get<std::string>();
+    return value->get<std::string>();
   }
-  // An id or a list of ids.
-  std::vector<int32_t> Ids(const char* key) {
+
+  // One id or a list of them.
+  std::vector<int32_t> TokenIds(const char* key, int vocab_size) const {
     std::vector<int32_t> ids;
-    if (!Has(key)) return ids;
-    const json& value = object_[key];
-    for (const json& id : value.is_array() ? value : json::array({value})) {
-      if (!id.is_number_integer() || id.get<double>() < 0 || id.get<double>() > kMaxInt) {
-        Fail(key, "is not a token id or a list of token ids");
-        return {};
-      }
-      ids.push_back(id.get<int32_t>());
+    const Json* value = Find(key);
+    if (value == nullptr) return ids;
+    constexpr size_t kMaxIds = 1024;
+    if (!value->is_array()) {
+      if (const auto id = IntOf(*value, key, 0, vocab_size - 1)) ids.push_back(*id);
+      return ids;
+    }
+    if (value->size() > kMaxIds) {
+      Fail(key, fmt::format("{} ids, more than the limit of {}", value->size(), kMaxIds));
+      return ids;
+    }
+    for (const Json& item : *value) {
+      const auto id = IntOf(item, key, 0, vocab_size - 1);
+      if (id && std::find(ids.begin(), ids.end(), *id) == ids.end()) ids.push_back(*id);
     }
     return ids;
   }
-  void Fail(const char* key, std::string_view why) {
-    if (status_.ok())
-      status_ = InvalidArgument(fmt::format("{}: field \"{}\" {}", name_, key, why));
-  }
-  const json& object() const { return object_; }
-  const std::string& name() const { return name_; }
 
  private:
-  const json& object_;
-  std::string name_;
-  Status status_;
+  std::optional<int> IntOf(const Json& value, std::string_view key, int low, int high) const {
+    if (!value.is_number_integer()) {
+      Fail(key, "must be an integer");
+      return std::nullopt;
+    }
+    const bool fits =
+        !value.is_number_unsigned() || value.get<uint64_t>() <= static_cast<uint64_t>(INT64_MAX);
+    if (!fits || value.get<int64_t>() < low || value.get<int64_t>() > high) {
+      Fail(key, fmt::format("{} is not between {} and {}", value.dump(), low, high));
+      return std::nullopt;
+    }
+    return static_cast<int>(value.get<int64_t>());
+  }
+
+  const Json& object_;
+  std::string prefix_;
+  Status* status_;
 };
 
-Status CheckScaling(const RopeScaling& s, std::string_view name) {
-  if (s.type == RopeScalingType::kNone) return {};
-  if (!(s.factor >= 1.0 && s.factor <= 1e6)) {
-    return InvalidArgument(
-        fmt::format("{}: RoPE scaling factor {} must be at least 1", name, s.factor));
-  }
-  if (s.type != RopeScalingType::kLinear && s.original_max_position <= 0) {
-    return InvalidArgument(fmt::format("{}: RoPE scaling {} needs original_max_position_embeddings",
-                                       name, NameOf(s.type)));
-  }
-  if (s.type == RopeScalingType::kLlama3 && !(s.high_freq_factor > s.low_freq_factor)) {
-    return InvalidArgument(
-        fmt::format("{}: RoPE scaling llama3 needs high_freq_factor > low_freq_factor", name));
-  }
-  return {};
-}
-
-Result<RopeScalingType> ScalingType(std::string_view text, std::string_view name) {
-  for (RopeScalingType type : {RopeScalingType::kNone, RopeScalingType::kLinear,
-                               RopeScalingType::kLlama3, RopeScalingType::kYarn}) {
+Result<RopeScalingType> ScalingTypeOf(std::string_view text) {
+  for (const RopeScalingType type : {RopeScalingType::kNone, RopeScalingType::kLinear,
+                                     RopeScalingType::kLlama3, RopeScalingType::kYarn}) {
     if (text == NameOf(type)) return type;
   }
   if (text == "default") return RopeScalingType::kNone;
   return Unexpected(Unimplemented(fmt::format(
-      "{}: RoPE scaling type \"{}\" is not supported; supported are none, linear, llama3, yarn",
-      name, text)));
+      "RoPE scaling type {} is not supported; supported are none, linear, llama3 and yarn",
+      Quote(text))));
 }
 
-// "rope_scaling" beside "rope_theta", or "rope_parameters" that holds both (newer files).
-Status ReadRope(const json& root, const std::string& name, ModelConfig* config) {
-  Fields top(root, name);
-  config->rope_theta = top.Number("rope_theta", 10000.0, 1.0, 1e12);
-  OSCAR_RETURN_IF_ERROR(top.status());
-  const char* key = top.Has("rope_parameters") ? "rope_parameters" : "rope_scaling";
-  if (!top.Has(key)) return {};
-  if (!root[key].is_object()) {
-    top.Fail(key, "is not an object");
-    return top.status();
+void ReadRopeScaling(const Fields& rope, ModelConfig* config) {
+  const char* type_key = rope.Find("rope_type") != nullptr ? "rope_type" : "type";
+  const auto type = ScalingTypeOf(rope.Text(type_key).value_or("default"));
+  if (!type) {
+    rope.FailUnsupported(type_key, type.error().message());
+    return;
   }
-  const std::string inner_name = fmt::format("{}: {}", name, key);
-  Fields inner(root[key], inner_name);
-  if (inner.Has("rope_theta")) {
-    config->rope_theta = inner.Number("rope_theta", std::nullopt, 1.0, 1e12);
-  }
-  RopeScaling& s = config->rope_scaling;
-  OSCAR_ASSIGN_OR_RETURN(
-      s.type, ScalingType(inner.String("rope_type", inner.String("type", "default")), name));
-  if (s.type != RopeScalingType::kNone) {
-    s.factor = inner.Number("factor", std::nullopt, 1.0, 1e6);
-    s.original_max_position = static_cast<int64_t>(
-        inner.Number("original_max_position_embeddings",
-                     static_cast<double>(config->max_position_embeddings), 1.0, kMaxPositions));
-    s.low_freq_factor = inner.Number("low_freq_factor", 1.0, 1e-6, 1e6);
-    s.high_freq_factor = inner.Number("high_freq_factor", 4.0, 1e-6, 1e6);
-    s.attention_factor = inner.Number("attention_factor", 0.0, 0.0, 1e3);
-    s.beta_fast = inner.Number("beta_fast", 32.0, 1e-6, 1e6);
-    s.beta_slow = inner.Number("beta_slow", 1.0, 1e-6, 1e6);
-    if (inner.Has("mscale") || inner.Has("mscale_all_dim")) {
-      return Unimplemented(fmt::format("{}: mscale is not supported", inner_name));
+  RopeScaling& scaling = config->rope_scaling;
+  scaling.type = *type;
+  if (scaling.type == RopeScalingType::kNone) return;
+  scaling.factor = rope.RequiredReal("factor", 1, kMaxFactor);
+  if (scaling.type == RopeScalingType::kLlama3) {
+    scaling.original_max_position =
+        rope.RequiredInt("original_max_position_embeddings", 1, kMaxPositions);
+    scaling.low_freq_factor = rope.RequiredReal("low_freq_factor", 1e-6, kMaxFactor);
+    scaling.high_freq_factor = rope.RequiredReal("high_freq_factor", 1e-6, kMaxFactor);
+    if (scaling.high_freq_factor <= scaling.low_freq_factor) {
+      rope.Fail("high_freq_factor", fmt::format("{} is not above low_freq_factor {}",
+                                                scaling.high_freq_factor, scaling.low_freq_factor));
+    }
+  } else if (scaling.type == RopeScalingType::kYarn) {
+    scaling.original_max_position = rope.Int("original_max_position_embeddings", 1, kMaxPositions)
+                                        .value_or(config->max_position_embeddings);
+    scaling.attention_factor = rope.Real("attention_factor", 1e-6, kMaxFactor).value_or(0);
+    scaling.beta_fast = rope.Real("beta_fast", 1e-6, kMaxFactor).value_or(scaling.beta_fast);
+    scaling.beta_slow = rope.Real("beta_slow", 1e-6, kMaxFactor).value_or(scaling.beta_slow);
+    if (scaling.beta_fast <= scaling.beta_slow) {
+      rope.Fail("beta_fast",
+                fmt::format("{} is not above beta_slow {}", scaling.beta_fast, scaling.beta_slow));
+    }
+    for (const char* key : {"mscale", "mscale_all_dim"}) {
+      if (rope.Find(key) != nullptr) rope.FailUnsupported(key, "is not supported");
+    }
+    if (!rope.Bool("truncate").value_or(true)) {
+      rope.FailUnsupported("truncate", "false is not supported");
     }
   }
-  OSCAR_RETURN_IF_ERROR(inner.status());
-  return CheckScaling(s, name);
+}
+
+// Rotary settings stand at the top level and in rope_scaling, or all together in rope_parameters.
+void ReadRope(const Fields& fields, std::string_view what, ModelConfig* config, Status* status) {
+  const char* rope_key =
+      fields.Find("rope_parameters") != nullptr ? "rope_parameters" : "rope_scaling";
+  const Json* rope_json = fields.Find(rope_key);
+  static const Json kEmpty = Json::object();
+  if (rope_json != nullptr && !rope_json->is_object()) {
+    fields.Fail(rope_key, "must be an object");
+    return;
+  }
+  const Fields rope(rope_json != nullptr ? *rope_json : kEmpty,
+                    fmt::format("{}: {}.", what, rope_key), status);
+  const Fields& theta_home = rope.Find("rope_theta") != nullptr ? rope : fields;
+  config->rope_theta = theta_home.Real("rope_theta", 1, kMaxTheta).value_or(10000);
+  if (rope_json != nullptr) ReadRopeScaling(rope, config);
+
+  const Fields& partial_home = rope.Find("partial_rotary_factor") != nullptr ? rope : fields;
+  config->rotary_dim = config->head_dim;
+  if (const auto factor = partial_home.Real("partial_rotary_factor", 1e-3, 1)) {
+    config->rotary_dim = static_cast<int>(config->head_dim * *factor);
+  }
+  if (const auto dim = fields.Int("rotary_dim", 2, std::max(2, config->head_dim))) {
+    config->rotary_dim = *dim;
+  }
+  config->partial_rotary_factor = static_cast<double>(config->rotary_dim) / config->head_dim;
+  if (config->rotary_dim < 2 || config->rotary_dim % 2 != 0) {
+    fields.Fail("head_dim", fmt::format("rotary embedding needs an even dimension, not {} of {}",
+                                        config->rotary_dim, config->head_dim));
+  }
+}
+
+void ReadShape(const Fields& fields, ModelConfig* config) {
+  if (fields.Find("text_config") != nullptr && fields.Find("hidden_size") == nullptr) {
+    fields.FailUnsupported("text_config",
+                           "nested configurations (multimodal models) are not supported");
+    return;
+  }
+  config->vocab_size = fields.RequiredInt("vocab_size", 1, kMaxVocab);
+  config->hidden_size = fields.RequiredInt("hidden_size", 1, kMaxWidth);
+  config->intermediate_size = fields.RequiredInt("intermediate_size", 1, kMaxWidth);
+  config->num_layers = fields.RequiredInt("num_hidden_layers", 1, kMaxLayers);
+  config->num_attention_heads = fields.RequiredInt("num_attention_heads", 1, kMaxHeads);
+  config->num_kv_heads =
+      fields.Int("num_key_value_heads", 1, kMaxHeads).value_or(config->num_attention_heads);
+  if (config->num_attention_heads % config->num_kv_heads != 0) {
+    fields.Fail("num_key_value_heads",
+                fmt::format("{} does not divide num_attention_heads {}", config->num_kv_heads,
+                            config->num_attention_heads));
+  }
+  const auto head_dim = fields.Int("head_dim", 1, kMaxHeadDim);
+  if (!head_dim && config->hidden_size % config->num_attention_heads != 0) {
+    fields.Fail("head_dim", fmt::format("missing, and num_attention_heads {} does not divide "
+                                        "hidden_size {}",
+                                        config->num_attention_heads, config->hidden_size));
+  }
+  config->head_dim = head_dim.value_or(config->hidden_size / config->num_attention_heads);
+  config->rms_norm_eps = fields.RequiredReal("rms_norm_eps", 1e-20, 1);
+  config->max_position_embeddings = fields.RequiredInt("max_position_embeddings", 1, kMaxPositions);
+  for (const char* key : {"num_experts", "num_local_experts", "n_routed_experts"}) {
+    if (const auto count = fields.Int(key, 0, kMaxExperts)) config->num_experts = *count;
+  }
+  config->num_experts_per_token = fields.Int("num_experts_per_tok", 0, kMaxExperts).value_or(0);
+}
+
+// Qwen configs carry a window that is off unless use_sliding_window says otherwise; others mean
+// what they state.
+void ReadSlidingWindow(const Fields& fields, ModelConfig* config) {
+  const bool off_by_default = config->model_type.rfind("qwen", 0) == 0;
+  const bool used = fields.Bool("use_sliding_window").value_or(!off_by_default);
+  const int window = fields.Int("sliding_window", 0, kMaxPositions).value_or(0);
+  config->uses_sliding_window = used && window > 0;
+  config->sliding_window = config->uses_sliding_window ? window : 0;
+}
+
+void ReadGeneration(const Fields& fields, ModelConfig* config) {
+  const auto take = [](auto* setting, auto value) {
+    if (value) *setting = value;
+  };
+  take(&config->do_sample, fields.Bool("do_sample"));
+  take(&config->temperature, fields.Real("temperature", 0, 100));
+  take(&config->top_p, fields.Real("top_p", 0, 1));
+  take(&config->min_p, fields.Real("min_p", 0, 1));
+  take(&config->top_k, fields.Int("top_k", 0, kMaxVocab));
+  take(&config->repetition_penalty, fields.Real("repetition_penalty", 1e-6, 100));
+  if (auto ids = fields.TokenIds("eos_token_id", config->vocab_size); !ids.empty()) {
+    config->eos_token_ids = std::move(ids);
+  }
+  if (const auto id = fields.TokenIds("bos_token_id", config->vocab_size); !id.empty()) {
+    config->bos_token_id = id[0];
+  }
+  if (const auto id = fields.TokenIds("pad_token_id", config->vocab_size); !id.empty()) {
+    config->pad_token_id = id[0];
+  }
+}
+
+Result<Json> ParseObject(std::string_view text, std::string_view what) {
+  OSCAR_ASSIGN_OR_RETURN(Json json, ParseStrictJson(text, what));
+  if (!json.is_object()) return Unexpected(DataLoss(fmt::format("{}: not a JSON object", what)));
+  return json;
 }
 
 }  // namespace
 
 std::string_view NameOf(RopeScalingType type) {
   switch (type) {
-    case RopeScalingType::kNone:
-      return "none";
     case RopeScalingType::kLinear:
       return "linear";
     case RopeScalingType::kLlama3:
       return "llama3";
     case RopeScalingType::kYarn:
       return "yarn";
+    case RopeScalingType::kNone:
+      break;
   }
-  return "";
+  return "none";
 }
 
 Result<ModelConfig> ParseModelConfig(std::string_view config_text, std::string_view generation_text,
                                      std::string_view name) {
-  OSCAR_ASSIGN_OR_RETURN(const json root, ParseJson(config_text, name));
-  if (!root.is_object()) {
-    return Unexpected(DataLoss(fmt::format("{}: is not a JSON object", name)));
-  }
-  Fields f(root, std::string(name));
+  OSCAR_ASSIGN_OR_RETURN(const Json json, ParseObject(config_text, name));
+  Status status;
+  const Fields fields(json, fmt::format("{}: ", name), &status);
   ModelConfig config;
-  config.model_type = f.String("model_type", std::nullopt);
-  if (root.contains("architectures") && root["architectures"].is_array() &&
-      !root["architectures"].empty() && root["architectures"][0].is_string()) {
-    config.architecture = root["architectures"][0].get<std::string>();
+  if (const auto type = fields.Text("model_type")) {
+    config.model_type = *type;
+  } else {
+    fields.Fail("model_type", "missing");
   }
-  config.vocab_size = f.Int("vocab_size", std::nullopt);
-  config.hidden_size = f.Int("hidden_size", std::nullopt);
-  config.intermediate_size = f.Int("intermediate_size", std::nullopt);
-  config.num_layers = f.Int("num_hidden_layers", std::nullopt, 1, 4096);
-  config.num_attention_heads = f.Int("num_attention_heads", std::nullopt, 1, 1 << 16);
-  config.num_kv_heads = f.Int("num_key_value_heads", config.num_attention_heads, 1, 1 << 16);
-  OSCAR_RETURN_IF_ERROR(f.status());
-  config.head_dim =
-      f.Int("head_dim", std::max(1, config.hidden_size / config.num_attention_heads), 1, 1 << 16);
-  config.rms_norm_eps = f.Number("rms_norm_eps", 1e-6, 0.0, 1.0);
-  config.partial_rotary_factor = f.Number("partial_rotary_factor", 1.0, 0.0, 1.0);
-  config.max_position_embeddings =
-      static_cast<int64_t>(f.Number("max_position_embeddings", 2048.0, 1.0, kMaxPositions));
-  config.tie_word_embeddings = f.Bool("tie_word_embeddings", false);
-  config.attention_bias = f.Bool("attention_bias", false);
-  config.mlp_bias = f.Bool("mlp_bias", false);
-  config.uses_sliding_window = f.Bool("use_sliding_window", false);
-  config.hidden_act = f.String("hidden_act", "silu");
-  config.torch_dtype = f.String("torch_dtype", f.String("dtype", ""));
-  if (f.Has("quantization_config")) {
-    config.quantization_method = "unknown";
-    if (root["quantization_config"].is_object()) {
-      Fields quantization(root["quantization_config"], std::string(name));
-      config.quantization_method = quantization.String("quant_method", "unknown");
-      OSCAR_RETURN_IF_ERROR(quantization.status());
+  if (const Json* architectures = fields.Find("architectures")) {
+    if (!architectures->is_array() || architectures->empty() || !(*architectures)[0].is_string()) {
+      fields.Fail("architectures", "must be a list of names");
+    } else {
+      config.architecture = (*architectures)[0].get<std::string>();
     }
   }
-  if (f.Has("bos_token_id")) {
-    const std::vector<int32_t> bos = f.Ids("bos_token_id");
-    if (!bos.empty()) config.bos_token_id = bos.front();
+  ReadShape(fields, &config);
+  if (!status.ok()) return Unexpected(status);  // what follows relies on the shape
+  ReadRope(fields, name, &config, &status);
+  ReadSlidingWindow(fields, &config);
+  config.tie_word_embeddings = fields.Bool("tie_word_embeddings").value_or(false);
+  config.attention_bias = fields.Bool("attention_bias").value_or(false);
+  config.mlp_bias = fields.Bool("mlp_bias").value_or(false);
+  config.hidden_act = fields.Text("hidden_act").value_or("silu");
+  const char* dtype_key = fields.Find("dtype") != nullptr ? "dtype" : "torch_dtype";
+  config.torch_dtype = fields.Text(dtype_key).value_or("");
+  if (const Json* quantization = fields.Find("quantization_config")) {
+    if (quantization->is_object()) {
+      const Fields inner(*quantization, fmt::format("{}: quantization_config.", name), &status);
+      config.quantization_method = inner.Text("quant_method").value_or("unknown");
+    } else {
+      fields.Fail("quantization_config", "must be an object");
+    }
   }
-  config.eos_token_ids = f.Ids("eos_token_id");
-  OSCAR_RETURN_IF_ERROR(f.status());
-  if (config.num_attention_heads % config.num_kv_heads != 0) {
-    f.Fail("num_key_value_heads", fmt::format("is {}, must divide num_attention_heads ({})",
-                                              config.num_kv_heads, config.num_attention_heads));
-  }
-  if (config.head_dim % 2 != 0) f.Fail("head_dim", "is odd; RoPE needs pairs");
-  OSCAR_RETURN_IF_ERROR(f.status());
-  OSCAR_RETURN_IF_ERROR(ReadRope(root, std::string(name), &config));
-
+  ReadGeneration(fields, &config);
   if (!generation_text.empty()) {
-    OSCAR_ASSIGN_OR_RETURN(const json generation,
-                           ParseJson(generation_text, "generation_config.json"));
-    if (!generation.is_object()) {
-      return Unexpected(DataLoss("generation_config.json: is not a JSON object"));
-    }
-    Fields g(generation, "generation_config.json");
-    if (g.Has("eos_token_id")) config.eos_token_ids = g.Ids("eos_token_id");
-    if (g.Has("do_sample")) config.do_sample = g.Bool("do_sample", false);
-    if (g.Has("temperature")) config.temperature = g.Number("temperature", 1.0, 0.0, 100.0);
-    if (g.Has("top_p")) config.top_p = g.Number("top_p", 1.0, 0.0, 1.0);
-    if (g.Has("top_k")) config.top_k = g.Int("top_k", 0, 0);
-    OSCAR_RETURN_IF_ERROR(g.status());
+    const std::string generation_name =
+        (std::filesystem::path(name).parent_path() / kGenerationName).string();
+    OSCAR_ASSIGN_OR_RETURN(const Json generation, ParseObject(generation_text, generation_name));
+    ReadGeneration(Fields(generation, fmt::format("{}: ", generation_name), &status), &config);
   }
+  if (!status.ok()) return Unexpected(status);
   return config;
 }
 
 Result<ModelConfig> ReadModelConfigFile(const std::filesystem::path& path) {
   OSCAR_ASSIGN_OR_RETURN(const std::string config, ReadFile(path, kMaxConfigBytes));
+  const std::filesystem::path beside = path.parent_path() / kGenerationName;
   std::string generation;
-  const std::filesystem::path beside = path.parent_path() / "generation_config.json";
-  if (std::filesystem::exists(beside)) {
+  std::error_code ignored;
+  if (std::filesystem::exists(beside, ignored)) {
     OSCAR_ASSIGN_OR_RETURN(generation, ReadFile(beside, kMaxConfigBytes));
+    if (generation.empty()) return Unexpected(DataLoss(beside.string() + ": empty file"));
   }
   return ParseModelConfig(config, generation, path.string());
 }
 
 Result<ModelConfig> ReadModelConfig(const std::filesystem::path& directory) {
-  std::error_code error;
-  if (!std::filesystem::is_directory(directory, error)) {
+  std::error_code ignored;
+  if (!std::filesystem::is_directory(directory, ignored)) {
     return Unexpected(NotFound(fmt::format("{}: no such model directory", directory.string())));
   }
   return ReadModelConfigFile(directory / "config.json");
@@ -274,7 +383,9 @@ Result<RopeScaling> ParseRopeScaling(std::string_view text, int64_t trained_cont
     at = end + 1;
   }
   RopeScaling scaling;
-  OSCAR_ASSIGN_OR_RETURN(scaling.type, ScalingType(parts[0], kName));
+  const auto type = ScalingTypeOf(parts[0]);
+  if (!type) return Unexpected(type.error().WithContext(kName));
+  scaling.type = *type;
   if (scaling.type == RopeScalingType::kNone) return scaling;
   const auto number = [&](size_t index) {
     char* end = nullptr;
@@ -282,17 +393,24 @@ Result<RopeScaling> ParseRopeScaling(std::string_view text, int64_t trained_cont
     return parts[index].empty() || *end != '\0' ? std::nan("") : value;
   };
   if (parts.size() < 2 || parts.size() > 3) {
-    return Unexpected(InvalidArgument(
-        fmt::format("{}: \"{}\" is not TYPE:FACTOR or TYPE:FACTOR:TRAINED_CONTEXT", kName, text)));
+    return Unexpected(InvalidArgument(fmt::format(
+        "{}: {} is not TYPE:FACTOR or TYPE:FACTOR:TRAINED_CONTEXT", kName, Quote(text))));
   }
   scaling.factor = number(1);
+  if (!(scaling.factor >= 1 && scaling.factor <= kMaxFactor)) {
+    return Unexpected(InvalidArgument(
+        fmt::format("{}: factor {} is not between 1 and {}", kName, Quote(parts[1]), kMaxFactor)));
+  }
   scaling.original_max_position = trained_context;
   if (parts.size() == 3) {
     const double context = number(2);
-    scaling.original_max_position =
-        context >= 1 && context <= kMaxPositions ? static_cast<int64_t>(context) : 0;
+    if (!(context >= 1 && context <= kMaxPositions) || context != std::floor(context)) {
+      return Unexpected(
+          InvalidArgument(fmt::format("{}: trained context {} is not between 1 and {} tokens",
+                                      kName, Quote(parts[2]), kMaxPositions)));
+    }
+    scaling.original_max_position = static_cast<int64_t>(context);
   }
-  OSCAR_RETURN_IF_ERROR(CheckScaling(scaling, kName));
   return scaling;
 }
 

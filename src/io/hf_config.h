@@ -1,6 +1,7 @@
-// ModelConfig: config.json and generation_config.json of a Hugging Face model directory, checked.
-// Errors name the file and the field. Fields that no supported architecture uses are ignored; what
-// changes the mathematics (RoPE scaling, quantisation) is never ignored. A plain value.
+// The shape of a model, from the config.json and generation_config.json of a Hugging Face
+// directory. Values are checked for range and consistency here, so that products of them cannot
+// overflow 63 bits; whether an architecture or head dimension is supported is for its user to say.
+// Plain values; functions are thread-safe.
 #pragma once
 
 #include <cstdint>
@@ -18,14 +19,16 @@ enum class RopeScalingType : uint8_t { kNone, kLinear, kLlama3, kYarn };
 
 std::string_view NameOf(RopeScalingType type);
 
+// How rotary frequencies change beyond the context of pre-training. Fields that a type does not
+// use keep their defaults.
 struct RopeScaling {
   RopeScalingType type = RopeScalingType::kNone;
-  double factor = 1.0;
+  double factor = 1.0;                // >= 1
   int64_t original_max_position = 0;  // trained context, tokens; llama3 and yarn
   double low_freq_factor = 1.0;       // llama3
-  double high_freq_factor = 4.0;      // llama3
+  double high_freq_factor = 4.0;      // llama3; > low_freq_factor
   double attention_factor = 0.0;      // yarn; 0 means 0.1 ln(factor) + 1
-  double beta_fast = 32.0;            // yarn
+  double beta_fast = 32.0;            // yarn; > beta_slow
   double beta_slow = 1.0;             // yarn
 };
 
@@ -37,33 +40,38 @@ struct ModelConfig {
   int intermediate_size = 0;
   int num_layers = 0;
   int num_attention_heads = 0;
-  int num_kv_heads = 0;
-  int head_dim = 0;  // explicit, or hidden_size / num_attention_heads
-  double rms_norm_eps = 1e-6;
-  double rope_theta = 10000.0;
-  double partial_rotary_factor = 1.0;
+  int num_kv_heads = 0;  // divides num_attention_heads
+  int head_dim = 0;      // explicit, or hidden_size / num_attention_heads
+  int rotary_dim = 0;    // leading dimensions of a head that rotate; even, <= head_dim
+  double rms_norm_eps = 0.0;
+  double rope_theta = 0.0;
+  double partial_rotary_factor = 1.0;  // rotary_dim / head_dim
   RopeScaling rope_scaling;
   int64_t max_position_embeddings = 0;
   bool tie_word_embeddings = false;
-  bool attention_bias = false;
+  bool attention_bias = false;  // as stated; some model types have biases without saying so
   bool mlp_bias = false;
   bool uses_sliding_window = false;
+  int sliding_window = 0;  // tokens; 0 unless uses_sliding_window
   std::string hidden_act = "silu";
-  std::string torch_dtype;          // may be empty
-  std::string quantization_method;  // empty: plain weights
+  std::string torch_dtype;          // "bfloat16"; empty where not stated
+  std::string quantization_method;  // "fp8", "gptq", ...; empty: plain weights
+  int num_experts = 0;              // 0: dense
+  int num_experts_per_token = 0;
   std::optional<int32_t> bos_token_id;
-  std::vector<int32_t> eos_token_ids;  // generation_config.json wins
-  // Sampling defaults of generation_config.json, where it has them.
+  std::optional<int32_t> pad_token_id;
+  std::vector<int32_t> eos_token_ids;  // any of them ends a text; below vocab_size, distinct
+  // Sampling defaults that the model's authors ship; unset where they say nothing.
   std::optional<bool> do_sample;
-  std::optional<double> temperature, top_p;
-  std::optional<int> top_k;
+  std::optional<double> temperature, top_p, min_p, repetition_penalty;
+  std::optional<int> top_k;  // 0: off
 };
 
-// Reads config.json and, where present, generation_config.json.
+// Reads config.json and, where present, generation_config.json, whose values win.
 Result<ModelConfig> ReadModelConfig(const std::filesystem::path& directory);
 // `path` may be a config.json itself, for models without weights.
 Result<ModelConfig> ReadModelConfigFile(const std::filesystem::path& path);
-// From text; `generation` may be empty. `name` stands for the file in errors.
+// From text; `generation` may be empty. `name` stands for the path of config.json in errors.
 Result<ModelConfig> ParseModelConfig(std::string_view config, std::string_view generation,
                                      std::string_view name);
 // "linear:4", "yarn:4", "yarn:4:32768", "llama3:8:8192", "none": a scaling given on the command

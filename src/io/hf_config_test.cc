@@ -1,105 +1,295 @@
 #include "io/hf_config.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "io/test_util.h"
 
 namespace oscar {
 namespace {
 
-Result<ModelConfig> Load(const std::string& name) {
-  return ReadModelConfigFile(OSCAR_TEST_DATA "/model-configs/" + name + "_config.json");
+using nlohmann::json;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+
+const std::filesystem::path kConfigs = std::filesystem::path(OSCAR_TEST_DATA) / "model-configs";
+
+ModelConfig Load(const std::string& name) {
+  auto config = ReadModelConfigFile(kConfigs / (name + ".json"));
+  EXPECT_TRUE(config.has_value()) << MessageOf(config);
+  return config.value_or(ModelConfig{});
 }
 
-constexpr char kMinimal[] =
-    R"({"model_type": "qwen3", "vocab_size": 8, "hidden_size": 64, "intermediate_size": 128,
-        "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2)";
-
-std::string With(const std::string& extra) {
-  return std::string(kMinimal) + (extra.empty() ? "" : ", ") + extra + "}";
+json Valid() {
+  return json::parse(R"({"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"],
+    "vocab_size": 1000, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
+    "num_attention_heads": 8, "num_key_value_heads": 2, "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 4096})");
 }
 
-TEST(HfConfig, ReadsPublishedConfigs) {
-  auto qwen = Load("Qwen--Qwen3-8B");
-  ASSERT_TRUE(qwen.has_value()) << qwen.error().ToString();
-  EXPECT_EQ(qwen->model_type, "qwen3");
-  EXPECT_EQ(qwen->num_layers, 36);
-  EXPECT_EQ(qwen->num_kv_heads, 8);
-  EXPECT_EQ(qwen->head_dim, 128);
-  EXPECT_FALSE(qwen->tie_word_embeddings);
-  EXPECT_EQ(qwen->rope_theta, 1e6);
-  EXPECT_EQ(qwen->rope_scaling.type, RopeScalingType::kNone);
-  EXPECT_EQ(qwen->eos_token_ids, std::vector<int32_t>{151645});
-
-  auto llama = Load("meta-llama--Llama-3.1-8B");
-  ASSERT_TRUE(llama.has_value()) << llama.error().ToString();
-  EXPECT_EQ(llama->head_dim, 128);  // hidden / heads
-  EXPECT_EQ(llama->rope_scaling.type, RopeScalingType::kLlama3);
-  EXPECT_EQ(llama->rope_scaling.original_max_position, 8192);
-  EXPECT_EQ(llama->rope_scaling.factor, 8.0);
-
-  auto minimax = Load("MiniMaxAI--MiniMax-M2.7");
-  ASSERT_TRUE(minimax.has_value()) << minimax.error().ToString();
-  EXPECT_EQ(minimax->quantization_method, "fp8");
-  EXPECT_EQ(minimax->torch_dtype, "bfloat16");
+Result<ModelConfig> Parse(const json& config) {
+  return ParseModelConfig(config.dump(), "", "c.json");
 }
 
-TEST(HfConfig, GenerationConfigWins) {
-  auto config =
-      ParseModelConfig(With("\"eos_token_id\": 3"),
-                       R"({"eos_token_id": [1, 2], "temperature": 0.6, "top_k": 20})", "c");
-  ASSERT_TRUE(config.has_value());
-  EXPECT_EQ(config->eos_token_ids, (std::vector<int32_t>{1, 2}));
-  EXPECT_EQ(config->temperature, 0.6);
-  EXPECT_EQ(config->top_k, 20);
+std::string ErrorWith(const std::string& key, const json& value) {
+  json config = Valid();
+  config[key] = value;
+  const auto parsed = Parse(config);
+  if (!parsed) ExpectOneLineNaming(parsed.error(), "c.json: ");
+  return MessageOf(parsed);
 }
 
-TEST(HfConfig, NewerRopeSpelling) {
-  auto config = ParseModelConfig(
-      With(R"("rope_parameters": {"rope_type": "yarn", "rope_theta": 5000.0, "factor": 4.0,
-               "original_max_position_embeddings": 32768})"),
-      "", "c");
-  ASSERT_TRUE(config.has_value()) << config.error().ToString();
-  EXPECT_EQ(config->rope_theta, 5000.0);
-  EXPECT_EQ(config->rope_scaling.type, RopeScalingType::kYarn);
-  EXPECT_EQ(config->rope_scaling.original_max_position, 32768);
-}
-
-TEST(HfConfig, ErrorsNameFileAndField) {
-  const struct {
-    std::string text, expected;
-  } cases[] = {
-      {"[]", "c.json: is not a JSON object"},
-      {R"({"model_type": "qwen3"})", "field \"vocab_size\" is missing"},
-      {With("\"head_dim\": -1"), "field \"head_dim\" is -1, must be between"},
-      {With("\"head_dim\": 1.5"), "field \"head_dim\" is 1.5, must be a whole number"},
-      {With("\"head_dim\": 3"), "field \"head_dim\" is odd"},
-      {With("\"vocab_size\": 1e300"), "field \"vocab_size\" is 1e+300"},
-      {With("\"num_key_value_heads\": 3"), "must divide num_attention_heads (4)"},
-      {With("\"tie_word_embeddings\": 1"), "field \"tie_word_embeddings\" is not true or false"},
-      {With("\"eos_token_id\": \"x\""), "field \"eos_token_id\" is not a token id"},
-      {With(R"("rope_scaling": {"type": "longrope", "factor": 2})"),
-       "\"longrope\" is not supported"},
-      {With(R"("rope_scaling": {"type": "linear"})"), "field \"factor\" is missing"},
-      {With(R"("rope_scaling": 4)"), "field \"rope_scaling\" is not an object"},
+// Expected numbers from the models' cards: layers, hidden, heads, KV heads, head dim, vocabulary.
+TEST(HfConfig, ReadsEveryPublishedConfig) {
+  struct Row {
+    const char* file;
+    const char* type;
+    int64_t layers, hidden, heads, kv_heads, head_dim, rotary_dim, vocab, experts;
   };
-  for (const auto& [text, expected] : cases) {
-    auto config = ParseModelConfig(text, "", "c.json");
-    ASSERT_FALSE(config.has_value()) << text;
-    EXPECT_NE(config.error().message().find(expected), std::string::npos)
-        << config.error().message() << " for " << text;
-    EXPECT_EQ(config.error().message().find('\n'), std::string::npos);
+  const Row kRows[] = {
+      {"Qwen--Qwen3-0.6B_config", "qwen3", 28, 1024, 16, 8, 128, 128, 151936, 0},
+      {"Qwen--Qwen3-1.7B_config", "qwen3", 28, 2048, 16, 8, 128, 128, 151936, 0},
+      {"Qwen--Qwen3-4B_config", "qwen3", 36, 2560, 32, 8, 128, 128, 151936, 0},
+      {"Qwen--Qwen3-4B-2507_config", "qwen3", 36, 2560, 32, 8, 128, 128, 151936, 0},
+      {"Qwen--Qwen3-8B_config", "qwen3", 36, 4096, 32, 8, 128, 128, 151936, 0},
+      {"Qwen--Qwen3-14B_config", "qwen3", 40, 5120, 40, 8, 128, 128, 151936, 0},
+      {"Qwen--Qwen3-32B_config", "qwen3", 64, 5120, 64, 8, 128, 128, 151936, 0},
+      {"Qwen--Qwen3-30B-A3B_config", "qwen3_moe", 48, 2048, 32, 4, 128, 128, 151936, 128},
+      {"meta-llama--Llama-3.1-8B_config", "llama", 32, 4096, 32, 8, 128, 128, 128256, 0},
+      {"meta-llama--Meta-Llama-3.1-70B_config", "llama", 80, 8192, 64, 8, 128, 128, 128256, 0},
+      {"meta-llama--Meta-Llama-3.1-405B_config", "llama", 126, 16384, 128, 8, 128, 128, 128256, 0},
+      {"MiniMaxAI--MiniMax-M2.5_config", "minimax_m2", 62, 3072, 48, 8, 128, 64, 200064, 256},
+      {"MiniMaxAI--MiniMax-M2.7_config", "minimax_m2", 62, 3072, 48, 8, 128, 64, 200064, 256},
+      {"zai-org--GLM-4.7_config.RECONSTRUCTED", "glm4_moe", 92, 5120, 96, 8, 128, 64, 151552, 160},
+  };
+  for (const Row& row : kRows) {
+    SCOPED_TRACE(row.file);
+    const ModelConfig config = Load(row.file);
+    EXPECT_EQ(config.model_type, row.type);
+    EXPECT_EQ(config.num_layers, row.layers);
+    EXPECT_EQ(config.hidden_size, row.hidden);
+    EXPECT_EQ(config.num_attention_heads, row.heads);
+    EXPECT_EQ(config.num_kv_heads, row.kv_heads);
+    EXPECT_EQ(config.head_dim, row.head_dim);
+    EXPECT_EQ(config.rotary_dim, row.rotary_dim);
+    EXPECT_EQ(config.vocab_size, row.vocab);
+    EXPECT_EQ(config.num_experts, row.experts);
+    EXPECT_EQ(config.sliding_window, 0);
+    EXPECT_EQ(config.hidden_act, "silu");
   }
 }
 
+TEST(HfConfig, ReadsDetails) {
+  const ModelConfig qwen = Load("Qwen--Qwen3-4B-2507_config");
+  EXPECT_EQ(qwen.architecture, "Qwen3ForCausalLM");
+  EXPECT_EQ(qwen.rope_theta, 5e6);
+  EXPECT_EQ(qwen.rope_scaling.type, RopeScalingType::kNone);
+  EXPECT_EQ(qwen.max_position_embeddings, 262144);
+  EXPECT_EQ(qwen.intermediate_size, 9728);
+  EXPECT_EQ(qwen.rms_norm_eps, 1e-6);
+  EXPECT_TRUE(qwen.tie_word_embeddings);
+  EXPECT_EQ(qwen.torch_dtype, "bfloat16");
+  EXPECT_EQ(qwen.bos_token_id, 151643);
+  EXPECT_THAT(qwen.eos_token_ids, ElementsAre(151645));
+  EXPECT_THAT(qwen.quantization_method, IsEmpty());
+
+  const ModelConfig llama = Load("meta-llama--Llama-3.1-8B_config");
+  EXPECT_EQ(llama.rope_scaling.type, RopeScalingType::kLlama3);
+  EXPECT_EQ(llama.rope_scaling.factor, 8);
+  EXPECT_EQ(llama.rope_scaling.low_freq_factor, 1);
+  EXPECT_EQ(llama.rope_scaling.high_freq_factor, 4);
+  EXPECT_EQ(llama.rope_scaling.original_max_position, 8192);
+  EXPECT_FALSE(llama.tie_word_embeddings);
+
+  const ModelConfig glm = Load("zai-org--GLM-4.7_config.RECONSTRUCTED");
+  EXPECT_THAT(glm.eos_token_ids, ElementsAre(151329, 151336, 151338));
+  EXPECT_TRUE(glm.attention_bias);
+  EXPECT_EQ(glm.torch_dtype, "bfloat16");  // spelled "dtype"
+  EXPECT_EQ(Load("MiniMaxAI--MiniMax-M2.5_config").quantization_method, "fp8");
+}
+
+TEST(HfConfig, DefaultsOfOlderConfigs) {
+  json config = Valid();
+  config.erase("num_key_value_heads");
+  config["head_dim"] = nullptr;
+  const auto parsed = Parse(config);
+  ASSERT_TRUE(parsed.has_value()) << MessageOf(parsed);
+  EXPECT_EQ(parsed->num_kv_heads, 8);
+  EXPECT_EQ(parsed->head_dim, 8);
+  EXPECT_EQ(parsed->rope_theta, 10000);
+  EXPECT_THAT(parsed->eos_token_ids, IsEmpty());
+  EXPECT_FALSE(parsed->bos_token_id.has_value());
+}
+
+TEST(HfConfig, BothSpellingsOfRope) {
+  const json yarn = {{"type", "yarn"}, {"factor", 4.0}, {"original_max_position_embeddings", 1024}};
+  json old_style = Valid();
+  old_style["rope_theta"] = 5000.0;
+  old_style["rope_scaling"] = yarn;
+  json new_style = Valid();
+  new_style["rope_parameters"] = yarn;
+  new_style["rope_parameters"].erase("type");
+  new_style["rope_parameters"]["rope_type"] = "yarn";
+  new_style["rope_parameters"]["rope_theta"] = 5000.0;
+  for (const json& config : {old_style, new_style}) {
+    const auto parsed = Parse(config);
+    ASSERT_TRUE(parsed.has_value()) << MessageOf(parsed);
+    EXPECT_EQ(parsed->rope_theta, 5000);
+    EXPECT_EQ(parsed->rope_scaling.type, RopeScalingType::kYarn);
+    EXPECT_EQ(parsed->rope_scaling.factor, 4);
+    EXPECT_EQ(parsed->rope_scaling.original_max_position, 1024);
+    EXPECT_EQ(parsed->rope_scaling.beta_fast, 32);
+    EXPECT_EQ(parsed->rope_scaling.beta_slow, 1);
+    EXPECT_EQ(parsed->rope_scaling.attention_factor, 0);
+  }
+  new_style["rope_parameters"] = {
+      {"rope_type", "default"}, {"rope_theta", 7000}, {"partial_rotary_factor", 0.5}};
+  EXPECT_EQ(Parse(new_style)->rope_theta, 7000);
+  EXPECT_EQ(Parse(new_style)->rotary_dim, 4);
+  EXPECT_EQ(Parse(new_style)->rope_scaling.type, RopeScalingType::kNone);
+}
+
+TEST(HfConfig, RopeErrorsNameTheField) {
+  EXPECT_THAT(
+      ErrorWith("rope_scaling", {{"type", "longrope"}}),
+      HasSubstr("c.json: rope_scaling.type: RoPE scaling type 'longrope' is not supported"));
+  EXPECT_THAT(ErrorWith("rope_parameters", {{"rope_type", "dynamic\n"}}),
+              HasSubstr("c.json: rope_parameters.rope_type: RoPE scaling type 'dynamic\\x0a'"));
+  EXPECT_EQ(ErrorWith("rope_scaling", {{"type", "linear"}}),
+            "c.json: rope_scaling.factor: missing");
+  EXPECT_THAT(ErrorWith("rope_scaling", {{"type", "linear"}, {"factor", 0.5}}),
+              HasSubstr("rope_scaling.factor: 0.5 is not between 1"));
+  EXPECT_THAT(ErrorWith("rope_scaling", {{"rope_type", "llama3"},
+                                         {"factor", 8},
+                                         {"original_max_position_embeddings", 8192},
+                                         {"low_freq_factor", 4},
+                                         {"high_freq_factor", 4}}),
+              HasSubstr("high_freq_factor: 4 is not above low_freq_factor 4"));
+  EXPECT_THAT(ErrorWith("rope_scaling", {1, 2}), HasSubstr("rope_scaling: must be an object"));
+  EXPECT_THAT(ErrorWith("rope_theta", "x"), HasSubstr("rope_theta: must be a number"));
+  EXPECT_THAT(ErrorWith("head_dim", 7), HasSubstr("needs an even dimension"));
+}
+
+TEST(HfConfig, MissingFieldsAreNamed) {
+  for (const char* key :
+       {"model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers",
+        "num_attention_heads", "rms_norm_eps", "max_position_embeddings"}) {
+    json config = Valid();
+    config.erase(key);
+    EXPECT_EQ(MessageOf(Parse(config)), "c.json: " + std::string(key) + ": missing");
+  }
+}
+
+TEST(HfConfig, AbsurdValuesAreRefused) {
+  for (const char* key :
+       {"vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers",
+        "num_attention_heads", "num_key_value_heads", "head_dim", "max_position_embeddings"}) {
+    for (const json& value : std::vector<json>{0, -1, INT64_MAX, UINT64_MAX, INT64_MIN}) {
+      EXPECT_THAT(ErrorWith(key, value),
+                  HasSubstr(std::string(key) + ": " + value.dump() + " is not"));
+    }
+    for (const json& value : std::vector<json>{1.5, "8", true, json::array(), 1e300}) {
+      EXPECT_EQ(ErrorWith(key, value), "c.json: " + std::string(key) + ": must be an integer");
+    }
+  }
+  EXPECT_THAT(ErrorWith("num_key_value_heads", 3),
+              HasSubstr("3 does not divide num_attention_heads 8"));
+  EXPECT_THAT(ErrorWith("hidden_size", 65), HasSubstr("head_dim: missing"));
+  EXPECT_THAT(ErrorWith("rms_norm_eps", 0), HasSubstr("rms_norm_eps: 0 is not between"));
+  EXPECT_THAT(ErrorWith("tie_word_embeddings", 1), HasSubstr("must be true or false"));
+  EXPECT_THAT(ErrorWith("eos_token_id", 1000),
+              HasSubstr("eos_token_id: 1000 is not between 0 and 999"));
+  EXPECT_THAT(ErrorWith("eos_token_id", {1, -1}), HasSubstr("eos_token_id: -1"));
+  EXPECT_THAT(ErrorWith("architectures", "x"), HasSubstr("must be a list of names"));
+  EXPECT_THAT(ErrorWith("quantization_config", 4),
+              HasSubstr("quantization_config: must be an object"));
+}
+
+// Settings that change the mathematics and that RopeScaling cannot express.
+TEST(HfConfig, UnknownYarnSettingsAreNotIgnored) {
+  const json yarn = {{"type", "yarn"}, {"factor", 4}};
+  for (const auto& [key, value] :
+       std::map<std::string, json>{{"mscale", 1.0}, {"mscale_all_dim", 1.0}, {"truncate", false}}) {
+    json changed = yarn;
+    changed[key] = value;
+    EXPECT_THAT(ErrorWith("rope_scaling", changed), HasSubstr("rope_scaling." + key + ": "));
+  }
+  EXPECT_EQ(ErrorWith("rope_scaling", yarn), "ok");
+}
+
 TEST(HfConfig, CommandLineScaling) {
-  auto yarn = ParseRopeScaling("yarn:4", 40960);
+  const auto yarn = ParseRopeScaling("yarn:4", 40960);
   ASSERT_TRUE(yarn.has_value());
   EXPECT_EQ(yarn->original_max_position, 40960);
   EXPECT_EQ(ParseRopeScaling("yarn:4:32768", 40960)->original_max_position, 32768);
   EXPECT_EQ(ParseRopeScaling("none", 1)->type, RopeScalingType::kNone);
   for (const char* bad :
-       {"", "yarn", "yarn:", "yarn:x", "yarn:0.5", "yarn:4:0", "dynamic:2", "a:b:c:d"}) {
-    EXPECT_FALSE(ParseRopeScaling(bad, 4096).has_value()) << bad;
+       {"", "yarn", "yarn:", "yarn:x", "yarn:0.5", "yarn:nan", "yarn:inf", "yarn:4:0", "yarn:4:1.5",
+        "yarn:4:1e30", "dynamic:2", "a:b:c:d", "linear:2:3:4", "yarn:4:"}) {
+    const auto scaling = ParseRopeScaling(bad, 4096);
+    ASSERT_FALSE(scaling.has_value()) << bad;
+    ExpectOneLineNaming(scaling.error(), "--rope-scaling: ");
   }
+}
+
+TEST(HfConfig, SlidingWindow) {
+  json config = Valid();
+  config["sliding_window"] = 512;
+  EXPECT_EQ(Parse(config)->sliding_window, 0);  // Qwen: off unless switched on
+  config["use_sliding_window"] = true;
+  EXPECT_EQ(Parse(config)->sliding_window, 512);
+  EXPECT_TRUE(Parse(config)->uses_sliding_window);
+  config.erase("use_sliding_window");
+  config["model_type"] = "mistral";
+  EXPECT_EQ(Parse(config)->sliding_window, 512);
+}
+
+TEST(HfConfig, NotAConfig) {
+  EXPECT_THAT(MessageOf(ParseModelConfig("[]", "", "c.json")),
+              HasSubstr("c.json: not a JSON object"));
+  EXPECT_THAT(MessageOf(ParseModelConfig("{", "", "c.json")), HasSubstr("c.json: invalid JSON"));
+  EXPECT_THAT(MessageOf(ParseModelConfig(R"({"hidden_size":1,"hidden_size":2})", "", "c.json")),
+              HasSubstr("duplicate key \"hidden_size\""));
+  EXPECT_THAT(MessageOf(ParseModelConfig(R"({"model_type":"x","text_config":{}})", "", "c.json")),
+              HasSubstr("text_config: nested"));
+}
+
+using HfConfigDirectory = TempDirTest;
+
+TEST_F(HfConfigDirectory, GenerationConfigWins) {
+  json config = Valid();
+  config["eos_token_id"] = 1;
+  config["bos_token_id"] = 3;
+  config["temperature"] = 0.5;
+  Spill(directory_ / "config.json", config.dump());
+  auto parsed = ReadModelConfig(directory_);
+  ASSERT_TRUE(parsed.has_value()) << MessageOf(parsed);
+  EXPECT_THAT(parsed->eos_token_ids, ElementsAre(1));
+
+  Spill(directory_ / "generation_config.json",
+        R"({"eos_token_id": [2, 0, 2], "top_k": 20, "top_p": 0.95, "do_sample": true})");
+  parsed = ReadModelConfig(directory_);
+  ASSERT_TRUE(parsed.has_value()) << MessageOf(parsed);
+  EXPECT_THAT(parsed->eos_token_ids, ElementsAre(2, 0));
+  EXPECT_EQ(parsed->bos_token_id, 3);
+  EXPECT_EQ(parsed->top_k, 20);
+  EXPECT_EQ(parsed->top_p, 0.95);
+  EXPECT_EQ(parsed->do_sample, true);
+  EXPECT_EQ(parsed->temperature, 0.5);
+
+  Spill(directory_ / "generation_config.json", R"({"eos_token_id": "end"})");
+  EXPECT_THAT(MessageOf(ReadModelConfig(directory_)),
+              HasSubstr("generation_config.json: eos_token_id: must be an integer"));
+}
+
+TEST_F(HfConfigDirectory, MissingConfigIsNotFound) {
+  const auto parsed = ReadModelConfig(directory_);
+  ASSERT_FALSE(parsed.has_value());
+  EXPECT_EQ(parsed.error().code(), StatusCode::kNotFound);
+  EXPECT_THAT(parsed.error().message(), HasSubstr("config.json: cannot open"));
 }
 
 }  // namespace
