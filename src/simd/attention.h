@@ -1,0 +1,79 @@
+// Attention over a sequence's pages as they lie in the cache: packed codes are never expanded into
+// a dense copy. A sequence is a list of 64-token pages by position, each open (BF16 rows) or sealed
+// (INT2, INT4 or BF16), all in CodeOrder::kCpu; the rows of the tokens in flight are already
+// written into open pages.
+//
+// Sameness: a query's arithmetic is a function of (its position, the page list, q) alone. Pages are
+// taken in position order, one page = one softmax tile; decode splits the page list at multiples of
+// a fixed number of pages, and splits merge in position order. Threads, batch and chunking change
+// no bit.
+//
+// Thread-safety: the kernels only read pages; a workspace belongs to one caller at a time.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "base/half.h"
+#include "base/thread_pool.h"
+#include "cache/page_layout.h"
+#include "simd/aligned_buffer.h"
+
+namespace oscar::simd {
+
+// What all sequences of one layer share.
+struct AttentionLayer {
+  int q_heads = 0;
+  int kv_heads = 0;            // divides q_heads
+  float softmax_scale = 1.0f;  // multiplies q.k
+  PageLayout open;             // BF16
+  PageLayout sealed;           // any kind
+  size_t open_offset = 0;      // bytes from a page's start to KV head 0's block of this layer,
+  size_t sealed_offset = 0;    // in an open and in a sealed page; head h is h blocks further
+
+  int head_dim() const { return open.head_dim(); }
+};
+
+// One sequence's pages; the same table serves every layer.
+struct SequencePages {
+  const std::byte* const* pages = nullptr;  // [>= num_tokens / 64 rounded up], by position
+  const uint8_t* is_sealed = nullptr;       // [same]
+};
+
+// One generated token: sees positions [0, num_tokens).
+struct DecodeQuery {
+  SequencePages sequence;
+  int64_t num_tokens = 0;    // > 0; counts the token itself
+  const float* q = nullptr;  // [q_heads, head_dim], rotated like K
+  float* out = nullptr;      // [q_heads, head_dim]
+};
+
+// A run of consecutive prompt tokens of one sequence: token i, at position first_position + i, sees
+// positions [0, first_position + i].
+struct PrefillQuery {
+  SequencePages sequence;
+  int64_t first_position = 0;
+  int num_tokens = 0;
+  const float* q = nullptr;  // [num_tokens, q_heads, head_dim], q_stride elements between tokens
+  size_t q_stride = 0;
+  float* out = nullptr;  // the same shape, out_stride elements between tokens
+  size_t out_stride = 0;
+};
+
+class AttentionWorkspace {
+ public:
+  AlignedBuffer<float> states;   // decode: one (o, m, d) a split
+  AlignedBuffer<float> scratch;  // prefill: tiles, one set a thread
+};
+
+// The batch may mix lengths. Results agree with attention over the decoded pages to 1e-3 (relative
+// L2): q and P * scale are rounded to 15 bits against INT2 and INT4 pages, fp32 elsewhere.
+void DecodeAttention(ThreadPool& pool, AttentionWorkspace& workspace, const AttentionLayer& layer,
+                     std::span<const DecodeQuery> batch);
+
+// Flash-style: a page is decoded once per block of query rows into a tile that stays in L2.
+void PrefillAttention(ThreadPool& pool, AttentionWorkspace& workspace, const AttentionLayer& layer,
+                      std::span<const PrefillQuery> batch);
+
+}  // namespace oscar::simd
