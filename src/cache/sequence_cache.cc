@@ -24,6 +24,19 @@ Status CacheConfig::Validate() const {
   return {};
 }
 
+void SequenceCache::Append(PageRef page, bool sealed) {
+  table_.push_back(page.data());
+  sealed_.push_back(sealed ? 1 : 0);
+  pages_.push_back(std::move(page));
+}
+
+void SequenceCache::Replace(int64_t index, PageRef page, bool sealed) {
+  const auto i = static_cast<size_t>(index);
+  table_[i] = page.data();
+  sealed_[i] = sealed ? 1 : 0;
+  pages_[i] = std::move(page);
+}
+
 Status SequenceCache::Reserve(int64_t num_tokens) {
   const int64_t end = length_ + num_tokens;
   const int64_t pages_needed = (end + kPageTokens - 1) / kPageTokens;
@@ -31,27 +44,25 @@ Status SequenceCache::Reserve(int64_t num_tokens) {
   const int64_t last = length_ / kPageTokens;
   PageRef copy;
   if (num_tokens > 0 && length_ % kPageTokens != 0) {
-    Entry& entry = pages_[static_cast<size_t>(last)];
-    OSCAR_CHECK(!entry.sealed, "a partly filled page cannot be sealed");
-    if (entry.page.shared()) {
+    OSCAR_CHECK(!is_sealed(last), "a partly filled page cannot be sealed");
+    if (page(last).shared()) {
       OSCAR_ASSIGN_OR_RETURN(copy, pool_->Allocate(config_->open));
-      std::memcpy(copy.data(), entry.page.data(), config_->open.bytes());
+      std::memcpy(copy.data(), page(last).data(), config_->open.bytes());
     }
   }
   std::vector<PageRef> fresh;
   while (num_pages() + static_cast<int64_t>(fresh.size()) < pages_needed) {
-    OSCAR_ASSIGN_OR_RETURN(PageRef page, pool_->Allocate(config_->open));
-    fresh.push_back(std::move(page));
+    OSCAR_ASSIGN_OR_RETURN(PageRef ref, pool_->Allocate(config_->open));
+    fresh.push_back(std::move(ref));
   }
-  if (copy) pages_[static_cast<size_t>(last)].page = std::move(copy);
-  for (PageRef& page : fresh) pages_.push_back({std::move(page), false});
+  if (copy) Replace(last, std::move(copy), /*sealed=*/false);
+  for (PageRef& ref : fresh) Append(std::move(ref), /*sealed=*/false);
   return {};
 }
 
 Bf16* SequenceCache::KRow(int layer, int head, int64_t position) const {
-  const Entry& entry = pages_[static_cast<size_t>(position / kPageTokens)];
-  OSCAR_DCHECK(!entry.sealed);
-  auto* block = reinterpret_cast<Bf16*>(entry.page.Block(layer, head).data());
+  OSCAR_DCHECK(!is_sealed(position / kPageTokens));
+  auto* block = reinterpret_cast<Bf16*>(page(position / kPageTokens).Block(layer, head).data());
   return block + position % kPageTokens * config_->open.layout(layer).head_dim();
 }
 
@@ -78,7 +89,7 @@ Status SequenceCache::SealBefore(int64_t position, ThreadPool& threads) {
 Status SequenceCache::SealPages(int64_t first, int64_t count, ThreadPool& threads) {
   const PageShape& open = config_->open;
   const PageShape& sealed = config_->sealed;
-  const std::span<Entry> entries(pages_.data() + first, static_cast<size_t>(count));
+  const std::span<PageRef> sources(pages_.data() + first, static_cast<size_t>(count));
 
   // Normally sealed pages are allocated beside the open ones. In a full pool the open pages' own
   // bytes make room: they are sealed into scratch memory first and given back.
@@ -87,8 +98,8 @@ Status SequenceCache::SealPages(int64_t first, int64_t count, ThreadPool& thread
   for (int64_t i = 0; i < count; ++i) {
     Result<PageRef> target = pool_->Allocate(sealed);
     if (!target.has_value()) {
-      for (const Entry& entry : entries) {
-        if (entry.page.shared()) return target.error();
+      for (const PageRef& source : sources) {
+        if (source.shared()) return target.error();
       }
       targets.clear();
       scratch.resize(static_cast<size_t>(count) * sealed.bytes());
@@ -101,33 +112,31 @@ Status SequenceCache::SealPages(int64_t first, int64_t count, ThreadPool& thread
     const int layer = static_cast<int>(unit);
     std::vector<const std::byte*> from;
     std::vector<std::byte*> to;
-    for (size_t i = 0; i < entries.size(); ++i) {
+    for (size_t i = 0; i < sources.size(); ++i) {
       std::byte* base = targets.empty() ? scratch.data() + i * sealed.bytes() : targets[i].data();
-      from.push_back(entries[i].page.data() + open.BlockOffset(layer, 0));
+      from.push_back(sources[i].data() + open.BlockOffset(layer, 0));
       to.push_back(base + sealed.BlockOffset(layer, 0));
     }
     saturated.fetch_add(static_cast<uint64_t>(config_->sealer->Seal(layer, from, to)),
                         std::memory_order_relaxed);
   });
   saturated_ += saturated.load();
-  for (Entry& entry : entries) entry.page.Reset();
-  for (size_t i = 0; i < entries.size(); ++i) {
+  for (PageRef& source : sources) source.Reset();
+  for (size_t i = 0; i < sources.size(); ++i) {
     if (i == targets.size()) {
       Result<PageRef> target = pool_->Allocate(sealed);
       OSCAR_CHECK(target.has_value(), "a sealed page must fit where its open page was");
       std::memcpy(target->data(), scratch.data() + i * sealed.bytes(), sealed.bytes());
       targets.push_back(std::move(*target));
     }
-    entries[i].page = std::move(targets[i]);
-    entries[i].sealed = true;
+    Replace(first + static_cast<int64_t>(i), std::move(targets[i]), /*sealed=*/true);
   }
   return {};
 }
 
 SequenceCache SequenceCache::Fork() const {
   SequenceCache fork(*config_, *pool_);
-  fork.pages_.reserve(pages_.size());
-  for (const Entry& entry : pages_) fork.pages_.push_back({entry.page.Share(), entry.sealed});
+  for (int64_t i = 0; i < num_pages(); ++i) fork.Append(page(i).Share(), is_sealed(i));
   fork.length_ = length_;
   fork.next_to_seal_ = next_to_seal_;
   fork.saturated_ = saturated_;
@@ -139,7 +148,10 @@ int64_t SequenceCache::Trim(int64_t length) {
   if (length % kPageTokens != 0 && is_sealed(length / kPageTokens)) {
     length = length / kPageTokens * kPageTokens;
   }
-  pages_.resize(static_cast<size_t>((length + kPageTokens - 1) / kPageTokens));
+  const auto kept = static_cast<size_t>((length + kPageTokens - 1) / kPageTokens);
+  pages_.resize(kept);
+  table_.resize(kept);
+  sealed_.resize(kept);
   length_ = length;
   next_to_seal_ = std::min(next_to_seal_, num_pages());
   return length;

@@ -64,8 +64,12 @@ class SequenceCache {
 
   int64_t length() const { return length_; }
   int64_t num_pages() const { return static_cast<int64_t>(pages_.size()); }
-  const PageRef& page(int64_t index) const { return pages_[static_cast<size_t>(index)].page; }
-  bool is_sealed(int64_t index) const { return pages_[static_cast<size_t>(index)].sealed; }
+  const PageRef& page(int64_t index) const { return pages_[static_cast<size_t>(index)]; }
+  bool is_sealed(int64_t index) const { return sealed_[static_cast<size_t>(index)] != 0; }
+  // The same as kernels take it: [num_pages] addresses and flags, kept up to date as pages change,
+  // so that a step does nothing that grows with the context. Valid until the next change.
+  const std::byte* const* page_table() const { return table_.data(); }
+  const uint8_t* sealed_flags() const { return sealed_.data(); }
   const CacheConfig& config() const { return *config_; }
 
   // Makes room for positions [length, length + num_tokens): allocates open pages, and gives the
@@ -103,16 +107,16 @@ class SequenceCache {
   static uint64_t BytesFor(const CacheConfig& config, int64_t num_tokens);
 
  private:
-  struct Entry {
-    PageRef page;
-    bool sealed;
-  };
+  void Append(PageRef page, bool sealed);
+  void Replace(int64_t index, PageRef page, bool sealed);
   Status SealBefore(int64_t position, ThreadPool& threads);
   Status SealPages(int64_t first, int64_t count, ThreadPool& threads);
 
   const CacheConfig* config_;
   BlockPool* pool_;
-  std::vector<Entry> pages_;
+  std::vector<PageRef> pages_;
+  std::vector<const std::byte*> table_;  // parallel to pages_
+  std::vector<uint8_t> sealed_;          // parallel to pages_
   int64_t length_ = 0;
   int64_t next_to_seal_ = 0;  // pages before it (from the sink on) are sealed
   uint64_t saturated_ = 0;
