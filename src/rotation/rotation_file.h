@@ -1,0 +1,40 @@
+// Rotations on disk: our rotation.safetensors (docs/rotation-file.md) and the .pt pairs of the
+// published RotationZoo. Whatever is read is validated: shapes, finiteness, orthogonality. Writes
+// are atomic, and equal rotations give equal bytes. Free functions; safe from any thread.
+#pragma once
+
+#include <filesystem>
+#include <utility>
+
+#include "oscar/status.h"
+#include "rotation/rotation.h"
+
+namespace oscar {
+
+inline constexpr char kRotationFileName[] = "rotation.safetensors";
+inline constexpr char kRotationFormatVersion[] = "1";
+
+struct ZooPaths {
+  std::filesystem::path k;
+  std::filesystem::path v;
+};
+
+// Loads a .safetensors file, a directory (rotation.safetensors, or else its one k_*.pt and v_*.pt),
+// or one .pt of a pair (the other lies beside it). `tolerance` bounds max |R R^T - I|; pass
+// infinity to look at a broken file.
+Result<Rotation> LoadRotation(const std::filesystem::path& path,
+                              double tolerance = kOrthogonalityTolerance);
+
+Result<Rotation> ReadRotationFile(const std::filesystem::path& path,
+                                  double tolerance = kOrthogonalityTolerance);
+Status WriteRotationFile(const std::filesystem::path& path, const Rotation& rotation);
+
+// A .pt pair names no model and no clip: clips are the published ones; eigenvalues are ones where a
+// file lacks them.
+Result<Rotation> ReadZooPair(const ZooPaths& paths, double tolerance = kOrthogonalityTolerance);
+Result<ZooPaths> FindZooPair(const std::filesystem::path& directory);
+// Writes {k,v}_rotation_<objective>_<composition>.pt into `directory`, which is made where missing.
+// The format has one matrix a layer: per-head rotations are refused.
+Result<ZooPaths> WriteZooPair(const std::filesystem::path& directory, const Rotation& rotation);
+
+}  // namespace oscar
