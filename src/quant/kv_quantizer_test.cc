@@ -498,25 +498,34 @@ double Distortion(const KvQuantizer& q, int tokens, uint64_t stream) {
   return RelativeError(rows, RoundTrip(q, shape, rows));
 }
 
-// Expected: independent Monte-Carlo runs, three digits (1.2 % and half a digit of tolerance), and
-// for TurboQuant the codebook's distortion D: D before renormalising, about D + D^2 / 4 after it.
+// Expected: independent Monte-Carlo runs. `digit` is half a unit of the last printed one; the
+// sample here adds about 1 %. Three-digit values are those published for the rule, four-digit ones
+// come from tools/gaussian_distortion.py.
 TEST(KvQuantizer, GaussianDistortionMatchesTheKnownValues) {
-  const auto check = [](const KvQuantizer& q, double expected) {
+  const auto check = [](const KvQuantizer& q, double expected, double digit) {
     const double d = Distortion(q, 2048, 14);
     ::testing::Test::RecordProperty(q.description(), std::to_string(d));
-    EXPECT_NEAR(d, expected, 0.0005 + 0.012 * expected) << q.description();
+    EXPECT_NEAR(d, expected, digit + 0.012 * expected) << q.description();
   };
-  check(*MakeOscarSuValues(2, 32, MetaType::kFp16), 0.165);
-  check(*MakeOscarSuValues(2, 64, MetaType::kFp16), 0.209);
-  check(*MakeOscarSuValues(2, 128, MetaType::kFp16), 0.252);
-  check(OscarSuKeys({}), 0.165);
-  check(*MakeQuarot(QuarotForm::kIntegerZero, 2, 128), 0.252);
-  check(*MakeQuarot(QuarotForm::kRealMin, 2, 128), 0.250);
-  check(KiviKeys(2, 32, MetaType::kFp16), 0.154);
-  check(KiviKeys(2, 128, MetaType::kFp16), 0.250);
-  check(*MakeKiviValues(2, 32, MetaType::kFp16), 0.154);
-  check(TurboQuantKeys(3, false), 0.0345);
-  check(TurboQuantKeys(2, false), 0.1165);
+  check(*MakeOscarSuValues(2, 32, MetaType::kFp16), 0.165, 5e-4);
+  check(*MakeOscarSuValues(2, 64, MetaType::kFp16), 0.209, 5e-4);
+  check(*MakeOscarSuValues(2, 128, MetaType::kFp16), 0.252, 5e-4);
+  check(OscarSuKeys({}), 0.165, 5e-4);
+  check(*MakeQuarot(QuarotForm::kRealMin, 2, 128), 0.250, 5e-4);
+  check(*MakeQuarot(QuarotForm::kSymmetric, 2, 128), 0.5868, 5e-5);
+  check(*MakeQuarot(QuarotForm::kSymmetric, 4, 128), 0.0137, 5e-5);
+  check(*MakeQuarot(QuarotForm::kRealMin, 3, 128), 0.0457, 5e-5);
+  check(*MakeQuarot(QuarotForm::kRealMin, 4, 128), 0.0099, 5e-5);
+  check(KiviKeys(2, 32, MetaType::kFp16), 0.154, 5e-4);
+  check(KiviKeys(2, 128, MetaType::kFp16), 0.250, 5e-4);
+  check(*MakeKiviValues(2, 32, MetaType::kFp16), 0.154, 5e-4);
+  check(TurboQuantKeys(2, false), 0.1160, 5e-5);
+  check(TurboQuantKeys(2, true), 0.1188, 5e-5);
+  check(TurboQuantKeys(3, false), 0.0339, 5e-5);
+  check(TurboQuantKeys(3, true), 0.0338, 5e-5);
+  check(TurboQuantKeys(4, true), 0.0092, 5e-5);
+  check(KittyKeys(0.125), 0.2168, 5e-5);
+  check(KittyKeys(0.25), 0.1849, 5e-5);
 }
 
 // Rows with strong channel outliers, as keys have: the Hadamard of the recipe spreads them, and the
