@@ -10,9 +10,8 @@
 //   oscar+       kMseFitUnbiased (K), kMseFit or clip .92 (V)
 //   Saw-INT4     kMinMax, 4 bits, block Hadamard on K (togethercomputer/saw-int4: order 16 to 128)
 //   QuaRot       quant/quarot.h says which rules
-//   TurboQuant V kMinMax, 3 bits, no rotation. Published: s = max((max - min) / L, 1e-8),
-//   floor(+1/2),
-//                fp16 pair; here s is at least 2^-24, the same in fp16.
+//   TurboQuant V kMinMax, 3 bits, no rotation. Published: s at least 1e-8, which its fp16 rounds
+//                to 0; here at least 2^-24.
 #pragma once
 
 #include "quant/kv_quantizer.h"
