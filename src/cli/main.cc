@@ -46,6 +46,7 @@ int Main(int argc, char** argv) {
   app.fallthrough();
 
   RunFunction run;
+  AddInspectCommand(app, run);
   AddInfoCommand(app, run);
   NameEnvironmentVariables(app);
 

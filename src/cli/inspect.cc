@@ -1,0 +1,291 @@
+// oscar inspect: what a file or directory holds: model configs, safetensors, torch files,
+// rotations.
+#include <fmt/core.h>
+
+#include <CLI/App.hpp>
+#include <algorithm>
+#include <filesystem>
+#include <limits>
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "base/progress.h"
+#include "cli/command.h"
+#include "io/hf_config.h"
+#include "io/safetensors.h"
+#include "io/torch_file.h"
+#include "rotation/rotation_file.h"
+#include "rotation/spectrum.h"
+
+namespace oscar::cli {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::ordered_json;
+
+struct InspectOptions {
+  std::string path;
+  bool json = false;
+  int layer = -1;
+};
+
+ordered_json ConfigToJson(const ModelConfig& config) {
+  ordered_json out = {
+      {"kind", "model config"},
+      {"model_type", config.model_type},
+      {"vocab_size", config.vocab_size},
+      {"hidden_size", config.hidden_size},
+      {"intermediate_size", config.intermediate_size},
+      {"num_layers", config.num_layers},
+      {"num_attention_heads", config.num_attention_heads},
+      {"num_kv_heads", config.num_kv_heads},
+      {"head_dim", config.head_dim},
+      {"rope_theta", config.rope_theta},
+      {"rope_scaling", NameOf(config.rope_scaling.type)},
+      {"max_position_embeddings", config.max_position_embeddings},
+      {"tie_word_embeddings", config.tie_word_embeddings},
+      {"torch_dtype", config.torch_dtype},
+      {"eos_token_ids", config.eos_token_ids},
+  };
+  if (!config.quantization_method.empty()) out["quantization"] = config.quantization_method;
+  // What one token of context costs: the number people plan memory with.
+  const double elements = 2.0 * config.num_layers * config.num_kv_heads * config.head_dim;
+  out["kv_bytes_per_token_bf16"] = elements * 2;
+  out["kv_bytes_per_token_int2"] = elements * (2 + 32.0 / config.head_dim) / 8;
+  return out;
+}
+
+ordered_json TensorToJson(const TensorView& tensor) {
+  return {{"name", tensor.name},
+          {"dtype", NameOf(tensor.dtype)},
+          {"shape", tensor.shape},
+          {"bytes", tensor.data.size()}};
+}
+
+// Sizes by element type, in the order of DType.
+ordered_json TypesToJson(std::span<const TensorView> tensors) {
+  std::map<DType, uint64_t> bytes;
+  for (const TensorView& tensor : tensors) bytes[tensor.dtype] += tensor.data.size();
+  ordered_json out = ordered_json::object();
+  for (const auto& [dtype, count] : bytes) out[std::string(NameOf(dtype))] = count;
+  return out;
+}
+
+ordered_json TensorsToJson(std::string_view kind, std::span<const TensorView> tensors) {
+  uint64_t bytes = 0, elements = 0;
+  ordered_json list = ordered_json::array();
+  for (const TensorView& tensor : tensors) {
+    bytes += tensor.data.size();
+    elements += tensor.num_elements();
+    list.push_back(TensorToJson(tensor));
+  }
+  return {{"kind", kind},   {"num_tensors", tensors.size()},          {"elements", elements},
+          {"bytes", bytes}, {"bytes_by_dtype", TypesToJson(tensors)}, {"tensors", list}};
+}
+
+ordered_json SideToJson(const SideRotation& side, double error) {
+  const auto [low, high] = std::minmax_element(side.eigenvalues.begin(), side.eigenvalues.end());
+  return {{"matrices", side.num_heads},
+          {"orthogonality_error", error},
+          {"eigenvalue_min", *low},
+          {"eigenvalue_max", *high},
+          {"clip", side.clip}};
+}
+
+ordered_json RotationToJson(const Rotation& rotation, const OrthogonalityReport& report) {
+  ordered_json layers = ordered_json::array();
+  for (const auto& [id, layer] : rotation.layers) {
+    const auto [k_error, v_error] = report.by_layer.at(id);
+    layers.push_back(
+        {{"layer", id}, {"k", SideToJson(layer.k, k_error)}, {"v", SideToJson(layer.v, v_error)}});
+  }
+  return {{"kind", "rotation"},
+          {"k_objective", rotation.info.k_objective},
+          {"v_objective", rotation.info.v_objective},
+          {"composition", rotation.info.composition},
+          {"clip_source", rotation.info.clip_source},
+          {"model_fingerprint", rotation.info.model_fingerprint},
+          {"calibration_tokens", rotation.info.calibration_tokens},
+          {"num_layers", rotation.layers.size()},
+          {"head_dim", rotation.head_dim},
+          {"max_orthogonality_error", report.max_error},
+          {"layers", layers}};
+}
+
+void PrintRotation(const Rotation& rotation, const OrthogonalityReport& report, int chosen) {
+  fmt::print("rotation: {} layers, head dim {}, K {}, V {}, composition {}\n",
+             rotation.layers.size(), rotation.head_dim, rotation.info.k_objective,
+             rotation.info.v_objective, rotation.info.composition);
+  fmt::print("max |R R^T - I| = {:.2e} (layer {}, {})\n\n", report.max_error, report.layer,
+             report.side);
+  fmt::print("{:>5} {:>4} {:>4}  {:>9} {:>9}  {:>10} {:>10} {:>10} {:>10}  {:>6} {:>6}\n", "layer",
+             "nK", "nV", "errK", "errV", "eigK min", "eigK max", "eigV min", "eigV max", "clipK",
+             "clipV");
+  for (const auto& [id, layer] : rotation.layers) {
+    const auto [k_error, v_error] = report.by_layer.at(id);
+    const auto [k_low, k_high] =
+        std::minmax_element(layer.k.eigenvalues.begin(), layer.k.eigenvalues.end());
+    const auto [v_low, v_high] =
+        std::minmax_element(layer.v.eigenvalues.begin(), layer.v.eigenvalues.end());
+    fmt::print(
+        "{:>5} {:>4} {:>4}  {:>9.2e} {:>9.2e}  {:>10.3g} {:>10.3g} {:>10.3g} {:>10.3g}  {:>6.3f} "
+        "{:>6.3f}\n",
+        id, layer.k.num_heads, layer.v.num_heads, k_error, v_error, *k_low, *k_high, *v_low,
+        *v_high, layer.k.ClipOf(0), layer.v.ClipOf(0));
+  }
+  const int id = chosen >= 0 ? chosen : rotation.layers.begin()->first;
+  const LayerRotation& layer = *rotation.Find(id);
+  for (const auto& [name, side] : {std::pair{"K", &layer.k}, {"V", &layer.v}}) {
+    fmt::print("\neigenvalues of {}, layer {}{} (choose another by --layer)\n{}", name, id,
+               side->num_heads > 1 ? ", head 0" : "", SpectrumPlot(side->EigenvaluesOf(0), 64, 8));
+  }
+}
+
+void PrintTensors(const ordered_json& summary) {
+  fmt::print("{}: {} tensors, {} numbers, {}\n", summary["kind"].get<std::string>(),
+             summary["num_tensors"].get<size_t>(), summary["elements"].get<uint64_t>(),
+             FormatBytes(summary["bytes"].get<uint64_t>()));
+  for (const auto& tensor : summary["tensors"]) {
+    fmt::print("  {:<8} {:<20} {:>12}  {}\n", tensor["dtype"].get<std::string>(),
+               ShapeToString(tensor["shape"].get<std::vector<int64_t>>()),
+               FormatBytes(tensor["bytes"].get<uint64_t>()), tensor["name"].get<std::string>());
+  }
+}
+
+void PrintFields(const ordered_json& object) {
+  for (const auto& [key, value] : object.items()) {
+    fmt::print("{:<26} {}\n", key, value.is_string() ? value.get<std::string>() : value.dump());
+  }
+}
+
+// A torch value as JSON; tensors become {"dtype", "shape"}.
+ordered_json TorchToJson(const TorchValue& value) {
+  if (const auto* x = value.AsBool()) return *x;
+  if (const auto* x = value.AsInt()) return *x;
+  if (const auto* x = value.AsFloat()) return *x;
+  if (const auto* x = value.AsString()) return *x;
+  if (const auto* x = value.AsTensor()) {
+    return {{"tensor", NameOf(x->dtype)}, {"shape", x->shape}, {"bytes", x->data.size()}};
+  }
+  if (const auto* x = value.AsDict()) {
+    ordered_json out = ordered_json::object();
+    for (const auto& [key, item] : x->items) {
+      const auto* number = std::get_if<int64_t>(&key);
+      out[number != nullptr ? std::to_string(*number) : std::get<std::string>(key)] =
+          TorchToJson(item);
+    }
+    return out;
+  }
+  ordered_json out = ordered_json::array();
+  if (const auto* x = value.AsList()) {
+    for (const TorchValue& item : *x) out.push_back(TorchToJson(item));
+    return out;
+  }
+  if (const auto* x = value.AsTuple()) {
+    for (const TorchValue& item : x->items) out.push_back(TorchToJson(item));
+    return out;
+  }
+  return nullptr;
+}
+
+Status InspectRotation(const InspectOptions& options) {
+  // A broken rotation is looked at, not refused; verify is what fails.
+  OSCAR_ASSIGN_OR_RETURN(const Rotation rotation,
+                         LoadRotation(options.path, std::numeric_limits<double>::infinity()));
+  const OrthogonalityReport report = MeasureOrthogonality(rotation);
+  if (options.layer >= 0 && rotation.Find(options.layer) == nullptr) {
+    return InvalidArgument(fmt::format("{}: there is no layer {}", options.path, options.layer));
+  }
+  if (options.json) {
+    fmt::print("{}\n", RotationToJson(rotation, report).dump(2));
+  } else {
+    PrintRotation(rotation, report, options.layer);
+  }
+  return {};
+}
+
+Status InspectTensors(const InspectOptions& options, const ordered_json& summary) {
+  if (options.json) {
+    fmt::print("{}\n", summary.dump(2));
+  } else {
+    PrintTensors(summary);
+  }
+  return {};
+}
+
+Status InspectModel(const InspectOptions& options, const fs::path& config_path) {
+  OSCAR_ASSIGN_OR_RETURN(const ModelConfig config, ReadModelConfigFile(config_path));
+  ordered_json out = ConfigToJson(config);
+  const fs::path directory = config_path.parent_path();
+  const bool has_weights =
+      fs::is_directory(options.path) && (fs::exists(directory / "model.safetensors") ||
+                                         fs::exists(directory / "model.safetensors.index.json"));
+  if (has_weights) {
+    OSCAR_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::Open(directory));
+    out["weights"] = TensorsToJson("checkpoint", checkpoint.tensors());
+  }
+  if (options.json) {
+    fmt::print("{}\n", out.dump(2));
+    return {};
+  }
+  const ordered_json weights = has_weights ? out["weights"] : ordered_json();
+  out.erase("weights");
+  PrintFields(out);
+  if (has_weights) {
+    fmt::print("\n");
+    PrintTensors(weights);
+  }
+  return {};
+}
+
+bool LooksLikeRotation(const SafetensorsFile& file) {
+  return std::any_of(file.tensors().begin(), file.tensors().end(), [](const TensorView& tensor) {
+    return tensor.name.starts_with("layers.") && tensor.name.ends_with(".k_rotation");
+  });
+}
+
+Status RunInspect(const InspectOptions& options) {
+  const fs::path path = options.path;
+  std::error_code error;
+  if (!fs::exists(path, error)) {
+    return NotFound(fmt::format("{}: no such file or directory", options.path));
+  }
+  if (fs::is_directory(path, error)) {
+    if (fs::exists(path / "config.json")) return InspectModel(options, path / "config.json");
+    return InspectRotation(options);
+  }
+  if (path.extension() == ".json") return InspectModel(options, path);
+  if (path.extension() == ".safetensors") {
+    OSCAR_ASSIGN_OR_RETURN(const SafetensorsFile file, SafetensorsFile::Open(path));
+    if (LooksLikeRotation(file)) return InspectRotation(options);
+    return InspectTensors(options, TensorsToJson("safetensors", file.tensors()));
+  }
+  if (path.extension() == ".pt" || path.extension() == ".pth") {
+    OSCAR_ASSIGN_OR_RETURN(const TorchValue value, ReadTorchFile(path));
+    const TorchDict* dict = value.AsDict();
+    if (dict != nullptr && dict->Find("layers") != nullptr && dict->Find("objective") != nullptr) {
+      return InspectRotation(options);
+    }
+    fmt::print("{}\n",
+               TorchToJson(value).dump(2, ' ', false, ordered_json::error_handler_t::replace));
+    return {};
+  }
+  return InvalidArgument(fmt::format(
+      "{}: not a kind of file that inspect knows (.json, .safetensors, .pt, or a directory)",
+      options.path));
+}
+
+}  // namespace
+
+void AddInspectCommand(CLI::App& app, RunFunction& run) {
+  auto options = std::make_shared<InspectOptions>();
+  CLI::App* command = app.add_subcommand(
+      "inspect", "Show what a model directory, config, safetensors, torch or rotation file holds");
+  command->add_option("path", options->path, "File or directory")->required();
+  command->add_flag("--json", options->json, "Print JSON");
+  command->add_option("--layer", options->layer, "Layer whose eigenvalue spectrum is drawn");
+  command->callback([options, &run] { run = [options] { return RunInspect(*options); }; });
+}
+
+}  // namespace oscar::cli

@@ -1,0 +1,444 @@
+// The decoder on the CPU: packed BF16 weights, fp32 residual stream, attention straight from the
+// cache's pages.
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+
+#include "base/check.h"
+#include "base/progress.h"
+#include "model/model.h"
+#include "model/rope.h"
+#include "simd/attention.h"
+#include "simd/dispatch.h"
+#include "simd/gemm.h"
+#include "simd/vec_ops.h"
+
+namespace oscar {
+namespace {
+
+using simd::AlignedBuffer;
+using simd::PackedMatrix;
+
+struct Layer {
+  std::vector<float> attention_norm, feed_forward_norm, q_norm, k_norm;
+  PackedMatrix qkv;      // [(heads + 2 kv_heads) D, hidden]
+  PackedMatrix o;        // [hidden, heads D]
+  PackedMatrix gate_up;  // [2 intermediate, hidden]
+  PackedMatrix down;     // [hidden, intermediate]
+  std::vector<float> qkv_bias, o_bias;
+};
+
+class CpuModel : public Model {
+ public:
+  CpuModel(const ModelSpec& spec, const KvPlan& plan, ThreadPool& threads,
+           const CpuModelOptions& options)
+      : spec_(spec),
+        plan_(plan),
+        threads_(threads),
+        options_(options),
+        rope_(spec.rope_theta, spec.rope_scaling, spec.head_dim) {}
+
+  Status Load(const WeightSource& source);
+
+  const ModelSpec& spec() const override { return spec_; }
+  const KvPlan& kv() const override { return plan_; }
+  uint64_t weight_bytes() const override { return weight_bytes_; }
+  uint64_t fingerprint() const override { return fingerprint_; }
+  int max_batch_tokens() const override { return options_.max_batch_tokens; }
+  Status SetTap(QkvTap tap) override;
+  Status Forward(std::span<const ForwardItem> items, std::span<float> logits) override;
+
+ private:
+  size_t hidden() const { return static_cast<size_t>(spec_.hidden); }
+  size_t dim() const { return static_cast<size_t>(spec_.head_dim); }
+  size_t q_width() const { return static_cast<size_t>(spec_.num_heads) * dim(); }
+  size_t kv_width() const { return static_cast<size_t>(spec_.num_kv_heads) * dim(); }
+  size_t qkv_width() const { return q_width() + 2 * kv_width(); }
+  size_t middle() const { return static_cast<size_t>(spec_.intermediate); }
+
+  Status LoadLayer(const WeightSource& source, int index);
+  void Embed(int32_t token, std::span<float> out) const;
+  Status Prepare(std::span<const ForwardItem> items);
+  void PrepareRows(std::span<const ForwardItem> items, size_t num_rows);
+  void NormAndRope(const Layer& layer, size_t row);
+  void Rotate(const SideTransform& rotation, int kv_head, std::span<float> head) const;
+  void RotateAndStore(int layer, size_t row);
+  void ProjectAndStore(int index, std::span<const ForwardItem> items);
+  void Attend(int layer, std::span<const ForwardItem> items);
+  void ReportTap(int layer, std::span<const ForwardItem> items);
+  void WriteLogits(std::span<const ForwardItem> items, std::span<float> logits);
+
+  const ModelSpec spec_;
+  const KvPlan& plan_;
+  ThreadPool& threads_;
+  const CpuModelOptions options_;
+  const RopeTable rope_;
+  std::vector<Bf16> embedding_;  // empty where the head is tied: rows come from head_
+  PackedMatrix head_;            // [vocab, hidden]
+  std::vector<float> final_norm_;
+  std::vector<Layer> layers_;
+  uint64_t weight_bytes_ = 0;
+  uint64_t fingerprint_ = 0;
+  QkvTap tap_;
+
+  // Where each row of the batch belongs.
+  struct Row {
+    SequenceCache* cache;
+    int64_t position;
+  };
+  std::vector<Row> rows_;
+  std::vector<simd::DecodeQuery> decode_;
+  std::vector<simd::PrefillQuery> prefill_;
+  // [rows, ...], grown to the largest batch seen.
+  AlignedBuffer<float> x_, normed_, qkv_, attended_, gate_up_, product_, cos_, sin_;
+  simd::GemmWorkspace gemm_;
+  simd::AttentionWorkspace attention_;
+};
+
+Status CpuModel::Load(const WeightSource& source) {
+  const TensorNames& names = spec_.names;
+  Progress progress("loading weights", static_cast<uint64_t>(spec_.num_layers) + 1, "layers");
+  fingerprint_ = source.Fingerprint();
+  const std::vector<int64_t> table{spec_.vocab_size, spec_.hidden};
+  const size_t table_size = static_cast<size_t>(spec_.vocab_size) * hidden();
+  {
+    std::vector<Bf16> staged(table_size);
+    OSCAR_RETURN_IF_ERROR(source.LoadBf16(names.embedding, table, staged));
+    head_ = PackedMatrix(spec_.vocab_size, spec_.hidden);
+    if (names.head.empty()) {
+      head_.PackRows(threads_, 0, spec_.vocab_size, std::span<const Bf16>(staged));
+    } else {
+      embedding_ = std::move(staged);
+    }
+  }
+  if (!names.head.empty()) {
+    std::vector<Bf16> staged(table_size);
+    OSCAR_RETURN_IF_ERROR(source.LoadBf16(names.head, table, staged));
+    head_.PackRows(threads_, 0, spec_.vocab_size, std::span<const Bf16>(staged));
+  }
+  final_norm_.resize(hidden());
+  OSCAR_RETURN_IF_ERROR(
+      source.Load(names.final_norm, std::vector<int64_t>{spec_.hidden}, final_norm_));
+  weight_bytes_ = head_.bytes() + embedding_.size() * sizeof(Bf16);
+  progress.Add(1);
+  layers_.resize(static_cast<size_t>(spec_.num_layers));
+  for (int i = 0; i < spec_.num_layers; ++i) {
+    OSCAR_RETURN_IF_ERROR(LoadLayer(source, i));
+    progress.Add(1);
+  }
+  return {};
+}
+
+Status CpuModel::LoadLayer(const WeightSource& source, int index) {
+  Layer& layer = layers_[static_cast<size_t>(index)];
+  const TensorNames& names = spec_.names;
+  const int q = spec_.num_heads * spec_.head_dim, kv = spec_.num_kv_heads * spec_.head_dim;
+  const auto name = [&](const std::string& pattern) {
+    return fmt::format(fmt::runtime(pattern), index);
+  };
+  const auto vector = [&](const std::string& pattern, int size, std::vector<float>* out) -> Status {
+    if (pattern.empty()) return {};
+    out->resize(static_cast<size_t>(size));
+    return source.Load(name(pattern), std::vector<int64_t>{size}, *out);
+  };
+  OSCAR_RETURN_IF_ERROR(vector(names.attention_norm, spec_.hidden, &layer.attention_norm));
+  OSCAR_RETURN_IF_ERROR(vector(names.feed_forward_norm, spec_.hidden, &layer.feed_forward_norm));
+  OSCAR_RETURN_IF_ERROR(vector(names.q_norm, spec_.head_dim, &layer.q_norm));
+  OSCAR_RETURN_IF_ERROR(vector(names.k_norm, spec_.head_dim, &layer.k_norm));
+
+  // One staging buffer, one tensor at a time.
+  std::vector<Bf16> staged;
+  const auto pack = [&](const std::string& pattern, int outputs, int inputs, int first,
+                        PackedMatrix* matrix) -> Status {
+    staged.resize(static_cast<size_t>(outputs) * static_cast<size_t>(inputs));
+    OSCAR_RETURN_IF_ERROR(
+        source.LoadBf16(name(pattern), std::vector<int64_t>{outputs, inputs}, staged));
+    matrix->PackRows(threads_, first, outputs, std::span<const Bf16>(staged));
+    return {};
+  };
+  layer.qkv = PackedMatrix(q + 2 * kv, spec_.hidden);
+  layer.o = PackedMatrix(spec_.hidden, q);
+  OSCAR_RETURN_IF_ERROR(pack(names.q, q, spec_.hidden, 0, &layer.qkv));
+  OSCAR_RETURN_IF_ERROR(pack(names.k, kv, spec_.hidden, q, &layer.qkv));
+  std::vector<float> v_bias;
+  OSCAR_RETURN_IF_ERROR(vector(names.v_bias, kv, &v_bias));
+  if (plan_.v(index).kind == RotationKind::kNone) {
+    OSCAR_RETURN_IF_ERROR(pack(names.v, kv, spec_.hidden, q + kv, &layer.qkv));
+    OSCAR_RETURN_IF_ERROR(pack(names.o, spec_.hidden, q, 0, &layer.o));
+  } else {
+    std::vector<float> w_v(kv_width() * hidden()), w_o(hidden() * q_width());
+    OSCAR_RETURN_IF_ERROR(source.Load(name(names.v), std::vector<int64_t>{kv, spec_.hidden}, w_v));
+    OSCAR_RETURN_IF_ERROR(source.Load(name(names.o), std::vector<int64_t>{spec_.hidden, q}, w_o));
+    AbsorbValueRotation(plan_.v(index), spec_.num_heads, spec_.num_kv_heads, spec_.head_dim,
+                        spec_.hidden, w_v, v_bias, w_o);
+    layer.qkv.PackRows(threads_, q + kv, kv, std::span<const float>(w_v));
+    layer.o.PackRows(threads_, 0, spec_.hidden, std::span<const float>(w_o));
+  }
+  if (!names.q_bias.empty()) {
+    std::vector<float> bias;
+    OSCAR_RETURN_IF_ERROR(vector(names.q_bias, q, &layer.qkv_bias));
+    OSCAR_RETURN_IF_ERROR(vector(names.k_bias, kv, &bias));
+    layer.qkv_bias.insert(layer.qkv_bias.end(), bias.begin(), bias.end());
+    layer.qkv_bias.insert(layer.qkv_bias.end(), v_bias.begin(), v_bias.end());
+  }
+  OSCAR_RETURN_IF_ERROR(vector(names.o_bias, spec_.hidden, &layer.o_bias));
+  layer.gate_up = PackedMatrix(2 * spec_.intermediate, spec_.hidden);
+  layer.down = PackedMatrix(spec_.hidden, spec_.intermediate);
+  OSCAR_RETURN_IF_ERROR(pack(names.gate, spec_.intermediate, spec_.hidden, 0, &layer.gate_up));
+  OSCAR_RETURN_IF_ERROR(
+      pack(names.up, spec_.intermediate, spec_.hidden, spec_.intermediate, &layer.gate_up));
+  OSCAR_RETURN_IF_ERROR(pack(names.down, spec_.hidden, spec_.intermediate, 0, &layer.down));
+  weight_bytes_ += layer.qkv.bytes() + layer.o.bytes() + layer.gate_up.bytes() + layer.down.bytes();
+  return {};
+}
+
+void CpuModel::Embed(int32_t token, std::span<float> out) const {
+  if (!embedding_.empty()) {
+    simd::ToFloatRow({embedding_.data() + static_cast<size_t>(token) * hidden(), hidden()}, out);
+    return;
+  }
+  for (int d = 0; d < spec_.hidden; ++d) out[static_cast<size_t>(d)] = ToFloat(head_.At(token, d));
+}
+
+Status CpuModel::SetTap(QkvTap tap) {
+  for (int i = 0; i < spec_.num_layers && tap; ++i) {
+    if (plan_.v(i).kind != RotationKind::kNone) {
+      return InvalidArgument(
+          "calibration needs a cache method that leaves values unrotated, such as bf16");
+    }
+  }
+  tap_ = std::move(tap);
+  return {};
+}
+
+Status CpuModel::Prepare(std::span<const ForwardItem> items) {
+  int64_t total = 0;
+  for (const ForwardItem& item : items) {
+    SequenceCache& cache = *item.cache;
+    const auto count = static_cast<int64_t>(item.tokens.size());
+    OSCAR_CHECK(count > 0 && (item.is_prompt || count == 1));
+    const int64_t cell = cache.config().cell;
+    OSCAR_CHECK(!item.is_prompt || cache.length() / cell == (cache.length() + count - 1) / cell,
+                "a prompt chunk crosses a cell boundary");
+    total += count;
+  }
+  OSCAR_CHECK(total <= options_.max_batch_tokens, "{} tokens in one pass", total);
+  for (const ForwardItem& item : items) {
+    OSCAR_RETURN_IF_ERROR(item.is_prompt ? item.cache->SealForPrompt(threads_)
+                                         : item.cache->SealForGeneration(threads_));
+  }
+  // Room for every item or for none: pages that an earlier item got are given back.
+  for (size_t i = 0; i < items.size(); ++i) {
+    const Status status = items[i].cache->Reserve(static_cast<int64_t>(items[i].tokens.size()));
+    if (status.ok()) continue;
+    for (size_t j = 0; j < i; ++j) items[j].cache->Trim(items[j].cache->length());
+    return status;
+  }
+  return {};
+}
+
+void CpuModel::PrepareRows(std::span<const ForwardItem> items, size_t num_rows) {
+  const auto half = static_cast<size_t>(rope_.half());
+  x_.Grow(num_rows * hidden());
+  normed_.Grow(num_rows * hidden());
+  qkv_.Grow(num_rows * qkv_width());
+  attended_.Grow(num_rows * q_width());
+  gate_up_.Grow(num_rows * 2 * middle());
+  product_.Grow(num_rows * middle());
+  cos_.Grow(num_rows * half);
+  sin_.Grow(num_rows * half);
+  rows_.clear();
+  for (const ForwardItem& item : items) {
+    for (size_t t = 0; t < item.tokens.size(); ++t) {
+      const size_t row = rows_.size();
+      rows_.push_back({item.cache, item.cache->length() + static_cast<int64_t>(t)});
+      Embed(item.tokens[t], {x_.data() + row * hidden(), hidden()});
+      rope_.Fill(rows_[row].position, {cos_.data() + row * half, half},
+                 {sin_.data() + row * half, half});
+    }
+  }
+}
+
+void CpuModel::NormAndRope(const Layer& layer, size_t row) {
+  const auto half = static_cast<size_t>(rope_.half());
+  const std::span<const float> cos(cos_.data() + row * half, half);
+  const std::span<const float> sin(sin_.data() + row * half, half);
+  float* const qkv = qkv_.data() + row * qkv_width();
+  for (int h = 0; h < spec_.num_heads + spec_.num_kv_heads; ++h) {  // keys follow the queries
+    const std::span<float> head(qkv + static_cast<size_t>(h) * dim(), dim());
+    const std::vector<float>& norm = h < spec_.num_heads ? layer.q_norm : layer.k_norm;
+    if (!norm.empty()) simd::RmsNorm(head, norm, spec_.norm_eps, head);
+    simd::ApplyRope(head, cos, sin);
+  }
+}
+
+void CpuModel::Rotate(const SideTransform& rotation, int kv_head, std::span<float> head) const {
+  switch (rotation.kind) {
+    case RotationKind::kHadamard:
+      simd::FastHadamardRow(head);
+      break;
+    case RotationKind::kCalibrated: {
+      std::array<float, kMaxHeadDim> rotated;
+      simd::RotateRow(head, rotation.MatrixOf(kv_head, spec_.head_dim), {rotated.data(), dim()});
+      std::copy_n(rotated.begin(), dim(), head.begin());
+      break;
+    }
+    default:
+      rotation.Apply(kv_head, head);
+  }
+}
+
+void CpuModel::RotateAndStore(int layer, size_t row) {
+  const SideTransform& rotation = plan_.k(layer);
+  const int group = spec_.queries_per_kv_head();
+  float* const q = qkv_.data() + row * qkv_width();
+  float* const k = q + q_width();
+  const float* const v = k + kv_width();
+  const Row& at = rows_[row];
+  for (int h = 0; h < spec_.num_heads; ++h) {
+    Rotate(rotation, h / group, {q + static_cast<size_t>(h) * dim(), dim()});
+  }
+  for (int h = 0; h < spec_.num_kv_heads; ++h) {
+    const size_t offset = static_cast<size_t>(h) * dim();
+    Rotate(rotation, h, {k + offset, dim()});
+    simd::ToBf16Row({k + offset, dim()}, {at.cache->KRow(layer, h, at.position), dim()});
+    simd::ToBf16Row({v + offset, dim()}, {at.cache->VRow(layer, h, at.position), dim()});
+  }
+}
+
+// Queries and keys as attention wants them; keys and values into the open pages.
+void CpuModel::ProjectAndStore(int index, std::span<const ForwardItem> items) {
+  const Layer& layer = layers_[static_cast<size_t>(index)];
+  const auto num_rows = static_cast<int64_t>(rows_.size());
+  if (!tap_) {
+    threads_.ParallelFor(num_rows, [&](int64_t row, int) {
+      NormAndRope(layer, static_cast<size_t>(row));
+      RotateAndStore(index, static_cast<size_t>(row));
+    });
+    return;
+  }
+  threads_.ParallelFor(num_rows,
+                       [&](int64_t row, int) { NormAndRope(layer, static_cast<size_t>(row)); });
+  ReportTap(index, items);
+  threads_.ParallelFor(num_rows,
+                       [&](int64_t row, int) { RotateAndStore(index, static_cast<size_t>(row)); });
+}
+
+void CpuModel::ReportTap(int layer, std::span<const ForwardItem> items) {
+  std::vector<float> q, k, v;
+  size_t row = 0;
+  for (size_t i = 0; i < items.size(); ++i) {
+    q.clear(), k.clear(), v.clear();
+    for (size_t t = 0; t < items[i].tokens.size(); ++t, ++row) {
+      const float* qkv = qkv_.data() + row * qkv_width();
+      q.insert(q.end(), qkv, qkv + q_width());
+      k.insert(k.end(), qkv + q_width(), qkv + q_width() + kv_width());
+      v.insert(v.end(), qkv + q_width() + kv_width(), qkv + qkv_width());
+    }
+    tap_(layer, i, q, k, v);
+  }
+}
+
+void CpuModel::Attend(int layer, std::span<const ForwardItem> items) {
+  const CacheConfig& config = plan_.cache();
+  const simd::AttentionLayer shared{spec_.num_heads,
+                                    spec_.num_kv_heads,
+                                    1.0f / std::sqrt(static_cast<float>(spec_.head_dim)),
+                                    config.open.layout(layer),
+                                    config.sealed.layout(layer),
+                                    config.open.BlockOffset(layer, 0),
+                                    config.sealed.BlockOffset(layer, 0)};
+  decode_.clear();
+  prefill_.clear();
+  size_t row = 0;
+  for (const ForwardItem& item : items) {
+    const simd::SequencePages pages{item.cache->page_table(), item.cache->sealed_flags()};
+    const float* q = qkv_.data() + row * qkv_width();
+    float* out = attended_.data() + row * q_width();
+    if (item.is_prompt) {
+      prefill_.push_back({pages, item.cache->length(), static_cast<int>(item.tokens.size()), q,
+                          qkv_width(), out, q_width()});
+    } else {
+      decode_.push_back({pages, item.cache->length() + 1, q, out});
+    }
+    row += item.tokens.size();
+  }
+  if (!decode_.empty()) simd::DecodeAttention(threads_, attention_, shared, decode_);
+  if (!prefill_.empty()) simd::PrefillAttention(threads_, attention_, shared, prefill_);
+}
+
+void CpuModel::WriteLogits(std::span<const ForwardItem> items, std::span<float> logits) {
+  size_t row = 0, count = 0;
+  for (const ForwardItem& item : items) {
+    row += item.tokens.size();
+    for (size_t i = row - static_cast<size_t>(item.num_logits); i < row; ++i) {
+      simd::RmsNorm({x_.data() + i * hidden(), hidden()}, final_norm_, spec_.norm_eps,
+                    {normed_.data() + count++ * hidden(), hidden()});
+    }
+  }
+  const auto vocab = static_cast<size_t>(spec_.vocab_size);
+  OSCAR_CHECK(logits.size() == count * vocab);
+  simd::Gemm(threads_, gemm_, normed_.data(), static_cast<int>(count), hidden(), head_, nullptr,
+             logits.data(), vocab);
+}
+
+Status CpuModel::Forward(std::span<const ForwardItem> items, std::span<float> logits) {
+  OSCAR_RETURN_IF_ERROR(Prepare(items));
+  size_t num_rows = 0;
+  for (const ForwardItem& item : items) num_rows += item.tokens.size();
+  if (num_rows == 0) return {};
+  PrepareRows(items, num_rows);
+  const auto count = static_cast<int>(num_rows);
+  const auto each_row = [&](const auto& body) {
+    threads_.ParallelFor(count, [&](int64_t row, int) { body(static_cast<size_t>(row)); });
+  };
+  const auto x = [&](size_t row) { return std::span(x_.data() + row * hidden(), hidden()); };
+  const auto normed = [&](size_t row) {
+    return std::span(normed_.data() + row * hidden(), hidden());
+  };
+  for (int i = 0; i < spec_.num_layers; ++i) {
+    const Layer& layer = layers_[static_cast<size_t>(i)];
+    each_row([&](size_t row) {
+      simd::RmsNorm(x(row), layer.attention_norm, spec_.norm_eps, normed(row));
+    });
+    simd::Gemm(threads_, gemm_, normed_.data(), count, hidden(), layer.qkv,
+               layer.qkv_bias.empty() ? nullptr : layer.qkv_bias.data(), qkv_.data(), qkv_width());
+    ProjectAndStore(i, items);
+    Attend(i, items);
+    simd::Gemm(threads_, gemm_, attended_.data(), count, q_width(), layer.o,
+               layer.o_bias.empty() ? nullptr : layer.o_bias.data(), normed_.data(), hidden());
+    each_row([&](size_t row) {
+      simd::AddRmsNorm(x(row), normed(row), layer.feed_forward_norm, spec_.norm_eps, normed(row));
+    });
+    simd::Gemm(threads_, gemm_, normed_.data(), count, hidden(), layer.gate_up, nullptr,
+               gate_up_.data(), 2 * middle());
+    each_row([&](size_t row) {
+      const float* gate = gate_up_.data() + row * 2 * middle();
+      simd::SiluMul({gate, middle()}, {gate + middle(), middle()},
+                    {product_.data() + row * middle(), middle()});
+    });
+    simd::Gemm(threads_, gemm_, product_.data(), count, middle(), layer.down, nullptr,
+               normed_.data(), hidden());
+    each_row([&](size_t row) { simd::Add(x(row), normed(row)); });
+  }
+  WriteLogits(items, logits);
+  for (const ForwardItem& item : items) {
+    item.cache->Advance(static_cast<int64_t>(item.tokens.size()));
+  }
+  return {};
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Model>> LoadCpuModel(const ModelSpec& spec, const WeightSource& source,
+                                            const KvPlan& plan, ThreadPool& threads,
+                                            const CpuModelOptions& options) {
+  OSCAR_RETURN_IF_ERROR(simd::CheckCpu());
+  auto model = std::make_unique<CpuModel>(spec, plan, threads, options);
+  OSCAR_RETURN_IF_ERROR(model->Load(source));
+  return model;
+}
+
+}  // namespace oscar

@@ -1,0 +1,81 @@
+// KvPlan: a `--kv` method made concrete for one model: the rotations of every layer and head, the
+// shapes of open and sealed pages, and the sealer that turns one into the other. Immutable after
+// construction; sequences and models hold references to it, so it does not move.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "cache/sequence_cache.h"
+#include "model/spec.h"
+#include "oscar/status.h"
+#include "quant/kv_method.h"
+#include "rotation/rotation.h"
+
+namespace oscar {
+
+struct KvPlanOptions {
+  std::string method = "oscar+";
+  // Where given, `oscar` and `oscar+` use it; other methods refuse it.
+  std::optional<Rotation> rotation;
+  std::optional<int> group_dims, sink, recent;
+  std::optional<float> k_clip, v_clip;
+  int prefill_cell = 4096;
+  CodeOrder order = CodeOrder::kCpu;
+};
+
+// What one side of one layer is multiplied by: nothing, a Hadamard matrix, or a dense one a KV
+// head.
+struct SideTransform {
+  RotationKind kind = RotationKind::kNone;
+  int hadamard_block = 0;       // dims, kBlockHadamard
+  int num_matrices = 0;         // kCalibrated: 1 or kv_heads
+  std::vector<float> matrices;  // [num_matrices, D, D]
+
+  std::span<const float> MatrixOf(int kv_head, int head_dim) const;
+  // x <- x R in fp32, for one head; the scalar reference.
+  void Apply(int kv_head, std::span<float> x) const;
+};
+
+class KvPlan {
+ public:
+  // Errors name the option: an unknown method, a rotation of another shape, windows that are not
+  // multiples of 64, a head dim without pages.
+  static Result<std::unique_ptr<KvPlan>> Make(const ModelSpec& spec, const KvPlanOptions& options,
+                                              PageEncoder encoder);
+  KvPlan(const KvPlan&) = delete;
+  KvPlan& operator=(const KvPlan&) = delete;
+
+  const KvMethod& method() const { return method_; }
+  const CacheConfig& cache() const { return *cache_; }
+  const SideTransform& k(int layer) const { return k_[static_cast<size_t>(layer)]; }
+  const SideTransform& v(int layer) const { return v_[static_cast<size_t>(layer)]; }
+  bool uses_calibrated_rotation() const { return calibrated_; }
+  // "oscar+ (Hadamard rotation), real pages, 2.25 history bits".
+  std::string Describe() const;
+  // Bits per K/V number as stored at a context length, windows and metadata counted.
+  double StoredBits(int64_t tokens) const;
+  uint64_t StoredBytes(int64_t tokens) const;
+
+ private:
+  KvPlan() = default;
+  KvMethod method_;
+  int kv_heads_ = 0, head_dim_ = 0, num_layers_ = 0;
+  bool calibrated_ = false;
+  std::vector<SideTransform> k_, v_;
+  std::unique_ptr<CacheConfig> cache_;
+  std::unique_ptr<PageSealer> sealer_;
+};
+
+// Folds V's rotation into the projections around it, in fp32, so that nothing is left at run time:
+// w_v [kv_heads * D, hidden] <- R^T w_v per head, b_v <- b_v R, w_o [hidden, heads * D] <- w_o R of
+// the head's KV head. `b_v` may be empty.
+void AbsorbValueRotation(const SideTransform& rotation, int num_heads, int num_kv_heads,
+                         int head_dim, int hidden, std::span<float> w_v, std::span<float> b_v,
+                         std::span<float> w_o);
+
+}  // namespace oscar

@@ -1,0 +1,64 @@
+// Model: a loaded decoder on some device. Forward runs any mix of prompt chunks and generated
+// tokens of different sequences in one pass. One caller thread (the engine's) at a time.
+//
+// Sameness: the logits of a token depend on the tokens of its own sequence, their positions and
+// which of them were prompt; never on the chunk, the batch or the number of threads.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+
+#include "base/thread_pool.h"
+#include "cache/sequence_cache.h"
+#include "model/kv_plan.h"
+#include "model/spec.h"
+#include "model/weights.h"
+#include "oscar/status.h"
+
+namespace oscar {
+
+// Consecutive tokens of one sequence, at positions [cache->length(), ...).
+struct ForwardItem {
+  SequenceCache* cache = nullptr;
+  std::span<const int32_t> tokens;
+  // Prompt tokens see their cell exactly; a chunk must not cross into the next cell
+  // (CacheConfig::cell). A generated token comes alone.
+  bool is_prompt = false;
+  // Logits wanted of the last `num_logits` tokens.
+  int num_logits = 0;
+};
+
+// Sees q and k after norm and RoPE, before rotation, and v in the model's own basis: what
+// calibration measures. [tokens, heads, head_dim] of one item; called for each layer in turn.
+using QkvTap = std::function<void(int layer, size_t item, std::span<const float> q,
+                                  std::span<const float> k, std::span<const float> v)>;
+
+class Model {
+ public:
+  virtual ~Model() = default;
+  virtual const ModelSpec& spec() const = 0;
+  virtual const KvPlan& kv() const = 0;
+  virtual uint64_t weight_bytes() const = 0;
+  virtual uint64_t fingerprint() const = 0;
+
+  // Seals what is due, appends the items' keys and values to their caches and writes logits
+  // [sum of num_logits, vocab] in item order. On kResourceExhausted no cache has grown.
+  virtual Status Forward(std::span<const ForwardItem> items, std::span<float> logits) = 0;
+  // At most this many tokens in one Forward.
+  virtual int max_batch_tokens() const = 0;
+  // Only where the plan does not rotate V (its basis would be another). Empty stops.
+  virtual Status SetTap(QkvTap tap) = 0;
+};
+
+struct CpuModelOptions {
+  int max_batch_tokens = 512;
+};
+
+// Packs the weights for this processor; `threads` and `plan` must outlive the model.
+Result<std::unique_ptr<Model>> LoadCpuModel(const ModelSpec& spec, const WeightSource& source,
+                                            const KvPlan& plan, ThreadPool& threads,
+                                            const CpuModelOptions& options);
+
+}  // namespace oscar

@@ -1,0 +1,40 @@
+"""The real binary, run as a user would. OSCAR_BIN names it; ctest sets it."""
+import json
+import os
+import pathlib
+import subprocess
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+class Oscar:
+    def __init__(self, binary):
+        self.binary = binary
+
+    def __call__(self, *args, stdin=None, ok=True, env=None):
+        """Runs a command; with ok=True it must succeed, else it must fail with one line of error."""
+        run = subprocess.run(
+            [self.binary, *map(str, args)], input=stdin, capture_output=True, timeout=120,
+            text=not isinstance(stdin, bytes), env={**os.environ, **(env or {})},
+        )
+        if ok:
+            assert run.returncode == 0, f"{args}: {run.stderr}"
+        else:
+            assert run.returncode != 0, f"{args} succeeded: {run.stdout}"
+            assert len(run.stderr.strip().splitlines()) <= 2, run.stderr
+        return run
+
+    def json(self, *args, **kwargs):
+        return json.loads(self(*args, **kwargs).stdout)
+
+
+@pytest.fixture(scope="session")
+def oscar():
+    return Oscar(os.environ.get("OSCAR_BIN", str(ROOT / "build/release/oscar")))
+
+
+@pytest.fixture(scope="session")
+def root():
+    return ROOT

@@ -1,0 +1,63 @@
+import json
+import struct
+
+import pytest
+
+
+def test_model_directory(oscar, root):
+    info = oscar.json("inspect", root / "models/demo", "--json")
+    assert info["model_type"] == "qwen3"
+    assert info["num_layers"] == 8
+    assert info["kv_bytes_per_token_bf16"] == 2 * 8 * 2 * 128 * 2
+    assert info["weights"]["bytes_by_dtype"].keys() == {"BF16"}
+    text = oscar("inspect", root / "models/demo").stdout
+    assert "model.embed_tokens.weight" in text and "[8192, 384]" in text
+
+
+def test_config_alone(oscar, root):
+    info = oscar.json("inspect", root / "tests/data/model-configs/Qwen--Qwen3-8B_config.json", "--json")
+    assert info["head_dim"] == 128 and "weights" not in info
+
+
+def test_safetensors(oscar, root):
+    info = oscar.json("inspect", root / "tests/data/golden/golden.safetensors", "--json")
+    assert info["num_tensors"] == 6
+    shapes = {t["name"]: t["shape"] for t in info["tensors"]}
+    assert shapes["layer3_k_prerope"] == [440, 2, 128]
+
+
+def test_usage_errors(oscar):
+    for args in (["inspect"], ["inspect", "x", "--no-such-option"], ["no-such-command"], []):
+        run = oscar(*args, ok=False)
+        assert run.returncode == 2, args
+
+
+def write_safetensors(path, header, data=b""):
+    text = json.dumps(header).encode() if not isinstance(header, bytes) else header
+    path.write_bytes(struct.pack("<Q", len(text)) + text + data)
+
+
+@pytest.mark.parametrize(
+    "name, header, data, expected",
+    [
+        ("range", {"a": {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}}, b"x" * 8, "a"),
+        ("shape", {"a": {"dtype": "F32", "shape": [3], "data_offsets": [0, 16]}}, b"x" * 16, "a"),
+        ("dtype", {"a": {"dtype": "F99", "shape": [4], "data_offsets": [0, 16]}}, b"x" * 16, "F99"),
+        ("json", b'{"a": ', b"", "JSON"),
+        ("huge", {"a": {"dtype": "F32", "shape": [2**40, 2**40], "data_offsets": [0, 16]}}, b"x" * 16, "a"),
+    ],
+)
+def test_hostile_safetensors(oscar, tmp_path, name, header, data, expected):
+    path = tmp_path / f"{name}.safetensors"
+    write_safetensors(path, header, data)
+    run = oscar("inspect", path, ok=False)
+    assert run.returncode == 1
+    assert str(path) in run.stderr and expected in run.stderr
+
+
+def test_missing_and_unknown_files(oscar, tmp_path):
+    assert "no such file" in oscar("inspect", tmp_path / "none.pt", ok=False).stderr
+    (tmp_path / "x.bin").write_bytes(b"123")
+    assert ".safetensors" in oscar("inspect", tmp_path / "x.bin", ok=False).stderr
+    (tmp_path / "cut.pt").write_bytes(b"PK\x03\x04")
+    assert "cut.pt" in oscar("inspect", tmp_path / "cut.pt", ok=False).stderr
