@@ -1,0 +1,27 @@
+// The three parsers of base/json.h agree with each other, and what they accept survives a round
+// trip.
+#include <nlohmann/json.hpp>
+
+#include "base/json.h"
+#include "fuzz_util.h"
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  using namespace oscar;
+  const std::string_view text = FuzzText(data, size);
+  const auto plain = ParseJson(text, "body");
+  const auto strict = ParseStrictJson(text, "body");
+  const auto ordered = ParseOrderedJson(text, "body");
+  if (!plain) CheckError(plain.error(), "body: ");
+  if (!strict) CheckError(strict.error(), "body: ");
+  if (!ordered) CheckError(ordered.error(), "body: ");
+  OSCAR_CHECK(plain.has_value() == ordered.has_value());
+  OSCAR_CHECK(!strict.has_value() || plain.has_value());
+  if (plain) {
+    const auto again = ParseJson(plain->dump(), "dump");
+    OSCAR_CHECK(again.has_value(), "{}", again.error().ToString());
+    OSCAR_CHECK(again->dump() == plain->dump());
+    OSCAR_CHECK(ParseStrictJson(plain->dump(), "dump").has_value());
+  }
+  if (strict) OSCAR_CHECK(strict->dump() == plain->dump());
+  return 0;
+}
