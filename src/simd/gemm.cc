@@ -1,0 +1,253 @@
+#include "simd/gemm.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <string_view>
+
+#include "base/check.h"
+#include "simd/gemm_kernels.h"
+#include "simd/vec_ops.h"
+
+namespace oscar::simd {
+namespace {
+
+// A slice of a panel (64 bytes an input) must stay in L1 beside the rows that pass over it:
+// 256 x (64 + 12 x 4) bytes = 28 KiB.
+constexpr int kInputsPerSlice = 256;
+// Rows whose slice of X (1 KiB each) stays in L2 while the panels pass over it. A multiple of every
+// tile_rows.
+constexpr int kRowsPerChunk = 240;
+
+constexpr int CeilDiv(int a, int b) { return (a + b - 1) / b; }
+
+// Copies a tile's rows into y, adding the bias; the last panel may be partly padding.
+void StoreTile(const float* tile, int rows, int columns, const float* bias, float* y,
+               size_t y_stride) {
+  for (int r = 0; r < rows; ++r) {
+    float* out = y + static_cast<size_t>(r) * y_stride;
+    for (int j = 0; j < columns; ++j) {
+      const float sum = tile[r * PackedMatrix::kPanel + j];
+      out[j] = bias != nullptr ? sum + bias[j] : sum;
+    }
+  }
+}
+
+// [row block][k][tile_rows], padding rows left as they are: no kernel reads them.
+void PackBlock(const float* x, size_t x_stride, int rows, int inputs, int tile_rows, float* out) {
+  for (int k = 0; k < inputs; ++k) {
+    for (int r = 0; r < rows; ++r) {
+      out[static_cast<ptrdiff_t>(k) * tile_rows + r] =
+          x[static_cast<size_t>(r) * x_stride + static_cast<size_t>(k)];
+    }
+  }
+}
+
+void GemmFma(ThreadPool& pool, GemmWorkspace& workspace, const float* x, int num_rows,
+             size_t x_stride, const PackedMatrix& w, const float* bias, float* y, size_t y_stride) {
+  const FmaKernels& kernels = ActiveFmaKernels();
+  const int inputs = w.num_inputs(), panels = w.num_panels();
+  int tile_rows = kernels.tile_rows;
+  const int blocks = CeilDiv(num_rows, tile_rows);
+  const size_t block_size = static_cast<size_t>(tile_rows) * static_cast<size_t>(inputs);
+  const float* packed = x;
+  if (num_rows == 1) {
+    tile_rows = 1;  // the row itself is [k, 1]
+  } else {
+    workspace.x.Grow(static_cast<size_t>(blocks) * block_size);
+    pool.ParallelFor(blocks, [&](int64_t b, int) {
+      const int first = static_cast<int>(b) * tile_rows;
+      PackBlock(x + static_cast<size_t>(first) * x_stride, x_stride,
+                std::min(tile_rows, num_rows - first), inputs, tile_rows,
+                workspace.x.data() + static_cast<size_t>(b) * block_size);
+    });
+    packed = workspace.x.data();
+  }
+
+  const int chunks = CeilDiv(num_rows, kRowsPerChunk);
+  const int panels_per_task = std::clamp(CeilDiv(panels * chunks, pool.num_threads() * 8), 1, 16);
+  const int groups = CeilDiv(panels, panels_per_task);
+  pool.ParallelFor(static_cast<int64_t>(groups) * chunks, [&](int64_t task, int) {
+    const int chunk = static_cast<int>(task) / groups;
+    const int first_panel = static_cast<int>(task) % groups * panels_per_task;
+    const int end_panel = std::min(panels, first_panel + panels_per_task);
+    const int first_row = chunk * kRowsPerChunk;
+    const int end_row = std::min(num_rows, first_row + kRowsPerChunk);
+    for (int slice = 0; slice < inputs; slice += kInputsPerSlice) {
+      const int k_count = std::min(kInputsPerSlice, inputs - slice);
+      const bool last = slice + k_count == inputs;
+      for (int p = first_panel; p < end_panel; ++p) {
+        const uint16_t* weights = w.Panel(p) + static_cast<size_t>(slice) * PackedMatrix::kPanel;
+        const int column = p * PackedMatrix::kPanel;
+        const int columns = std::min(PackedMatrix::kPanel, w.num_outputs() - column);
+        for (int row = first_row; row < end_row; row += tile_rows) {
+          const int rows = std::min(tile_rows, end_row - row);
+          const float* xs = packed + static_cast<size_t>(row) * static_cast<size_t>(inputs) +
+                            static_cast<size_t>(slice) * static_cast<size_t>(tile_rows);
+          float* target = y + static_cast<size_t>(row) * y_stride + column;
+          if (columns == PackedMatrix::kPanel) {
+            kernels.tile(xs, tile_rows, rows, weights, k_count, target, y_stride, slice == 0);
+            if (last && bias != nullptr) {
+              for (int r = 0; r < rows; ++r) {
+                Add({target + static_cast<size_t>(r) * y_stride, PackedMatrix::kPanel},
+                    {bias + column, PackedMatrix::kPanel});
+              }
+            }
+            continue;
+          }
+          // The partial panel: sums live in a tile of full width and leave it at the end.
+          alignas(64) float tile[kMaxTileRows * PackedMatrix::kPanel];
+          std::memset(tile, 0, sizeof(tile));
+          for (int r = 0; r < rows && slice > 0; ++r) {
+            std::memcpy(tile + r * PackedMatrix::kPanel, target + static_cast<size_t>(r) * y_stride,
+                        static_cast<size_t>(columns) * sizeof(float));
+          }
+          kernels.tile(xs, tile_rows, rows, weights, k_count, tile, PackedMatrix::kPanel,
+                       slice == 0);
+          StoreTile(tile, rows, columns, last && bias != nullptr ? bias + column : nullptr, target,
+                    y_stride);
+        }
+      }
+    }
+  });
+}
+
+void GemmBf16(ThreadPool& pool, GemmWorkspace& workspace, const float* x, int num_rows,
+              size_t x_stride, const PackedMatrix& w, const float* bias, float* y,
+              size_t y_stride) {
+  const auto kernel = w.path() == GemmPath::kAmxBf16 ? &AmxPanel : &Avx512Bf16Panel;
+  const int padded = w.padded_inputs(), panels = w.num_panels();
+  const int padded_rows = CeilDiv(num_rows, 16) * 16;
+  const auto row_size = static_cast<size_t>(padded);
+  const auto inputs = static_cast<size_t>(w.num_inputs());
+  workspace.x_bf16.Grow(static_cast<size_t>(padded_rows) * row_size);
+  pool.ParallelFor(padded_rows, [&](int64_t r, int) {
+    uint16_t* out = workspace.x_bf16.data() + static_cast<size_t>(r) * row_size;
+    std::fill(out, out + row_size, uint16_t{0});
+    if (r >= num_rows) return;
+    ToBf16Row({x + static_cast<size_t>(r) * x_stride, inputs},
+              {reinterpret_cast<Bf16*>(out), inputs});
+  });
+  const int chunks = CeilDiv(padded_rows, kRowsPerChunk);
+  pool.ParallelFor(static_cast<int64_t>(panels) * chunks, [&](int64_t task, int) {
+    const int first_row = static_cast<int>(task) / panels * kRowsPerChunk;
+    const int p = static_cast<int>(task) % panels;
+    const int rows = std::min(kRowsPerChunk, padded_rows - first_row);
+    alignas(64) float tile[kRowsPerChunk * PackedMatrix::kPanel];
+    kernel(workspace.x_bf16.data() + static_cast<size_t>(first_row) * row_size, rows, padded,
+           w.Panel(p), tile, PackedMatrix::kPanel);
+    const int column = p * PackedMatrix::kPanel;
+    StoreTile(tile, std::min(rows, num_rows - first_row),
+              std::min(PackedMatrix::kPanel, w.num_outputs() - column),
+              bias != nullptr ? bias + column : nullptr,
+              y + static_cast<size_t>(first_row) * y_stride + column, y_stride);
+  });
+}
+
+Bf16 AsBf16(Bf16 x) { return x; }
+Bf16 AsBf16(float x) { return ToBf16(x); }
+Bf16 AsBf16(Fp16 x) { return ToBf16(ToFloat(x)); }
+
+}  // namespace
+
+std::string_view GemmPathName(GemmPath path) {
+  switch (path) {
+    case GemmPath::kFma:
+      return "fp32 FMA";
+    case GemmPath::kAvx512Bf16:
+      return "AVX512-BF16";
+    case GemmPath::kAmxBf16:
+      return "AMX-BF16";
+  }
+  return "unknown";
+}
+
+bool IsSupported(GemmPath path) {
+  switch (path) {
+    case GemmPath::kFma:
+      return true;
+    case GemmPath::kAvx512Bf16:
+      return HasAvx512Bf16();
+    case GemmPath::kAmxBf16:
+      return HasAmx();
+  }
+  return false;
+}
+
+GemmPath DefaultGemmPath() {
+  static const GemmPath path = [] {
+    const char* wish = std::getenv("OSCAR_GEMM");
+    const std::string_view name = wish != nullptr ? wish : "";
+    if (name == "fma") return GemmPath::kFma;
+    if (name == "bf16" && HasAvx512Bf16()) return GemmPath::kAvx512Bf16;
+    return HasAmx() ? GemmPath::kAmxBf16 : GemmPath::kFma;
+  }();
+  return path;
+}
+
+PackedMatrix::PackedMatrix(int num_outputs, int num_inputs, GemmPath path)
+    : num_outputs_(num_outputs),
+      num_inputs_(num_inputs),
+      padded_inputs_(path == GemmPath::kFma ? num_inputs : CeilDiv(num_inputs, 32) * 32),
+      path_(path),
+      data_(static_cast<size_t>(CeilDiv(num_outputs, kPanel)) * kPanel *
+            static_cast<size_t>(padded_inputs_)) {
+  OSCAR_CHECK(num_outputs > 0 && num_inputs > 0 && IsSupported(path));
+  std::memset(data_.data(), 0, data_.size() * sizeof(uint16_t));
+}
+
+size_t PackedMatrix::Index(int output, int input) const {
+  const auto panel =
+      static_cast<size_t>(output / kPanel) * kPanel * static_cast<size_t>(padded_inputs_);
+  const auto k = static_cast<size_t>(input);
+  const auto column = static_cast<size_t>(output % kPanel);
+  if (path_ == GemmPath::kFma) return panel + k * kPanel + column % 16 * 2 + column / 16;
+  return panel + k / 2 * 2 * kPanel + column * 2 + k % 2;
+}
+
+Bf16 PackedMatrix::At(int output, int input) const { return {data_.data()[Index(output, input)]}; }
+
+template <typename T>
+void PackedMatrix::Pack(ThreadPool& pool, int first_row, int rows, std::span<const T> source) {
+  OSCAR_CHECK(first_row >= 0 && rows >= 0 && first_row + rows <= num_outputs_ &&
+              source.size() == static_cast<size_t>(rows) * static_cast<size_t>(num_inputs_));
+  // A task owns whole panels, so that no two threads write one cache line.
+  const int first_panel = first_row / kPanel, end_panel = CeilDiv(first_row + rows, kPanel);
+  pool.ParallelFor(end_panel - first_panel, [&](int64_t p, int) {
+    const int panel = first_panel + static_cast<int>(p);
+    const int begin = std::max(first_row, panel * kPanel);
+    const int end = std::min(first_row + rows, (panel + 1) * kPanel);
+    for (int k = 0; k < num_inputs_; ++k) {
+      for (int n = begin; n < end; ++n) {
+        const size_t at = static_cast<size_t>(n - first_row) * static_cast<size_t>(num_inputs_) +
+                          static_cast<size_t>(k);
+        data_.data()[Index(n, k)] = AsBf16(source[at]).bits;
+      }
+    }
+  });
+}
+
+void PackedMatrix::PackRows(ThreadPool& pool, int first_row, int rows,
+                            std::span<const Bf16> source) {
+  Pack(pool, first_row, rows, source);
+}
+void PackedMatrix::PackRows(ThreadPool& pool, int first_row, int rows,
+                            std::span<const float> source) {
+  Pack(pool, first_row, rows, source);
+}
+void PackedMatrix::PackRows(ThreadPool& pool, int first_row, int rows,
+                            std::span<const Fp16> source) {
+  Pack(pool, first_row, rows, source);
+}
+
+void Gemm(ThreadPool& pool, GemmWorkspace& workspace, const float* x, int num_rows, size_t x_stride,
+          const PackedMatrix& w, const float* bias, float* y, size_t y_stride) {
+  if (num_rows <= 0) return;
+  if (w.path() == GemmPath::kFma) {
+    GemmFma(pool, workspace, x, num_rows, x_stride, w, bias, y, y_stride);
+  } else {
+    GemmBf16(pool, workspace, x, num_rows, x_stride, w, bias, y, y_stride);
+  }
+}
+
+}  // namespace oscar::simd
