@@ -1,0 +1,190 @@
+#include "engine/generator.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <chrono>
+
+#include "base/check.h"
+#include "base/progress.h"
+
+namespace oscar {
+namespace {
+
+double SecondsSince(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+Status CheckTokens(std::span<const int32_t> tokens, int vocab_size) {
+  for (int32_t token : tokens) {
+    if (token < 0 || token >= vocab_size) {
+      return InvalidArgument(
+          fmt::format("token id {} is outside the vocabulary of {}", token, vocab_size));
+    }
+  }
+  return {};
+}
+
+}  // namespace
+
+std::string_view NameOf(FinishReason reason) {
+  switch (reason) {
+    case FinishReason::kStop:
+      return "stop";
+    case FinishReason::kLength:
+      return "length";
+    case FinishReason::kCancelled:
+      return "cancelled";
+  }
+  return "";
+}
+
+Generator::Generator(Model& model, BlockPool& pool, int64_t max_context, int chunk)
+    : model_(model),
+      pool_(pool),
+      max_context_(max_context > 0 ? max_context : model.spec().max_positions),
+      chunk_(chunk > 0 ? std::min(chunk, model.max_batch_tokens()) : model.max_batch_tokens()),
+      cache_(model.kv().cache(), pool) {}
+
+void Generator::Reset() {
+  cache_.Trim(0);
+  tokens_.clear();
+}
+
+int64_t Generator::ReusePrefix(std::span<const int32_t> prompt, int64_t num_logits) {
+  const auto limit = std::min(tokens_.size(), prompt.size());
+  size_t common = 0;
+  while (common < limit && tokens_[common] == prompt[common]) ++common;
+  // Tokens whose logits are wanted have to be computed.
+  const auto computed = static_cast<int64_t>(prompt.size()) - num_logits;
+  const int64_t kept = cache_.Trim(std::min(static_cast<int64_t>(common), computed));
+  tokens_.resize(static_cast<size_t>(kept));
+  return kept;
+}
+
+Status Generator::Explain(const Status& status, int64_t num_tokens) const {
+  if (status.code() != StatusCode::kResourceExhausted) return status;
+  // While a prompt is read its current cell is held in BF16, so that is what must fit.
+  const CacheConfig& config = model_.kv().cache();
+  const int64_t open = std::min<int64_t>(num_tokens, config.cell + config.recent + config.sink);
+  const uint64_t needed = SequenceCache::BytesFor(config, num_tokens) +
+                          static_cast<uint64_t>(open / kPageTokens) * config.open.bytes();
+  return ResourceExhausted(
+      fmt::format("the KV cache budget of {} is too small for {} tokens, which take up to {}; "
+                  "raise --kv-memory or "
+                  "lower --prefill-cell",
+                  FormatBytes(pool_.budget()), num_tokens, FormatBytes(needed)));
+}
+
+Status Generator::Run(std::span<const int32_t> prompt, int64_t num_logits,
+                      const OnLogits& on_logits) {
+  const auto total = static_cast<int64_t>(prompt.size());
+  const auto vocab = static_cast<size_t>(model_.spec().vocab_size);
+  const int64_t first_logits = total - num_logits;
+  Progress progress("reading the prompt", static_cast<uint64_t>(total - cache_.length()), "tokens");
+  while (cache_.length() < total) {
+    if (cancelled_.load(std::memory_order_relaxed)) return {StatusCode::kCancelled, "cancelled"};
+    const int64_t at = cache_.length();
+    const int64_t cell = model_.kv().cache().cell;
+    const int64_t count = std::min({static_cast<int64_t>(chunk_), total - at, cell - at % cell});
+    const auto wanted =
+        static_cast<size_t>(std::clamp<int64_t>(at + count - first_logits, 0, count));
+    logits_.resize(wanted * vocab);
+    const ForwardItem item{&cache_,
+                           prompt.subspan(static_cast<size_t>(at), static_cast<size_t>(count)),
+                           /*is_prompt=*/true, static_cast<int>(wanted)};
+    const Status status = model_.Forward({&item, 1}, logits_);
+    if (!status.ok()) return Explain(status, total);
+    tokens_.insert(tokens_.end(), item.tokens.begin(), item.tokens.end());
+    progress.Add(static_cast<uint64_t>(count));
+    if (on_logits && wanted > 0) {
+      on_logits(at + count - static_cast<int64_t>(wanted), logits_);
+    }
+  }
+  return {};
+}
+
+Status Generator::Prefill(std::span<const int32_t> prompt, int64_t num_logits,
+                          const OnLogits& on_logits) {
+  if (prompt.empty()) return InvalidArgument("the prompt is empty");
+  OSCAR_RETURN_IF_ERROR(CheckTokens(prompt, model_.spec().vocab_size));
+  if (static_cast<int64_t>(prompt.size()) > max_context_) {
+    return OutOfRange(
+        fmt::format("the prompt has {} tokens, the context holds {}", prompt.size(), max_context_));
+  }
+  ReusePrefix(prompt, num_logits);
+  return Run(prompt, num_logits, on_logits);
+}
+
+Result<std::span<const float>> Generator::Step(int32_t token) {
+  if (cache_.length() >= max_context_) {
+    return Unexpected(OutOfRange(fmt::format("the context of {} tokens is full", max_context_)));
+  }
+  logits_.resize(static_cast<size_t>(model_.spec().vocab_size));
+  const ForwardItem item{&cache_, {&token, 1}, /*is_prompt=*/false, /*num_logits=*/1};
+  const Status status = model_.Forward({&item, 1}, logits_);
+  if (!status.ok()) return Unexpected(Explain(status, cache_.length() + 1));
+  tokens_.push_back(token);
+  return std::span<const float>(logits_);
+}
+
+Result<GenerateResult> Generator::Generate(const GenerateRequest& request,
+                                           const OnToken& on_token) {
+  cancelled_.store(false, std::memory_order_relaxed);
+  const int vocab_size = model_.spec().vocab_size;
+  if (request.prompt.empty()) return Unexpected(InvalidArgument("the prompt is empty"));
+  OSCAR_RETURN_IF_ERROR(CheckTokens(request.prompt, vocab_size));
+  OSCAR_RETURN_IF_ERROR(request.sampling.Validate(vocab_size));
+  GenerateResult result;
+  result.prompt_tokens = static_cast<int64_t>(request.prompt.size());
+  // One position must be left for the first generated token.
+  if (result.prompt_tokens >= max_context_) {
+    return Unexpected(
+        OutOfRange(
+            fmt::format("the prompt has {} tokens, the context holds {}: shorten it, or raise "
+                        "--max-model-len where the model allows",
+                        result.prompt_tokens, max_context_))
+            .WithParam("prompt"));
+  }
+  const int64_t room = max_context_ - result.prompt_tokens;
+  const int64_t limit = request.max_tokens > 0 ? std::min(request.max_tokens, room) : room;
+
+  auto start = std::chrono::steady_clock::now();
+  result.reused_tokens = ReusePrefix(request.prompt, /*num_logits=*/1);
+  const Status prefill = Run(request.prompt, /*num_logits=*/1, {});
+  result.prefill_seconds = SecondsSince(start);
+  if (prefill.code() == StatusCode::kCancelled) {
+    result.reason = FinishReason::kCancelled;
+    result.cache = cache_.Usage();
+    return result;
+  }
+  OSCAR_RETURN_IF_ERROR(prefill);
+
+  Sampler sampler(request.sampling);
+  sampler.ObservePrompt(request.prompt);
+  result.seed = sampler.seed();
+  start = std::chrono::steady_clock::now();
+  result.reason = FinishReason::kLength;
+  while (static_cast<int64_t>(result.tokens.size()) < limit) {
+    const int32_t token = sampler.Sample(logits_);
+    result.tokens.push_back(token);
+    const bool go_on = !on_token || on_token(token, logits_);
+    if (std::find(request.stop_tokens.begin(), request.stop_tokens.end(), token) !=
+        request.stop_tokens.end()) {
+      result.reason = FinishReason::kStop;
+      break;
+    }
+    if (!go_on || cancelled_.load(std::memory_order_relaxed)) {
+      result.reason = FinishReason::kCancelled;
+      break;
+    }
+    // The last token is not needed in the cache to end here.
+    if (static_cast<int64_t>(result.tokens.size()) == limit) break;
+    OSCAR_ASSIGN_OR_RETURN([[maybe_unused]] const auto logits, Step(token));
+  }
+  result.decode_seconds = SecondsSince(start);
+  result.cache = cache_.Usage();
+  return result;
+}
+
+}  // namespace oscar

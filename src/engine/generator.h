@@ -1,0 +1,87 @@
+// Generator: one sequence at a time on one model: prefill in chunks, then token by token. It keeps
+// its sequence between calls, so that a next turn whose prompt repeats what is cached computes only
+// what is new. Speaks token ids. One caller thread; Cancel may come from any.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string_view>
+#include <vector>
+
+#include "cache/block_pool.h"
+#include "cache/sequence_cache.h"
+#include "engine/sampler.h"
+#include "model/model.h"
+#include "oscar/options.h"
+#include "oscar/status.h"
+
+namespace oscar {
+
+enum class FinishReason : uint8_t {
+  kStop,       // a stop token
+  kLength,     // max_tokens, or the end of the context
+  kCancelled,  // Cancel(), or the callback asked for it
+};
+std::string_view NameOf(FinishReason reason);
+
+struct GenerateRequest {
+  std::vector<int32_t> prompt;  // not empty
+  SamplingOptions sampling;
+  int64_t max_tokens = 0;  // 0: as many as the context has room for
+  std::vector<int32_t> stop_tokens;
+};
+
+struct GenerateResult {
+  std::vector<int32_t> tokens;  // the stop token included
+  FinishReason reason = FinishReason::kStop;
+  int64_t prompt_tokens = 0;
+  int64_t reused_tokens = 0;  // of the prompt, found in the cache
+  double prefill_seconds = 0.0, decode_seconds = 0.0;
+  uint64_t seed = 0;
+  CacheUsage cache;
+};
+
+class Generator {
+ public:
+  // `max_context` in tokens; 0 takes the model's own limit. `chunk` is the number of prompt tokens
+  // in one pass; it changes speed, never answers.
+  Generator(Model& model, BlockPool& pool, int64_t max_context = 0, int chunk = 0);
+
+  // Called for every token as it is drawn; returning false stops.
+  using OnToken = std::function<bool(int32_t token, std::span<const float> logits)>;
+  // kOutOfRange when the prompt does not fit the context, kResourceExhausted when the cache budget
+  // cannot hold it; the sequence then keeps what was cached.
+  Result<GenerateResult> Generate(const GenerateRequest& request, const OnToken& on_token = {});
+  // Stops the running Generate at the next token or chunk; a later Generate starts afresh.
+  void Cancel() { cancelled_.store(true, std::memory_order_relaxed); }
+
+  // Teacher forcing: the logits of the last `num_logits` prompt tokens after the whole prompt,
+  // [num_logits, vocab], handed out chunk by chunk in order.
+  using OnLogits = std::function<void(int64_t position, std::span<const float> logits)>;
+  Status Prefill(std::span<const int32_t> prompt, int64_t num_logits, const OnLogits& on_logits);
+  // Appends one token as if it had been generated; returns the logits after it.
+  Result<std::span<const float>> Step(int32_t token);
+
+  const std::vector<int32_t>& tokens() const { return tokens_; }  // those in the cache
+  const SequenceCache& cache() const { return cache_; }
+  int64_t max_context() const { return max_context_; }
+  void Reset();
+
+ private:
+  Status Run(std::span<const int32_t> prompt, int64_t num_logits, const OnLogits& on_logits);
+  int64_t ReusePrefix(std::span<const int32_t> prompt, int64_t num_logits);
+  Status Explain(const Status& status, int64_t num_tokens) const;
+
+  Model& model_;
+  BlockPool& pool_;
+  int64_t max_context_;
+  int chunk_;
+  SequenceCache cache_;
+  std::vector<int32_t> tokens_;
+  std::vector<float> logits_;
+  std::atomic<bool> cancelled_{false};
+};
+
+}  // namespace oscar

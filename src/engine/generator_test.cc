@@ -1,0 +1,212 @@
+#include "engine/generator.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "engine/demo_fixture.h"
+#include "io/safetensors.h"
+
+namespace oscar {
+namespace {
+
+std::vector<float> LogitsOf(DemoModel& demo, std::span<const int32_t> tokens, int64_t count,
+                            int chunk = 0) {
+  Generator generator(*demo.model, demo.pool, 0, chunk);
+  std::vector<float> all;
+  const Status status =
+      generator.Prefill(tokens, count, [&](int64_t, std::span<const float> logits) {
+        all.insert(all.end(), logits.begin(), logits.end());
+      });
+  EXPECT_TRUE(status.ok()) << status.ToString();
+  return all;
+}
+
+struct Difference {
+  double max = 0.0, rms = 0.0;
+};
+Difference Compare(std::span<const float> a, std::span<const float> b) {
+  EXPECT_EQ(a.size(), b.size());
+  Difference difference;
+  for (size_t i = 0; i < a.size(); ++i) {
+    const double d = std::fabs(static_cast<double>(a[i]) - b[i]);
+    difference.max = std::max(difference.max, d);
+    difference.rms += d * d;
+  }
+  difference.rms = std::sqrt(difference.rms / static_cast<double>(a.size()));
+  return difference;
+}
+
+TEST(Generator, LogitsMatchTransformersOnABf16Cache) {
+  DemoModel demo(DemoModel::Method("bf16"));
+  const auto golden = LoadGoldenJson();
+  auto tensors = SafetensorsFile::Open(OSCAR_TEST_DATA "/golden/golden.safetensors");
+  ASSERT_TRUE(tensors.has_value());
+  for (size_t i = 0; i < golden["texts"].size(); ++i) {
+    const auto ids = golden["texts"][i]["ids"].get<std::vector<int32_t>>();
+    const auto expected = *ToFloatVector(*tensors->Get("logits_" + std::to_string(i)));
+    const Difference d = Compare(LogitsOf(demo, ids, 4), expected);
+    RecordProperty("max_" + std::to_string(i), std::to_string(d.max));
+    EXPECT_LE(d.max, 8e-2) << "text " << i;
+    EXPECT_LE(d.rms, 1.5e-2) << "text " << i;
+  }
+}
+
+TEST(Generator, GoldenChatsOnABf16Cache) {
+  DemoModel demo(DemoModel::Method("bf16"));
+  for (const auto& chat : LoadGoldenJson()["chats"]) {
+    Generator generator(*demo.model, demo.pool);
+    GenerateRequest request;
+    request.prompt = chat["prompt_ids"].get<std::vector<int32_t>>();
+    request.sampling.temperature = 0.0f;
+    request.stop_tokens = demo.model->spec().stop_tokens;
+    const auto result = generator.Generate(request);
+    ASSERT_TRUE(result.has_value()) << result.error().ToString();
+    EXPECT_EQ(result->tokens, chat["greedy_ids"].get<std::vector<int32_t>>()) << chat["user"];
+    EXPECT_EQ(result->reason, FinishReason::kStop);
+  }
+}
+
+TEST(Generator, RotationsChangeNothingBelowTheWindows) {
+  // 300 tokens fit the windows, so methods differ by rounding of rotated rows and weights alone.
+  const auto tokens = SomeTokens(300);
+  DemoModel plain(DemoModel::Method("bf16"));
+  const auto expected = LogitsOf(plain, tokens, 50);
+  for (const char* name : {"oscar+"}) {
+    DemoModel demo(DemoModel::Method(name));
+    const Difference d = Compare(LogitsOf(demo, tokens, 50), expected);
+    EXPECT_LE(d.max, 0.25) << name;
+    EXPECT_LE(d.rms, 3e-2) << name;
+  }
+}
+
+class SamenessTest : public testing::TestWithParam<const char*> {};
+
+TEST_P(SamenessTest, ChunksAndThreadsChangeNoBit) {
+  const auto tokens = SomeTokens(900);
+  DemoModel demo(DemoModel::Method(GetParam(), /*cell=*/256), 1);
+  const auto expected = LogitsOf(demo, tokens, 30);
+  for (int chunk : {1, 7, 64, 100, 333}) {
+    if (chunk == 1 && std::string_view(GetParam()) != "oscar+") continue;  // slow
+    EXPECT_EQ(LogitsOf(demo, tokens, 30, chunk), expected) << "chunk " << chunk;
+  }
+  for (int threads : {2, 3}) {
+    DemoModel other(DemoModel::Method(GetParam(), 256), threads);
+    EXPECT_EQ(LogitsOf(other, tokens, 30), expected) << threads << " threads";
+  }
+}
+
+TEST_P(SamenessTest, BatchesChangeNoBit) {
+  DemoModel demo(DemoModel::Method(GetParam(), 128));
+  const auto vocab = static_cast<size_t>(demo.model->spec().vocab_size);
+  // Three sequences of different lengths, each alone and then together, five generated tokens.
+  const std::vector<size_t> lengths = {70, 500, 1000};
+  std::vector<std::vector<float>> alone;
+  for (size_t length : lengths) {
+    Generator generator(*demo.model, demo.pool);
+    const auto tokens = SomeTokens(length);
+    ASSERT_TRUE(generator.Prefill(tokens, 1, {}).ok());
+    std::vector<float> logits;
+    for (int32_t t = 0; t < 5; ++t) {
+      const auto step = generator.Step(100 + t);
+      ASSERT_TRUE(step.has_value());
+      logits.insert(logits.end(), step->begin(), step->end());
+    }
+    alone.push_back(std::move(logits));
+  }
+  std::vector<Generator> generators;
+  std::vector<SequenceCache> caches;
+  for (size_t length : lengths) {
+    Generator generator(*demo.model, demo.pool);
+    ASSERT_TRUE(generator.Prefill(SomeTokens(length), 1, {}).ok());
+    caches.push_back(generator.cache().Fork());
+  }
+  // A prompt chunk of a fourth sequence rides along.
+  SequenceCache guest(demo.plan->cache(), demo.pool);
+  const auto guest_tokens = SomeTokens(128);
+  for (int32_t t = 0; t < 5; ++t) {
+    const int32_t token = 100 + t;
+    std::vector<ForwardItem> items;
+    items.push_back(
+        {&guest, std::span(guest_tokens).subspan(static_cast<size_t>(t) * 20, 20), true, 1});
+    for (SequenceCache& cache : caches) items.push_back({&cache, {&token, 1}, false, 1});
+    std::vector<float> logits(items.size() * vocab);
+    ASSERT_TRUE(demo.model->Forward(items, logits).ok());
+    for (size_t i = 0; i < caches.size(); ++i) {
+      const std::vector<float> got(logits.begin() + static_cast<ptrdiff_t>((i + 1) * vocab),
+                                   logits.begin() + static_cast<ptrdiff_t>((i + 2) * vocab));
+      const std::vector<float> expected(
+          alone[i].begin() + static_cast<ptrdiff_t>(static_cast<size_t>(t) * vocab),
+          alone[i].begin() + static_cast<ptrdiff_t>((static_cast<size_t>(t) + 1) * vocab));
+      EXPECT_EQ(got, expected) << "sequence " << i << ", step " << t;
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Methods, SamenessTest, testing::Values("oscar+", "bf16", "kivi"),
+                         [](const auto& info) {
+                           std::string name = info.param;
+                           for (char& c : name) c = c == '+' || c == '-' ? '_' : c;
+                           return name;
+                         });
+
+TEST(Generator, UsageAgreesWithTheMethodsFormula) {
+  for (const char* name : {"oscar+", "naive", "int4", "bf16"}) {
+    DemoModel demo(DemoModel::Method(name));
+    for (size_t length : {1, 63, 64, 65, 319, 320, 383, 384, 385, 447, 448, 1000}) {
+      Generator generator(*demo.model, demo.pool);
+      ASSERT_TRUE(generator.Prefill(SomeTokens(length), 1, {}).ok());
+      SequenceCache cache = generator.cache().Fork();
+      ASSERT_TRUE(cache.SealForGeneration(demo.threads).ok());
+      EXPECT_NEAR(cache.Usage().bits_per_element,
+                  demo.plan->StoredBits(static_cast<int64_t>(length)), 1e-9)
+          << name << " at " << length;
+    }
+  }
+}
+
+TEST(Generator, NextTurnReusesTheCache) {
+  DemoModel demo(DemoModel::Method("oscar+"));
+  Generator generator(*demo.model, demo.pool);
+  GenerateRequest request;
+  request.prompt = SomeTokens(600);
+  request.sampling.temperature = 0.0f;
+  request.max_tokens = 8;
+  const auto first = generator.Generate(request);
+  ASSERT_TRUE(first.has_value());
+  EXPECT_EQ(first->reused_tokens, 0);
+  request.prompt.insert(request.prompt.end(), first->tokens.begin(), first->tokens.end());
+  request.prompt.push_back(5);
+  const auto second = generator.Generate(request);
+  ASSERT_TRUE(second.has_value());
+  EXPECT_EQ(second->reused_tokens, 607);  // the last drawn token was never computed
+  // A prompt that differs early keeps the common part; it may shrink to a page boundary.
+  request.prompt[300] = 6;
+  const auto third = generator.Generate(request);
+  ASSERT_TRUE(third.has_value());
+  EXPECT_EQ(third->reused_tokens, 256);  // 300 lies in a sealed page
+}
+
+TEST(Generator, ErrorsAreClear) {
+  DemoModel demo(DemoModel::Method("oscar+"), 2, uint64_t{2} << 20);
+  Generator generator(*demo.model, demo.pool, 1000);
+  GenerateRequest request;
+  request.prompt = SomeTokens(1000);
+  auto result = generator.Generate(request);
+  ASSERT_FALSE(result.has_value());
+  EXPECT_EQ(result.error().code(), StatusCode::kOutOfRange);
+  EXPECT_NE(result.error().message().find("1000 tokens"), std::string::npos);
+  request.prompt = SomeTokens(900);
+  result = generator.Generate(request);
+  ASSERT_FALSE(result.has_value());
+  EXPECT_EQ(result.error().code(), StatusCode::kResourceExhausted);
+  EXPECT_NE(result.error().message().find("--kv-memory"), std::string::npos);
+  request.prompt = {1, 2, 9000};
+  EXPECT_EQ(generator.Generate(request).error().code(), StatusCode::kInvalidArgument);
+  request.prompt = {};
+  EXPECT_EQ(generator.Generate(request).error().code(), StatusCode::kInvalidArgument);
+  EXPECT_LE(demo.pool.peak_bytes(), demo.pool.budget());
+}
+
+}  // namespace
+}  // namespace oscar

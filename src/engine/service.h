@@ -1,0 +1,122 @@
+// EngineService: what the server, and any other concurrent caller, drives. Requests come from many
+// threads; one engine thread owns all sequences, pages and sampler state, batches whatever is
+// running, and hands tokens back through a bounded channel a request. Speaks token ids: text,
+// templates, stop strings and JSON stay with the caller.
+//
+// Thread-safety: every method of EngineService and of RequestHandle may be called from any thread;
+// a handle's Next from one thread at a time. Handles may outlive the service: they then end with
+// kUnavailable.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "engine/generator.h"
+#include "engine/sampler.h"
+#include "oscar/options.h"
+#include "oscar/status.h"
+
+namespace oscar {
+
+struct EngineRequest {
+  std::string id;  // for logs and GET /v1/oscar/cache
+  std::vector<int32_t> prompt;
+  SamplingOptions sampling;  // seed set by the caller: (seed, choice) makes one
+  int64_t max_tokens = 0;    // 0: the rest of the context
+  int64_t min_tokens = 0;    // stop tokens are not drawn before
+  std::vector<int32_t> stop_tokens;
+  bool want_logprobs = false;
+  int top_logprobs = 0;
+  // Logprobs of the prompt's own tokens (echo, prompt_logprobs); such prompts are never taken from
+  // the prefix cache.
+  bool want_prompt_logprobs = false;
+  // Requests share prefixes only within one salt (per-key isolation).
+  std::string cache_salt;
+};
+
+struct GeneratedToken {
+  int32_t token = 0;
+  float logprob = 0.0f;           // where wanted; of the model's own distribution
+  std::vector<TokenLogprob> top;  // top_logprobs of them, most likely first
+};
+
+struct EngineEvent {
+  enum class Kind : uint8_t {
+    kStarted,   // admitted; cached_tokens is known
+    kToken,     // `token`
+    kFinished,  // `reason`; the last event
+    kFailed,    // `status`; the last event
+    kTimeout,   // Next waited in vain; nothing happened
+  };
+  Kind kind = Kind::kTimeout;
+  GeneratedToken token;
+  FinishReason reason = FinishReason::kStop;
+  Status status;
+  int64_t cached_tokens = 0;                    // kStarted
+  std::vector<GeneratedToken> prompt_logprobs;  // kStarted, where wanted: prompt[1..]
+};
+
+class RequestHandle {
+ public:
+  virtual ~RequestHandle() = default;  // cancels what is still running
+  virtual EngineEvent Next(std::chrono::milliseconds timeout) = 0;
+  // Pages are free by the end of the step in progress.
+  virtual void Cancel() = 0;
+};
+
+// One sequence as the cache monitor shows it.
+struct SequenceInfo {
+  std::string request_id;
+  bool running = false;  // false: waiting, or a kept prefix nobody uses
+  CacheUsage usage;
+  // One character a page in position order: 's' sink, 'q' quantised, 'r' recent or current cell; in
+  // upper case where the page is shared.
+  std::string pages;
+};
+
+struct EngineStats {
+  int64_t running = 0, waiting = 0;
+  uint64_t kv_budget_bytes = 0, kv_bytes = 0;
+  uint64_t sink_bytes = 0, quantized_bytes = 0, recent_bytes = 0;
+  uint64_t prefix_bytes = 0;  // of the above: pages that only the prefix cache holds
+  double bits_per_element = 0.0;
+  uint64_t prompt_tokens = 0, cached_prompt_tokens = 0, generated_tokens = 0;
+  uint64_t prefix_queries = 0, prefix_hits = 0, evictions = 0, preemptions = 0, cancelled = 0;
+  uint64_t steps = 0;
+  double batch_tokens_last = 0.0;
+};
+
+class EngineService {
+ public:
+  virtual ~EngineService() = default;
+  // Refuses at once: kInvalidArgument, kOutOfRange (longer than the context, or than the whole
+  // cache could ever hold), kResourceExhausted (queue full), kUnavailable (draining or failed).
+  virtual Result<std::unique_ptr<RequestHandle>> Submit(EngineRequest request) = 0;
+  virtual EngineStats Stats() const = 0;
+  virtual std::vector<SequenceInfo> Sequences() const = 0;
+  // OK while requests are accepted; kUnavailable with the reason otherwise.
+  virtual Status Health() const = 0;
+  // No new requests; running ones go on. Drained() turns true when none is left.
+  virtual void Drain() = 0;
+  virtual bool Drained() const = 0;
+  virtual int64_t max_context() const = 0;
+};
+
+struct EngineServiceOptions {
+  int max_running = 64;
+  int max_waiting = 256;
+  int step_tokens = 512;    // tokens of one forward pass, generated tokens first
+  int64_t max_context = 0;  // 0: the model's
+  bool prefix_cache = true;
+  bool deterministic = false;  // accept only exact prefix hits (--deterministic)
+};
+
+// `model` and `pool` must outlive the service and are used by its thread alone from here on.
+std::unique_ptr<EngineService> MakeEngineService(Model& model, BlockPool& pool, ThreadPool& threads,
+                                                 const EngineServiceOptions& options);
+
+}  // namespace oscar
