@@ -18,5 +18,6 @@ using RunFunction = std::function<Status()>;
 // `run` outlives parsing; the callback that CLI11 calls for the chosen subcommand assigns it.
 void AddInfoCommand(CLI::App& app, RunFunction& run);
 void AddInspectCommand(CLI::App& app, RunFunction& run);
+void AddRotationCommand(CLI::App& app, RunFunction& run);
 
 }  // namespace oscar::cli

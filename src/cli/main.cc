@@ -48,6 +48,7 @@ int Main(int argc, char** argv) {
   RunFunction run;
   AddInspectCommand(app, run);
   AddInfoCommand(app, run);
+  AddRotationCommand(app, run);
   NameEnvironmentVariables(app);
 
   try {
