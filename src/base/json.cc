@@ -8,6 +8,8 @@
 #include <type_traits>
 #include <vector>
 
+#include "base/error_text.h"
+
 namespace oscar {
 namespace {
 
@@ -56,10 +58,11 @@ Result<Json> Parse(std::string_view text, std::string_view what, int max_depth,
     if (const size_t colon = message.find(": "); colon != std::string_view::npos) {
       message.remove_prefix(colon + 2);
     }
-    return Unexpected(
-        DataLoss(fmt::format("{}: invalid JSON at byte {}: {}", what, error.byte, message)));
+    return Unexpected(DataLoss(
+        fmt::format("{}: invalid JSON at byte {}: {}", what, error.byte, Printable(message, 300))));
   } catch (const std::exception& error) {
-    return Unexpected(DataLoss(fmt::format("{}: invalid JSON: {}", what, error.what())));
+    return Unexpected(
+        DataLoss(fmt::format("{}: invalid JSON: {}", what, Printable(error.what(), 300))));
   }
 }
 
@@ -91,11 +94,7 @@ Result<nlohmann::json> ParseStrictJson(std::string_view text, std::string_view w
   };
   auto parsed = Parse<nlohmann::json>(text, what, max_depth, callback);
   if (parsed.has_value() && found) {
-    // Escaped by the library: the key is hostile and the message is one line.
-    return Unexpected(
-        DataLoss(fmt::format("{}: duplicate key {}", what,
-                             nlohmann::json(duplicate.substr(0, 120))
-                                 .dump(-1, ' ', true, nlohmann::json::error_handler_t::replace))));
+    return Unexpected(DataLoss(fmt::format("{}: duplicate key {}", what, Quote(duplicate))));
   }
   return parsed;
 }

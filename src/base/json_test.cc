@@ -24,6 +24,20 @@ TEST(Json, ErrorsNameSourceAndByte) {
   EXPECT_FALSE(ParseJson("\"\xff\"", "x").has_value());
 }
 
+// The parser quotes what it read last, which may be long and may hold any byte.
+TEST(Json, ErrorsAreOneShortPrintableLine) {
+  for (const std::string& text :
+       {std::string("[[\x7f"), std::string("\"\xc3("), "\"" + std::string(100000, 'x'),
+        "{\"" + std::string(100000, 'x') + "\n\":", std::string("[1e999]"),
+        std::string("\x1b[2J")}) {
+    for (const auto& error : {ParseJson(text, "f").error(), ParseStrictJson(text, "f").error(),
+                              ParseOrderedJson(text, "f").error()}) {
+      EXPECT_LT(error.message().size(), 2000u);
+      for (const char c : error.message()) EXPECT_TRUE(c >= 0x20 && c < 0x7f) << error.message();
+    }
+  }
+}
+
 TEST(Json, DepthIsBounded) {
   const std::string deep = std::string(100000, '[') + std::string(100000, ']');
   auto bad = ParseJson(deep, "body");
@@ -39,7 +53,7 @@ TEST(Json, StrictRefusesDuplicateKeysAtAnyLevel) {
   for (const char* text : {R"({"k\n": 1, "b": 2, "k\n": 1})", R"([{"b": {"k\n": 1, "k\n": 2}}])"}) {
     auto bad = ParseStrictJson(text, "index.json");
     ASSERT_FALSE(bad.has_value()) << text;
-    EXPECT_EQ(bad.error().message(), R"(index.json: duplicate key "k\n")");
+    EXPECT_EQ(bad.error().message(), R"(index.json: duplicate key 'k\x0a')");
   }
 }
 

@@ -6,9 +6,9 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "base/error_text.h"
 #include "base/file.h"
 #include "base/json.h"
-#include "io/error_text.h"
 
 namespace oscar {
 namespace {

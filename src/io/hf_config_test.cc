@@ -252,7 +252,7 @@ TEST(HfConfig, NotAConfig) {
               HasSubstr("c.json: not a JSON object"));
   EXPECT_THAT(MessageOf(ParseModelConfig("{", "", "c.json")), HasSubstr("c.json: invalid JSON"));
   EXPECT_THAT(MessageOf(ParseModelConfig(R"({"hidden_size":1,"hidden_size":2})", "", "c.json")),
-              HasSubstr("duplicate key \"hidden_size\""));
+              HasSubstr("duplicate key 'hidden_size'"));
   EXPECT_THAT(MessageOf(ParseModelConfig(R"({"model_type":"x","text_config":{}})", "", "c.json")),
               HasSubstr("text_config: nested"));
 }

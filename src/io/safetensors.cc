@@ -10,8 +10,8 @@
 #include <set>
 #include <unordered_set>
 
+#include "base/error_text.h"
 #include "base/json.h"
-#include "io/error_text.h"
 
 namespace oscar {
 namespace {

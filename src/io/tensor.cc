@@ -5,8 +5,8 @@
 #include <limits>
 
 #include "base/check.h"
+#include "base/error_text.h"
 #include "base/half.h"
-#include "io/error_text.h"
 
 namespace oscar {
 namespace {

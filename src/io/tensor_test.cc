@@ -7,7 +7,7 @@
 #include <cmath>
 #include <limits>
 
-#include "io/error_text.h"
+#include "base/error_text.h"
 #include "io/test_util.h"
 #include "io/utf8.h"
 

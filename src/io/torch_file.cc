@@ -9,8 +9,8 @@
 #include <unordered_map>
 #include <vector>
 
+#include "base/error_text.h"
 #include "base/file.h"
-#include "io/error_text.h"
 #include "io/torch_pickle.h"
 
 namespace oscar {

@@ -11,7 +11,7 @@
 #include <unordered_set>
 #include <utility>
 
-#include "io/error_text.h"
+#include "base/error_text.h"
 #include "io/utf8.h"
 
 namespace oscar {

@@ -12,8 +12,8 @@
 #include <tuple>
 #include <vector>
 
+#include "base/error_text.h"
 #include "base/file.h"
-#include "io/error_text.h"
 #include "io/torch_file.h"
 #include "io/utf8.h"
 

@@ -9,7 +9,7 @@
 #include <set>
 #include <string_view>
 
-#include "io/error_text.h"
+#include "base/error_text.h"
 #include "io/safetensors.h"
 #include "io/torch_file.h"
 #include "rotation/recipe.h"
