@@ -158,7 +158,7 @@ struct FitCommand {
   std::string out;
   std::string objective = "qqt_sst";
   std::string composition = "r_h_pbr";
-  bool per_head = false;
+  std::string per_head;  // sides: "", "k", "v" or "kv"
   bool fit_clip = false;
   int clip_bits = 2;
   int group = 0;
@@ -175,7 +175,8 @@ Status RunFit(const FitCommand& command) {
   FitOptions options;
   OSCAR_ASSIGN_OR_RETURN(options.objectives, ParseObjectives(command.objective));
   OSCAR_ASSIGN_OR_RETURN(options.composition, ParseComposition(command.composition));
-  options.per_head = command.per_head;
+  options.per_head_k = command.per_head == "k" || command.per_head == "kv";
+  options.per_head_v = command.per_head == "v" || command.per_head == "kv";
   options.k_clip = command.k_clip;
   options.v_clip = command.v_clip;
   options.fit_clip = command.fit_clip;
@@ -353,7 +354,10 @@ void AddRotationCommand(CLI::App& app, RunFunction& run) {
         ->add_option("--composition", options->composition,
                      "plain, pbr, br, br_h128, r_h, h_pbr, h_r_pbr, h_pbr_r or r_h_pbr")
         ->capture_default_str();
-    command->add_flag("--per-head", options->per_head, "One matrix a KV head, not one a layer");
+    command
+        ->add_flag("--per-head{kv}", options->per_head,
+                   "One matrix a KV head, not one a layer; --per-head=k or =v for one side")
+        ->check(CLI::IsMember({"k", "v", "kv"}));
     command->add_flag("--fit-clip", options->fit_clip, "Choose clip ratios on the data");
     command->add_option("--clip-bits", options->clip_bits, "Bits that --fit-clip quantises with")
         ->capture_default_str();

@@ -107,6 +107,11 @@ TEST_F(RotationCommand, FitWritesTheSameBytesForAnyThreads) {
   EXPECT_THAT(output_, HasSubstr("fitted ratios"));
   ASSERT_TRUE(Run(fit + Path("b") + " --threads 4 --skip-chunk 0").ok());
   EXPECT_EQ(Bytes("a/rotation.safetensors"), Bytes("b/rotation.safetensors"));
+  const std::string shared = "fit --dump " + Path("dump") + " --out " + Path("k") + " --per-head";
+  ASSERT_TRUE(Run(shared + "=k").ok());
+  EXPECT_EQ(LoadRotation(dir_ / "k").value().Find(2)->k.num_heads, 2);
+  EXPECT_EQ(LoadRotation(dir_ / "k").value().Find(2)->v.num_heads, 1);
+  EXPECT_FALSE(Run(shared + "=q").ok());
   // Per-head rotations do not fit into a pair.
   const Status status = Run("convert " + Path("a") + " " + Path("zoo"));
   EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);

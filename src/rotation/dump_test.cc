@@ -68,7 +68,7 @@ TEST(DumpTest, FitIsTheStreamingFitAndItsBytesAreFixed) {
   const TemporaryDirectory dir;
   const std::vector<DumpChunk> chunks = WriteDump(dir.path() / "dump");
   FitOptions options;
-  options.per_head = true;
+  options.per_head_k = options.per_head_v = true;
   options.fit_clip = true;
   options.objectives = ParseObjectives("qqt_sst").value();
 

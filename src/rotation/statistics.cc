@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
 
 #include "base/check.h"
 #include "numeric/eigen.h"
@@ -370,14 +369,12 @@ Status LayerStatistics::Solve() {
                                                     std::max(weight_sums_[head], kMinWeightSum));
     }
   }
-  OSCAR_ASSIGN_OR_RETURN(
-      result_.rotation.k,
-      SolveSide('k', options_.objectives.k, std::move(k_moments),
-                k_residual_ ? &*k_residual_ : nullptr, options_.k_clip, result_.k_moments));
-  OSCAR_ASSIGN_OR_RETURN(
-      result_.rotation.v,
-      SolveSide('v', options_.objectives.v, std::move(v_moments),
-                v_residual_ ? &*v_residual_ : nullptr, options_.v_clip, result_.v_moments));
+  OSCAR_ASSIGN_OR_RETURN(result_.rotation.k,
+                         SolveSide('k', options_.objectives.k, std::move(k_moments),
+                                   k_residual_ ? &*k_residual_ : nullptr, result_.k_moments));
+  OSCAR_ASSIGN_OR_RETURN(result_.rotation.v,
+                         SolveSide('v', options_.objectives.v, std::move(v_moments),
+                                   v_residual_ ? &*v_residual_ : nullptr, result_.v_moments));
   if (options_.fit_clip) {
     for (int head = 0; head < shape_.num_kv_heads; ++head) {
       const Matrix m =
@@ -393,21 +390,23 @@ Status LayerStatistics::Solve() {
 
 Result<SideRotation> LayerStatistics::SolveSide(char name, Objective objective,
                                                 std::vector<Matrix> moments,
-                                                const CovarianceAccumulator* residual, float clip,
+                                                const CovarianceAccumulator* residual,
                                                 std::vector<Matrix>& kept) const {
+  const bool per_head = name == 'k' ? options_.per_head_k : options_.per_head_v;
+  const float clip = name == 'k' ? options_.k_clip : options_.v_clip;
   SideRotation side;
   const int dim = shape_.head_dim;
   if (objective == Objective::kHadamard || objective == Objective::kIdentity) {
     const Matrix matrix =
         objective == Objective::kHadamard ? HadamardMatrix(dim) : Matrix::Identity(dim);
     const std::vector<double> ones(static_cast<size_t>(dim), 1.0);
-    const int heads = options_.per_head ? shape_.num_kv_heads : 1;
+    const int heads = per_head ? shape_.num_kv_heads : 1;
     for (int head = 0; head < heads; ++head) AppendHead(side, matrix, ones, clip);
     return side;
   }
-  moments = ShareUnless(options_.per_head, std::move(moments));
+  moments = ShareUnless(per_head, std::move(moments));
   std::vector<Matrix> residuals;
-  if (residual != nullptr) residuals = ShareUnless(options_.per_head, SecondMoments(*residual));
+  if (residual != nullptr) residuals = ShareUnless(per_head, SecondMoments(*residual));
   for (size_t head = 0; head < moments.size(); ++head) {
     auto eigen = DecomposeSymmetric(moments[head]);
     if (!eigen) return Unexpected(eigen.error().WithContext(Where(name, objective)));
@@ -438,11 +437,10 @@ FittedLayer LayerStatistics::TakeResult() {
   return std::move(result_);
 }
 
-Status QkvStatistics::Check() const { return CheckFitOptions(options_, shape_); }
-
 Status QkvStatistics::Add(int layer, const QkvChunk& chunk, ThreadPool& pool) {
   auto found = layers_.find(layer);
   if (found == layers_.end()) {
+    OSCAR_RETURN_IF_ERROR(CheckFitOptions(options_, shape_));
     found = layers_.try_emplace(layer, layer, shape_, options_).first;
   }
   return found->second.Add(chunk, pool);

@@ -30,7 +30,9 @@ namespace oscar {
 struct FitOptions {
   ObjectivePair objectives;
   Composition composition = Composition::kRHPbr;
-  bool per_head = false;  // one matrix a KV head in place of one a layer
+  // One matrix a KV head in place of one a layer.
+  bool per_head_k = false;
+  bool per_head_v = false;
   float k_clip = kPublishedKClip;
   float v_clip = kPublishedVClip;
   bool fit_clip = false;  // choose clips on the data, by the rules of clip.h
@@ -82,7 +84,7 @@ class LayerStatistics {
   std::vector<double> KeyWeights(const QkvChunk& chunk, ThreadPool& pool) const;
   Status Solve();
   Result<SideRotation> SolveSide(char name, Objective objective, std::vector<Matrix> moments,
-                                 const CovarianceAccumulator* residual, float clip,
+                                 const CovarianceAccumulator* residual,
                                  std::vector<Matrix>& kept) const;
   std::string Where(char side, Objective objective) const;
 
@@ -113,8 +115,7 @@ class QkvStatistics {
       : shape_(shape), options_(std::move(options)) {}
 
   int num_passes() const { return LayerStatistics::NumPasses(options_); }
-  // Options and data shape are sound; call before the first Add.
-  Status Check() const;
+  // The first call also checks options and shape.
   Status Add(int layer, const QkvChunk& chunk, ThreadPool& pool);
   Status EndPass();
   // REQUIRES: EndPass was called num_passes() times.

@@ -88,7 +88,7 @@ FitOptions OptionsOf(std::string_view objectives, Composition composition, bool 
   FitOptions options;
   options.objectives = ParseObjectives(objectives).value();
   options.composition = composition;
-  options.per_head = per_head;
+  options.per_head_k = options.per_head_v = per_head;
   return options;
 }
 
@@ -276,7 +276,6 @@ TEST(StatisticsTest, SstExactNeverAttendsAcrossSequences) {
 Rotation FitStream(const std::vector<DumpChunk>& chunks, const FitOptions& options, int threads) {
   ThreadPool pool(threads);
   QkvStatistics statistics(kShape, options);
-  EXPECT_TRUE(statistics.Check().ok());
   for (int pass = 0; pass < statistics.num_passes(); ++pass) {
     for (const DumpChunk& chunk : chunks) {
       for (const int layer : {0, 3}) EXPECT_TRUE(statistics.Add(layer, chunk.View(), pool).ok());
@@ -359,7 +358,22 @@ TEST(StatisticsTest, BadDataIsAnError) {
   }
 }
 
+TEST(StatisticsTest, SidesMayDifferInTheirNumberOfMatrices) {
+  ThreadPool pool(1);
+  FitOptions options = OptionsOf("qqt_sst", Composition::kRHPbr, false);
+  const LayerRotation shared = FitGoldenLayer(1, options, pool).rotation;
+  options.per_head_k = true;
+  const LayerRotation mixed = FitGoldenLayer(1, options, pool).rotation;
+  EXPECT_EQ(mixed.k.num_heads, 2);
+  EXPECT_EQ(mixed.v, shared.v);
+  options.per_head_v = true;
+  EXPECT_EQ(FitGoldenLayer(1, options, pool).rotation.k, mixed.k);
+}
+
 TEST(StatisticsTest, OptionsThatCannotWork) {
+  ThreadPool pool(1);
+  QkvStatistics unsound({5, 2, 16}, {});
+  EXPECT_EQ(unsound.Add(0, {}, pool).code(), StatusCode::kInvalidArgument);
   EXPECT_TRUE(CheckFitOptions({}, kShape).ok());
   EXPECT_FALSE(CheckFitOptions({}, {5, 2, 16}).ok());
   EXPECT_FALSE(CheckFitOptions({}, {4, 2, 24}).ok());  // H of order 24
