@@ -1,0 +1,162 @@
+#include "engine/loaded_model.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <fstream>
+
+#include "base/log.h"
+#include "base/progress.h"
+#include "rotation/rotation_file.h"
+#include "simd/page_writer.h"
+
+namespace oscar {
+namespace {
+
+namespace fs = std::filesystem;
+
+// Left to the system and to activations when the budget is chosen for the user.
+constexpr double kShareOfFree = 0.8;
+
+uint64_t ReadNumber(const char* path) {
+  std::ifstream file(path);
+  uint64_t value = 0;
+  return file >> value ? value : 0;  // "max" and missing files read as 0: no limit
+}
+
+Status ApplyRopeScaling(const LoadOptions& options, ModelConfig* config) {
+  if (options.rope_scaling.empty()) return {};
+  OSCAR_ASSIGN_OR_RETURN(config->rope_scaling,
+                         ParseRopeScaling(options.rope_scaling, config->max_position_embeddings));
+  return {};
+}
+
+}  // namespace
+
+uint64_t AvailableMemory() {
+  uint64_t available = 0;
+  std::ifstream info("/proc/meminfo");
+  for (std::string key; info >> key;) {
+    uint64_t kib = 0;
+    std::string unit;
+    if (!(info >> kib)) break;
+    std::getline(info, unit);
+    if (key == "MemAvailable:") available = kib * 1024;
+  }
+  const uint64_t limit = ReadNumber("/sys/fs/cgroup/memory.max");
+  if (limit > 0) {
+    const uint64_t used = ReadNumber("/sys/fs/cgroup/memory.current");
+    available = std::min(available, limit > used ? limit - used : 0);
+  }
+  return available;
+}
+
+Result<fs::path> FindDemoModel() {
+  std::vector<fs::path> places;
+  if (const char* given = std::getenv("OSCAR_DEMO_MODEL")) places.emplace_back(given);
+  std::error_code error;
+  const fs::path binary = fs::read_symlink("/proc/self/exe", error).parent_path();
+  for (const fs::path& root : {binary, binary.parent_path(), binary.parent_path().parent_path()}) {
+    places.push_back(root / "models/demo");
+    places.push_back(root / "share/oscar/models/demo");
+  }
+  for (const fs::path& place : places) {
+    if (fs::exists(place / "config.json", error)) return place;
+  }
+  return Unexpected(NotFound(
+      "the demo model was not found beside the program; name a model directory with --model"));
+}
+
+Result<std::unique_ptr<LoadedModel>> LoadedModel::Plan(const LoadOptions& options) {
+  std::unique_ptr<LoadedModel> loaded(new LoadedModel);
+  loaded->directory_ = options.model;
+  if (options.model.empty()) {
+    OSCAR_ASSIGN_OR_RETURN(loaded->directory_, FindDemoModel());
+  }
+  const bool is_file = fs::is_regular_file(loaded->directory_);
+  OSCAR_ASSIGN_OR_RETURN(loaded->config_, is_file ? ReadModelConfigFile(loaded->directory_)
+                                                  : ReadModelConfig(loaded->directory_));
+  ModelConfig& config = loaded->config_;
+  if (is_file && !options.random_weights) {
+    return Unexpected(InvalidArgument(
+        fmt::format("{}: a config alone has no weights; name the model's directory, or add "
+                    "--random-weights for speed work",
+                    options.model.string())));
+  }
+  if (!config.quantization_method.empty() && !options.random_weights) {
+    return Unexpected(
+        Unimplemented(fmt::format("{}: the weights are quantised ({}), which this version cannot "
+                                  "read; use the BF16 checkpoint",
+                                  loaded->directory_.string(), config.quantization_method)));
+  }
+  OSCAR_RETURN_IF_ERROR(ApplyRopeScaling(options, &config));
+  OSCAR_ASSIGN_OR_RETURN(loaded->spec_, MakeModelSpec(config));
+
+  // A stretched RoPE stretches the context it was trained on.
+  const RopeScaling& rope = config.rope_scaling;
+  int64_t longest = config.max_position_embeddings;
+  if (rope.type != RopeScalingType::kNone && rope.original_max_position > 0) {
+    longest = std::max(longest, static_cast<int64_t>(
+                                    rope.factor * static_cast<double>(rope.original_max_position)));
+  }
+  loaded->max_context_ = options.max_context > 0 ? options.max_context : longest;
+  if (loaded->max_context_ > longest) {
+    return Unexpected(InvalidArgument(
+        fmt::format("--max-model-len {} is beyond the model's {} positions; stretch them with "
+                    "--rope-scaling yarn:FACTOR",
+                    options.max_context, longest)));
+  }
+
+  KvPlanOptions plan;
+  plan.method = options.kv;
+  plan.group_dims = options.group_dims;
+  plan.sink = options.sink;
+  plan.recent = options.recent;
+  plan.k_clip = options.k_clip;
+  plan.v_clip = options.v_clip;
+  plan.prefill_cell = options.prefill_cell;
+  if (!options.rotation.empty()) {
+    OSCAR_ASSIGN_OR_RETURN(plan.rotation, LoadRotation(options.rotation));
+  }
+  OSCAR_ASSIGN_OR_RETURN(loaded->plan_, KvPlan::Make(loaded->spec_, plan, simd::EncodePage));
+
+  MemoryPlan& memory = loaded->memory_;
+  memory.weight_bytes = 2 * loaded->spec_.num_parameters();
+  memory.open_page_bytes = loaded->plan_->cache().open.bytes();
+  memory.sealed_page_bytes = loaded->plan_->cache().sealed.bytes();
+  memory.available_bytes = AvailableMemory();
+  memory.kv_bytes = options.kv_memory;
+  if (memory.kv_bytes == 0) {
+    const double free = kShareOfFree * static_cast<double>(memory.available_bytes) -
+                        static_cast<double>(memory.weight_bytes);
+    memory.kv_bytes = static_cast<uint64_t>(std::max(free, 0.0));
+  }
+  if (memory.kv_bytes < memory.open_page_bytes) {
+    return Unexpected(ResourceExhausted(fmt::format(
+        "the KV cache budget of {} does not hold one page of 64 tokens ({}); raise --kv-memory",
+        FormatBytes(memory.kv_bytes), FormatBytes(memory.open_page_bytes))));
+  }
+  return loaded;
+}
+
+Result<std::unique_ptr<LoadedModel>> LoadedModel::Load(const LoadOptions& options) {
+  OSCAR_ASSIGN_OR_RETURN(std::unique_ptr<LoadedModel> loaded, Plan(options));
+  std::unique_ptr<WeightSource> source;
+  if (options.random_weights) {
+    source = MakeRandomWeights(options.seed);
+    LogWarning("random weights: speed is real, answers mean nothing");
+  } else {
+    OSCAR_ASSIGN_OR_RETURN(source, OpenCheckpointWeights(loaded->directory_.string()));
+  }
+  loaded->threads_ = std::make_unique<ThreadPool>(options.num_threads);
+  loaded->pool_ = std::make_unique<BlockPool>(loaded->memory_.kv_bytes);
+  CpuModelOptions cpu;
+  cpu.max_batch_tokens = options.chunk;
+  OSCAR_ASSIGN_OR_RETURN(
+      loaded->model_, LoadCpuModel(loaded->spec_, *source, *loaded->plan_, *loaded->threads_, cpu));
+  LogInfo("KV cache: {}", loaded->plan_->Describe());
+  return loaded;
+}
+
+}  // namespace oscar

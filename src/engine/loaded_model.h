@@ -1,0 +1,82 @@
+// LoadedModel: a model directory made ready to run: config, rotation, KV plan, weights on a device,
+// and the page pool. Every command that computes starts here. Owns everything; one engine thread.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "base/thread_pool.h"
+#include "cache/block_pool.h"
+#include "io/hf_config.h"
+#include "model/model.h"
+#include "oscar/status.h"
+
+namespace oscar {
+
+struct LoadOptions {
+  // A Hugging Face model directory; empty takes the demo model. With random weights a config.json
+  // alone is enough.
+  std::filesystem::path model;
+  std::string kv = "oscar+";
+  std::filesystem::path rotation;  // a rotation file or directory; empty: none
+  std::optional<int> group_dims, sink, recent;
+  std::optional<float> k_clip, v_clip;
+  int prefill_cell = 4096;
+  uint64_t kv_memory = 0;    // bytes of cache pages; 0 takes most of what is free
+  int64_t max_context = 0;   // tokens; 0 takes the model's own
+  std::string rope_scaling;  // "yarn:4", ...; empty takes the config's
+  bool random_weights = false;
+  uint64_t seed = 0;    // of random weights
+  int num_threads = 0;  // 0: one a core
+  int chunk = 512;      // prompt tokens in one pass
+};
+
+// What fits where, before anything is loaded.
+struct MemoryPlan {
+  uint64_t weight_bytes = 0;
+  uint64_t kv_bytes = 0;         // the budget
+  uint64_t open_page_bytes = 0;  // 64 tokens in BF16, all layers
+  uint64_t sealed_page_bytes = 0;
+  uint64_t available_bytes = 0;  // free memory when asked
+};
+
+class LoadedModel {
+ public:
+  static Result<std::unique_ptr<LoadedModel>> Load(const LoadOptions& options);
+  // Config, spec and plan alone: no weights are read.
+  static Result<std::unique_ptr<LoadedModel>> Plan(const LoadOptions& options);
+
+  const ModelConfig& config() const { return config_; }
+  const ModelSpec& spec() const { return spec_; }
+  const KvPlan& kv() const { return *plan_; }
+  const MemoryPlan& memory() const { return memory_; }
+  int64_t max_context() const { return max_context_; }
+  const std::filesystem::path& directory() const { return directory_; }
+  Model& model() { return *model_; }
+  BlockPool& pool() { return *pool_; }
+  ThreadPool& threads() { return *threads_; }
+
+ private:
+  LoadedModel() = default;
+  std::filesystem::path directory_;
+  ModelConfig config_;
+  ModelSpec spec_;
+  MemoryPlan memory_;
+  int64_t max_context_ = 0;
+  std::unique_ptr<ThreadPool> threads_;
+  std::unique_ptr<KvPlan> plan_;
+  std::unique_ptr<BlockPool> pool_;
+  std::unique_ptr<Model> model_;
+};
+
+// Where the embedded default model lies: $OSCAR_DEMO_MODEL, beside the binary's source tree, or in
+// the installed share directory.
+Result<std::filesystem::path> FindDemoModel();
+
+// Memory that this process could still take: free and reclaimable, within its control group.
+uint64_t AvailableMemory();
+
+}  // namespace oscar
