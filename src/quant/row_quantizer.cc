@@ -10,12 +10,6 @@
 namespace oscar {
 namespace {
 
-// Gaussian-optimal uniform steps, in standard deviations, for 2, 3 and 4 bits (Max, 1960), relative
-// to the 2-bit one: the search factors are stated for 2 bits.
-constexpr std::array<float, 5> kStepFactors = {0.75f, 0.85f, 0.95f, 1.05f, 1.15f};
-constexpr float StepScale(int bits) { return bits == 2 ? 1.0f : bits == 3 ? 0.5884f : 0.3365f; }
-
-constexpr float kMinRange = 1e-8f;
 constexpr float kBf16Max = 3.3895313892515355e38f;
 
 void QuantizeMinMax(const RowSpec& spec, std::span<const float> x, std::span<uint8_t> codes,
@@ -63,8 +57,8 @@ void QuantizeMseFit(const RowSpec& spec, std::span<const float> x, std::span<uin
   int best_sum = 0;
   std::fill_n(codes.begin(), n, uint8_t{0});
   std::array<uint8_t, kMaxHeadDim> trial;
-  for (const float factor : kStepFactors) {
-    const float step = factor * StepScale(spec.bits) * deviation;
+  for (const float factor : kMseStepFactors) {
+    const float step = factor * MseStepScale(spec.bits) * deviation;
     if (!(step > 0.0f)) break;  // constant row
     int sum = 0, squares = 0;
     for (size_t i = 0; i < n; ++i) {

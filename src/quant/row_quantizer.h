@@ -37,6 +37,7 @@
 // constant in the fits (their squares underflow).
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <span>
 
@@ -50,6 +51,12 @@ enum class MetaType : uint8_t { kFp16, kBf16, kFp32 };
 inline constexpr int kMaxHeadDim = 256;
 inline constexpr int kMaxGroups = 8;  // head dim 256 in groups of 32
 inline constexpr float kMinScale = kFp16MinSubnormal;
+inline constexpr float kMinRange = 1e-8f;  // of a constant group
+
+// The step search of kMseFit, in standard deviations at 2 bits, and the Gaussian-optimal uniform
+// steps of 3 and 4 bits (Max, 1960) relative to the 2-bit one.
+inline constexpr std::array<float, 5> kMseStepFactors = {0.75f, 0.85f, 0.95f, 1.05f, 1.15f};
+constexpr float MseStepScale(int bits) { return bits == 2 ? 1.0f : bits == 3 ? 0.5884f : 0.3365f; }
 
 struct RowSpec {
   RowRule rule = RowRule::kMinMax;

@@ -12,7 +12,7 @@
 namespace oscar::simd {
 
 // See EncodePage.
-int EncodePage(const PageLayout& layout, const PageRules& rules, std::span<const Bf16> k,
-               std::span<const Bf16> v, std::span<std::byte> block);
+int WritePage(const PageLayout& layout, const PageRules& rules, std::span<const Bf16> k,
+              std::span<const Bf16> v, std::span<std::byte> block);
 
 }  // namespace oscar::simd

@@ -1,0 +1,287 @@
+// Attention of up to four query heads over one packed page, straight from its codes. Included once
+// per target.
+//
+//   logit_t = s_t (q . code_t) + min_t sum(q)          out = sum (p_t s_t) code_t + sum p_t min_t
+//
+// Both products are integer: q (and p s) are rounded to 15 bits, q = step (256 hi + lo), and each
+// signed byte plane meets the codes, unsigned bytes, in a four-way dot product (VPDPBUSD, or
+// VPMADDUBSW and VPMADDWD). Codes unpack four dims at a time:
+//
+//   64 bytes of K = 16 lanes (tokens) x 32 bits     INT2, position p: (word >> 2p) & 0x03030303
+//     bits 31..............16 15...............0    its bytes: dims 2p, 2p + 8, 2p + 1, 2p + 9
+//          odd dims             even dims           INT4, position p: (word >> 4p) & 0x0f0f0f0f
+//     8 dims of 2 bits or 4 dims of 4 bits each     its bytes: dims 2p, 2p + 4, 2p + 1, 2p + 5
+//
+// and V is the same with dims and tokens exchanged, so one routine serves both. The planes of q and
+// p s are stored in that byte order. Scale, min and step never touch an element.
+#if defined(OSCAR_SIMD_ATTENTION_CODES_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef OSCAR_SIMD_ATTENTION_CODES_INL_H_
+#undef OSCAR_SIMD_ATTENTION_CODES_INL_H_
+#else
+#define OSCAR_SIMD_ATTENTION_CODES_INL_H_
+#endif
+
+#include <cstring>
+
+#include "cache/page_layout.h"
+#include "simd/attention_state.h"
+#include "simd/lanes16-inl.h"
+
+#if OSCAR_SIMD_TARGET
+HWY_BEFORE_NAMESPACE();
+namespace oscar::simd::HWY_NAMESPACE {
+
+inline constexpr int kMaxBlockHeads = 4;  // query heads that share one unpacking
+inline constexpr int kMaxPageDims = 256;  // of a head
+inline constexpr int kMaxPageGroups = 8;  // 256 dims in groups of 32
+inline constexpr float kPlaneLimit =
+    32512.0f;  // 127 * 256: hi stays a signed byte when lo rounds up
+// A page whose largest logit is this far (in powers of two) below the running maximum adds less
+// than 2^-34 of the result.
+inline constexpr float kNegligible = 40.0f;
+
+// The byte planes of 16 numbers: 4 words for 4 positions.
+struct Planes {
+  alignas(64) uint8_t hi[kMaxPageDims];
+  alignas(64) uint8_t lo[kMaxPageDims];
+};
+
+// What a head block keeps for the whole sequence.
+struct QueryCodes {
+  Planes planes[kMaxBlockHeads];
+  // Of q in each group, times softmax scale and log2 e; a large dim coarsens its own group alone.
+  float step[kMaxBlockHeads][kMaxPageGroups];
+  float sums[kMaxBlockHeads][kMaxPageGroups];  // of the rounded q, in steps
+};
+
+// values [16] in steps, |value| <= kPlaneLimit -> the two planes in code order.
+template <int kBits>
+HWY_INLINE void StorePlanes(const F16x& values, uint8_t* hi, uint8_t* lo) {
+  const hn::Full128<uint8_t> d8;
+  alignas(16) static constexpr uint8_t kOrder2[16] = {0, 8,  1, 9,  2, 10, 3, 11,
+                                                      4, 12, 5, 13, 6, 14, 7, 15};
+  alignas(16) static constexpr uint8_t kOrder4[16] = {0, 4,  1, 5,  2,  6,  3,  7,
+                                                      8, 12, 9, 13, 10, 14, 11, 15};
+  const I16x n = NearestInt(values);
+  alignas(16) uint8_t bytes[2][16];
+  for (int i = 0; i < kParts; ++i) {
+    const hn::Rebind<int8_t, DI> d_byte;
+    const VI upper = hn::ShiftRight<8>(hn::Add(n.v[i], hn::Set(DI(), 128)));
+    const VI lower = hn::Sub(n.v[i], hn::ShiftLeft<8>(upper));
+    hn::StoreU(hn::DemoteTo(d_byte, upper), d_byte,
+               reinterpret_cast<int8_t*>(bytes[0]) + i * kWidth);
+    hn::StoreU(hn::DemoteTo(d_byte, lower), d_byte,
+               reinterpret_cast<int8_t*>(bytes[1]) + i * kWidth);
+  }
+  const auto order = hn::Load(d8, kBits == 2 ? kOrder2 : kOrder4);
+  hn::StoreU(hn::TableLookupBytes(hn::Load(d8, bytes[0]), order), d8, hi);
+  hn::StoreU(hn::TableLookupBytes(hn::Load(d8, bytes[1]), order), d8, lo);
+}
+
+template <bool kVnni>
+HWY_INLINE VI DotBytes(VI sum, VI codes, VI plane) {
+#if HWY_TARGET == HWY_AVX3
+  if constexpr (kVnni) {
+    // By name: the target attribute that would allow the intrinsic also allows instructions that
+    // not every VNNI machine has.
+    asm("vpdpbusd %2, %1, %0" : "+v"(sum.raw) : "v"(codes.raw), "v"(plane.raw));
+    return sum;
+  }
+  const __m512i pairs = _mm512_maddubs_epi16(codes.raw, plane.raw);
+  return hn::Add(sum, VI{_mm512_madd_epi16(pairs, _mm512_set1_epi16(1))});
+#else
+  const __m256i pairs = _mm256_maddubs_epi16(codes.raw, plane.raw);
+  return hn::Add(sum, VI{_mm256_madd_epi16(pairs, _mm256_set1_epi16(1))});
+#endif
+}
+
+HWY_INLINE VI BroadcastWord(const uint8_t* p) {
+  int32_t word;
+  std::memcpy(&word, p, sizeof(word));
+  return hn::Set(DI(), word);
+}
+
+// sums[t][h] = codes of tile t (16 lanes) . plane words of head h, over `num_vectors` vectors.
+template <int kBits, int kTiles, int kHeads, bool kVnni>
+HWY_INLINE void DotTiles(const std::byte* HWY_RESTRICT codes, size_t tile_bytes, int num_vectors,
+                         const Planes* HWY_RESTRICT planes, int plane_offset,
+                         I16x (&sums)[kTiles][kHeads]) {
+  constexpr int kPositions = 8 / kBits;
+  constexpr int kMask = kBits == 2 ? 0x03030303 : 0x0f0f0f0f;
+  I16x hi[kTiles][kHeads], lo[kTiles][kHeads];
+  for (int t = 0; t < kTiles; ++t) {
+    for (int h = 0; h < kHeads; ++h) hi[t][h] = lo[t][h] = SetInt(0);
+  }
+  for (int v = 0; v < num_vectors; ++v) {
+    I16x words[kTiles];
+    for (int t = 0; t < kTiles; ++t) {
+      words[t] = LoadInt(
+          reinterpret_cast<const int32_t*>(codes + static_cast<size_t>(t) * tile_bytes) + v * 16);
+    }
+    const int at = plane_offset + v * kPositions * 4;
+    for (int p = 0; p < kPositions; ++p) {
+      I16x part[kTiles];
+      for (int t = 0; t < kTiles; ++t) {
+        for (int i = 0; i < kParts; ++i) {
+          part[t].v[i] = hn::And(words[t].v[i], hn::Set(DI(), kMask));
+          words[t].v[i] = hn::ShiftRight<kBits>(words[t].v[i]);
+        }
+      }
+      for (int h = 0; h < kHeads; ++h) {
+        const VI upper = BroadcastWord(planes[h].hi + at + p * 4);
+        const VI lower = BroadcastWord(planes[h].lo + at + p * 4);
+        for (int t = 0; t < kTiles; ++t) {
+          for (int i = 0; i < kParts; ++i) {
+            hi[t][h].v[i] = DotBytes<kVnni>(hi[t][h].v[i], part[t].v[i], upper);
+            lo[t][h].v[i] = DotBytes<kVnni>(lo[t][h].v[i], part[t].v[i], lower);
+          }
+        }
+      }
+    }
+  }
+  for (int t = 0; t < kTiles; ++t) {
+    for (int h = 0; h < kHeads; ++h) sums[t][h] = Add(Shl<8>(hi[t][h]), lo[t][h]);
+  }
+}
+
+// Tiles in flight: as many accumulators as registers allow (2 planes x heads x tiles).
+inline constexpr int kTilesAtOnce = kParts == 1 ? 2 : 1;
+
+template <int kBits>
+HWY_INLINE void PrepareQuery(const float* q, const PageLayout& layout, float scale, int head,
+                             QueryCodes& out) {
+  for (int g = 0; g < layout.num_groups(); ++g) {
+    const int first = g * layout.group_dims(), end = first + layout.group_dims();
+    F16x largest = Set(0.0f);
+    for (int d = first; d < end; d += 16) largest = Max(largest, Abs(Load(q + d)));
+    const float top = std::max(ReduceMax(largest), 1e-30f);
+    const F16x inverse = Set(kPlaneLimit / top);
+    out.step[head][g] = top / kPlaneLimit * scale;
+    F16x sum = Set(0.0f);
+    for (int d = first; d < end; d += 16) {
+      const F16x steps = Round(Mul(Load(q + d), inverse));
+      sum = Add(sum, steps);
+      StorePlanes<kBits>(steps, out.planes[head].hi + d, out.planes[head].lo + d);
+    }
+    out.sums[head][g] = ReduceSum(sum);
+  }
+}
+
+// Logits in base 2 of a whole page: [kHeads][64].
+template <int kBits, int kHeads, bool kVnni>
+HWY_INLINE void CodeLogits(const PageLayout& layout, const std::byte* block,
+                           const QueryCodes& query, float (&logits)[kMaxBlockHeads][kPageTokens]) {
+  const int group_vectors = layout.group_dims() * kBits / 32;
+  const size_t tile_bytes = static_cast<size_t>(layout.head_dim() * kBits * 2);
+  for (int tile = 0; tile < 4; tile += kTilesAtOnce) {
+    F16x sum[kTilesAtOnce][kHeads];
+    for (int g = 0; g < layout.num_groups(); ++g) {
+      I16x dots[kTilesAtOnce][kHeads];
+      DotTiles<kBits, kTilesAtOnce, kHeads, kVnni>(block + static_cast<size_t>(tile) * tile_bytes +
+                                                       static_cast<size_t>(g * group_vectors) * 64,
+                                                   tile_bytes, group_vectors, query.planes,
+                                                   g * layout.group_dims(), dots);
+      for (int t = 0; t < kTilesAtOnce; ++t) {
+        const int token = (tile + t) * 16;
+        const F16x s = LoadFp16(reinterpret_cast<const uint16_t*>(block + layout.KScale(token, g)));
+        const F16x m = LoadFp16(reinterpret_cast<const uint16_t*>(block + layout.KMin(token, g)));
+        for (int h = 0; h < kHeads; ++h) {
+          const F16x low = Mul(m, Set(query.sums[h][g]));
+          const F16x value = MulAdd(ToFloat(dots[t][h]), s, low);
+          const F16x step = Set(query.step[h][g]);
+          sum[t][h] = g == 0 ? Mul(value, step) : MulAdd(value, step, sum[t][h]);
+        }
+      }
+    }
+    for (int t = 0; t < kTilesAtOnce; ++t) {
+      for (int h = 0; h < kHeads; ++h) {
+        Store(sum[t][h], logits[h] + (tile + t) * 16);
+      }
+    }
+  }
+}
+
+// The online softmax of one tile of 64 logits, in place: logits become p. Returns the factor for
+// what was summed before. `visible` tokens count, the rest get p = 0.
+HWY_INLINE float SoftmaxTile(float* logits, int visible, float* m, float* d) {
+  for (int t = visible; t < kPageTokens; ++t) logits[t] = kEmptyMax;
+  F16x l[4];
+  for (int i = 0; i < 4; ++i) l[i] = Load(logits + i * 16);
+  const float largest = std::max(*m, ReduceMax(Max(Max(l[0], l[1]), Max(l[2], l[3]))));
+  const F16x shift = Set(largest);
+  F16x sum = Set(0.0f);
+  for (int i = 0; i < 4; ++i) {
+    const F16x p = Exp2(Sub(l[i], shift));
+    Store(p, logits + i * 16);
+    sum = Add(sum, p);
+  }
+  const float alpha = std::exp2(*m - largest);  // 0 for the first tile
+  *m = largest;
+  *d = *d * alpha + ReduceSum(sum);
+  return alpha;
+}
+
+template <int kBits, int kHeads, bool kVnni>
+HWY_NOINLINE void CodePage(const PageLayout& layout, const std::byte* block, int visible,
+                           const QueryCodes& query, float* m, float* d, float* o) {
+  const int dims = layout.head_dim();
+  alignas(64) float p[kMaxBlockHeads][kPageTokens];
+  CodeLogits<kBits, kHeads, kVnni>(layout, block, query, p);
+  float alpha[kHeads];
+  bool any = false;
+  for (int h = 0; h < kHeads; ++h) {
+    F16x largest = Load(p[h]);
+    for (int i = 16; i < kPageTokens; i += 16) largest = Max(largest, Load(p[h] + i));
+    any = any || ReduceMax(largest) > m[h] - kNegligible;
+  }
+  if (!any) return;
+  for (int h = 0; h < kHeads; ++h) alpha[h] = SoftmaxTile(p[h], visible, m + h, d + h);
+
+  constexpr int kVectors = kPageTokens * kBits / 32;  // of one tile of 16 dims
+  constexpr size_t kTileBytes = static_cast<size_t>(kVectors) * 64;
+  const std::byte* v_codes = block + layout.v_codes_offset();
+  for (int g = 0; g < layout.num_groups(); ++g) {
+    Planes planes[kHeads];
+    float step[kHeads], low[kHeads];
+    F16x s[4], mn[4];
+    for (int i = 0; i < 4; ++i) {
+      s[i] = LoadFp16(reinterpret_cast<const uint16_t*>(block + layout.VScale(i * 16, g)));
+      mn[i] = LoadFp16(reinterpret_cast<const uint16_t*>(block + layout.VMin(i * 16, g)));
+    }
+    for (int h = 0; h < kHeads; ++h) {
+      F16x w[4], largest = Set(0.0f), minimum = Set(0.0f);
+      for (int i = 0; i < 4; ++i) {
+        const F16x weight = Load(p[h] + i * 16);
+        w[i] = Mul(weight, s[i]);
+        largest = Max(largest, w[i]);
+        minimum = MulAdd(weight, mn[i], minimum);
+      }
+      low[h] = ReduceSum(minimum);
+      const float top = std::max(ReduceMax(largest), 1e-30f);
+      step[h] = top / kPlaneLimit;
+      const F16x inverse = Set(kPlaneLimit / top);
+      for (int i = 0; i < 4; ++i) {
+        StorePlanes<kBits>(Mul(w[i], inverse), planes[h].hi + i * 16, planes[h].lo + i * 16);
+      }
+    }
+    const int first = g * layout.group_dims() / 16, end = first + layout.group_dims() / 16;
+    for (int tile = first; tile < end; tile += kTilesAtOnce) {
+      I16x dots[kTilesAtOnce][kHeads];
+      DotTiles<kBits, kTilesAtOnce, kHeads, kVnni>(v_codes + static_cast<size_t>(tile) * kTileBytes,
+                                                   kTileBytes, kVectors, planes, 0, dots);
+      for (int t = 0; t < kTilesAtOnce; ++t) {
+        for (int h = 0; h < kHeads; ++h) {
+          float* out = o + h * dims + (tile + t) * 16;
+          const F16x value = MulAdd(ToFloat(dots[t][h]), Set(step[h]), Set(low[h]));
+          Store(MulAdd(Load(out), Set(alpha[h]), value), out);
+        }
+      }
+    }
+  }
+}
+
+}  // namespace oscar::simd::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+#endif  // OSCAR_SIMD_TARGET
+
+#endif  // per-target include guard

@@ -1,0 +1,180 @@
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "simd/attention_decode.cc"
+#include <hwy/foreach_target.h>  // must come before the -inl.h
+
+#include "simd/attention.h"
+#include "simd/attention_codes-inl.h"
+#include "simd/attention_rows-inl.h"
+
+#if OSCAR_SIMD_TARGET
+HWY_BEFORE_NAMESPACE();
+namespace oscar::simd::HWY_NAMESPACE {
+namespace {
+
+using CodePageFunction = void (*)(const PageLayout&, const std::byte*, int, const QueryCodes&,
+                                  float*, float*, float*);
+using RowPageFunction = void (*)(const Bf16*, const Bf16*, int, int, const QueryRows&, float*,
+                                 float*, float*);
+
+template <int kBits, bool kVnni>
+CodePageFunction ChooseCodePage(int heads) {
+  constexpr CodePageFunction kTable[kMaxBlockHeads] = {
+      &CodePage<kBits, 1, kVnni>, &CodePage<kBits, 2, kVnni>, &CodePage<kBits, 3, kVnni>,
+      &CodePage<kBits, 4, kVnni>};
+  return kTable[heads - 1];
+}
+
+RowPageFunction ChooseRowPage(int heads) {
+  constexpr RowPageFunction kTable[kMaxBlockHeads] = {&RowPage<1>, &RowPage<2>, &RowPage<3>,
+                                                      &RowPage<4>};
+  return kTable[heads - 1];
+}
+
+HWY_INLINE void PrefetchBlock(const std::byte* block, size_t bytes) {
+  for (size_t i = 0; i < bytes; i += 64) __builtin_prefetch(block + i);
+}
+
+}  // namespace
+
+// The g query heads of one KV head over pages [first_page, end_page).
+template <bool kVnni>
+void DecodeSplit(const AttentionLayer& layer, const DecodeQuery& query, int kv_head,
+                 int64_t first_page, int64_t end_page, const AttentionState& state) {
+  constexpr float kLog2E = 1.4426950408889634f;
+  const int dims = layer.head_dim(), g = layer.q_heads / layer.kv_heads;
+  const bool has_codes = layer.sealed.kind() != PageKind::kBf16;
+  const float scale = layer.softmax_scale * kLog2E;
+  const auto block_of = [&](int64_t page) {
+    const bool sealed = query.sequence.is_sealed[page] != 0;
+    const PageLayout& layout = sealed ? layer.sealed : layer.open;
+    return query.sequence.pages[page] + (sealed ? layer.sealed_offset : layer.open_offset) +
+           static_cast<size_t>(kv_head) * layout.block_bytes();
+  };
+  state.Clear(g, dims);
+  for (int base = 0; base < g; base += kMaxBlockHeads) {
+    const int heads = g - base < kMaxBlockHeads ? g - base : kMaxBlockHeads;
+    QueryCodes codes;
+    QueryRows rows;
+    for (int h = 0; h < heads; ++h) {
+      const float* q = query.q + (kv_head * g + base + h) * dims;
+      PrepareQueryRows(q, dims, scale, h, rows);
+      if (layer.sealed.kind() == PageKind::kInt2) {
+        PrepareQuery<2>(q, layer.sealed, scale, h, codes);
+      } else if (layer.sealed.kind() == PageKind::kInt4) {
+        PrepareQuery<4>(q, layer.sealed, scale, h, codes);
+      }
+    }
+    const CodePageFunction code_page = layer.sealed.kind() == PageKind::kInt4
+                                           ? ChooseCodePage<4, kVnni>(heads)
+                                           : ChooseCodePage<2, kVnni>(heads);
+    const RowPageFunction row_page = ChooseRowPage(heads);
+    float* m = state.m + base;
+    float* d = state.d + base;
+    float* o = state.o + base * dims;
+    for (int64_t page = first_page; page < end_page; ++page) {
+      const bool sealed = query.sequence.is_sealed[page] != 0;
+      const PageLayout& layout = sealed ? layer.sealed : layer.open;
+      const std::byte* block = block_of(page);
+      const int64_t left = query.num_tokens - page * kPageTokens;
+      const int visible = left < kPageTokens ? static_cast<int>(left) : kPageTokens;
+      if (sealed && has_codes) {
+        // Blocks of one head lie a whole page apart, which no hardware prefetcher follows.
+        if (page + 1 < end_page) PrefetchBlock(block_of(page + 1), layout.block_bytes());
+        code_page(layout, block, visible, codes, m, d, o);
+      } else {
+        row_page(reinterpret_cast<const Bf16*>(block),
+                 reinterpret_cast<const Bf16*>(block + layout.v_codes_offset()), dims, visible,
+                 rows, m, d, o);
+      }
+    }
+  }
+}
+
+template void DecodeSplit<false>(const AttentionLayer&, const DecodeQuery&, int, int64_t, int64_t,
+                                 const AttentionState&);
+#if HWY_TARGET == HWY_AVX3
+template void DecodeSplit<true>(const AttentionLayer&, const DecodeQuery&, int, int64_t, int64_t,
+                                const AttentionState&);
+#endif
+
+}  // namespace oscar::simd::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+#endif  // OSCAR_SIMD_TARGET
+
+#if HWY_ONCE
+#include <atomic>
+#include <memory>
+#include <vector>
+
+#include "base/check.h"
+#include "simd/dispatch.h"
+
+namespace oscar::simd {
+namespace {
+
+// 2048 tokens: enough to repay the set-up of q (a few hundred numbers) and the merge, small enough
+// that 64 cores share one 128K-token sequence of 8 KV heads.
+constexpr int64_t kPagesPerSplit = 32;
+
+struct Split {
+  int32_t query;
+  int32_t kv_head;
+  int32_t index;  // of this split in its (query, KV head)
+  int32_t count;  // of splits there
+};
+
+void CheckLayer(const AttentionLayer& layer) {
+  OSCAR_CHECK(layer.kv_heads > 0 && layer.q_heads % layer.kv_heads == 0);
+  OSCAR_CHECK(layer.open.kind() == PageKind::kBf16 && layer.open.order() == CodeOrder::kCpu);
+  OSCAR_CHECK(layer.sealed.order() == CodeOrder::kCpu &&
+              layer.sealed.head_dim() == layer.open.head_dim());
+}
+
+}  // namespace
+
+void DecodeAttention(ThreadPool& pool, AttentionWorkspace& workspace, const AttentionLayer& layer,
+                     std::span<const DecodeQuery> batch) {
+  CheckLayer(layer);
+  const int dims = layer.head_dim(), g = layer.q_heads / layer.kv_heads;
+  std::vector<Split> splits;
+  for (size_t i = 0; i < batch.size(); ++i) {
+    OSCAR_CHECK(batch[i].num_tokens > 0);
+    const int64_t pages = (batch[i].num_tokens + kPageTokens - 1) / kPageTokens;
+    const auto count = static_cast<int32_t>((pages + kPagesPerSplit - 1) / kPagesPerSplit);
+    for (int h = 0; h < layer.kv_heads; ++h) {
+      for (int32_t s = 0; s < count; ++s) splits.push_back({static_cast<int32_t>(i), h, s, count});
+    }
+  }
+  const auto run = ActiveTarget() == Target::kAvx2         ? &N_AVX2::DecodeSplit<false>
+                   : ActiveTarget() == Target::kAvx512Vnni ? &N_AVX3::DecodeSplit<true>
+                                                           : &N_AVX3::DecodeSplit<false>;
+  const size_t state_size = AttentionState::Size(g, dims);
+  workspace.states.Grow(splits.size() * state_size);
+  // Splits done of each (query, KV head); whoever finishes the last one merges all, in order.
+  const auto done =
+      std::make_unique<std::atomic<int32_t>[]>(batch.size() * static_cast<size_t>(layer.kv_heads));
+  pool.ParallelFor(static_cast<int64_t>(splits.size()), [&](int64_t task, int) {
+    const Split& split = splits[static_cast<size_t>(task)];
+    const DecodeQuery& query = batch[static_cast<size_t>(split.query)];
+    const auto state_of = [&](int64_t index) {
+      return AttentionState(workspace.states.data() + static_cast<size_t>(index) * state_size, g);
+    };
+    const int64_t pages = (query.num_tokens + kPageTokens - 1) / kPageTokens;
+    const int64_t first = split.index * kPagesPerSplit;
+    run(layer, query, split.kv_head, first, std::min(pages, first + kPagesPerSplit),
+        state_of(task));
+    auto& counter = done[static_cast<size_t>(split.query * layer.kv_heads + split.kv_head)];
+    if (counter.fetch_add(1, std::memory_order_acq_rel) + 1 != split.count) return;
+    const int64_t first_task = task - split.index;
+    const AttentionState whole = state_of(first_task);
+    for (int32_t s = 1; s < split.count; ++s) whole.Merge(state_of(first_task + s), g, dims);
+    float* out = query.out + static_cast<ptrdiff_t>(split.kv_head) * g * dims;
+    for (int h = 0; h < g; ++h) {
+      const float inverse = 1.0f / whole.d[h];
+      for (int i = h * dims; i < (h + 1) * dims; ++i) out[i] = whole.o[i] * inverse;
+    }
+  });
+}
+
+}  // namespace oscar::simd
+#endif  // HWY_ONCE

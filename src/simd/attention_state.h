@@ -1,0 +1,48 @@
+// The running softmax of a few query heads over part of a sequence: o = sum 2^(l - m) v, m = the
+// largest logit, d = sum 2^(l - m), logits in base 2. Pages, splits and threads all combine by the
+// same rule. An empty part has m = -infinity, d = 0, o = 0; every real part has a finite m, because
+// a tile is never wholly masked. Internal to the module.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <limits>
+
+namespace oscar::simd {
+
+inline constexpr float kEmptyMax = -std::numeric_limits<float>::infinity();
+
+// A view of [heads] m, [heads] d, [heads, head_dim] o in one run of floats.
+struct AttentionState {
+  float* m;
+  float* d;
+  float* o;
+
+  static constexpr size_t Size(int heads, int head_dim) {
+    // Rounded to whole cache lines: two threads never write one line.
+    return (static_cast<size_t>(heads) * static_cast<size_t>(head_dim + 2) + 15) / 16 * 16;
+  }
+  AttentionState(float* memory, int heads) : m(memory), d(memory + heads), o(memory + 2 * heads) {}
+
+  void Clear(int heads, int head_dim) const {
+    std::fill_n(m, heads, kEmptyMax);
+    std::fill_n(d, heads, 0.0f);
+    std::fill_n(o, heads * head_dim, 0.0f);
+  }
+  // Appends the part `other`, which comes later in the sequence.
+  void Merge(const AttentionState& other, int heads, int head_dim) const {
+    for (int h = 0; h < heads; ++h) {
+      const float largest = std::max(m[h], other.m[h]);
+      if (largest == kEmptyMax) continue;
+      const float mine = std::exp2(m[h] - largest), theirs = std::exp2(other.m[h] - largest);
+      m[h] = largest;
+      d[h] = d[h] * mine + other.d[h] * theirs;
+      for (int i = h * head_dim; i < (h + 1) * head_dim; ++i) {
+        o[i] = o[i] * mine + other.o[i] * theirs;
+      }
+    }
+  }
+};
+
+}  // namespace oscar::simd
