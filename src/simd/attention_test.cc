@@ -6,6 +6,7 @@
 #include <cstring>
 #include <vector>
 
+#include "base/rng.h"
 #include "cache/attention_reference.h"
 #include "simd/dispatch.h"
 
@@ -15,7 +16,8 @@ namespace {
 // A case's inputs as a sequence of pages. Cases put their windows anywhere; here they become whole
 // open pages except for the last, so tokens are laid out anew: sink, pages, recent, in order.
 struct PagedCase {
-  AttentionLayer layer;
+  AttentionLayer layer{.open = PageLayout(PageKind::kBf16, CodeOrder::kCpu, 64, 64),
+                       .sealed = PageLayout(PageKind::kBf16, CodeOrder::kCpu, 64, 64)};
   std::vector<std::vector<std::byte>> storage;
   std::vector<const std::byte*> pages;
   std::vector<uint8_t> is_sealed;
@@ -135,6 +137,89 @@ TEST_P(AttentionTest, DecodeIsTheSameForAnyThreadCountAndBatch) {
     EXPECT_EQ(out_b, alone_b);
     EXPECT_EQ(out_c, alone_a);
   }
+}
+
+// A prompt's tokens over sealed and open pages, each seeing what lies before it.
+struct Prompt {
+  AttentionCase c;
+  AttentionInputs in{.layout = PageLayout(PageKind::kBf16, CodeOrder::kCpu, 64, 64)};
+  PagedCase paged;
+  std::vector<float> q;  // [tokens, q_heads, D]
+  int first = 0, count = 0;
+
+  Prompt(const AttentionCase& shape, int tokens) : c(WholePages(shape)) {
+    in = MakeAttentionInputs(c, CodeOrder::kCpu);
+    paged = MakePages(c, in);
+    count = tokens;
+    first = static_cast<int>(paged.num_tokens) - tokens;
+    const Philox rng(5, 5);
+    q.resize(static_cast<size_t>(tokens) * in.q.size());
+    for (size_t i = 0; i < q.size(); ++i) q[i] = rng.Normal(i);
+  }
+  std::vector<float> Run(ThreadPool& pool, const std::vector<int>& chunks) const {
+    AttentionWorkspace workspace;
+    const size_t stride = in.q.size();
+    std::vector<float> out(q.size());
+    int at = 0;
+    for (const int chunk : chunks) {
+      const size_t offset = static_cast<size_t>(at) * stride;
+      const PrefillQuery query{paged.view(), first + at,          chunk, q.data() + offset,
+                               stride,       out.data() + offset, stride};
+      PrefillAttention(pool, workspace, paged.layer, {&query, 1});
+      at += chunk;
+    }
+    return out;
+  }
+};
+
+TEST(PrefillAttention, MatchesTheReferenceOnEveryTarget) {
+  ThreadPool pool(2);
+  for (const AttentionCase& shape :
+       {AttentionCase{.num_pages = 3, .recent_tokens = 150},
+        AttentionCase{.head_dim = 64, .group_dims = 32, .queries_per_kv = 7, .recent_tokens = 90},
+        AttentionCase{.kind = PageKind::kInt4,
+        .head_dim = 256,
+        .group_dims = 64,
+        .kv_heads = 1,
+        .num_pages = 1,
+        .recent_tokens = 70},
+        AttentionCase{.kind = PageKind::kBf16, .queries_per_kv = 1, .recent_tokens = 65},
+        AttentionCase{.sink_tokens = 0,
+        .num_pages = 0,
+        .recent_tokens = 130,
+        .pattern = AttentionPattern::kSharpLogits}}) {
+    const Prompt prompt(shape, std::min(100, shape.recent_tokens));
+    const AttentionCase& c = prompt.c;
+    const auto dims = static_cast<size_t>(c.head_dim);
+    std::vector<DenseKv> dense;
+    for (int h = 0; h < c.kv_heads; ++h) dense.push_back(DecodeKvHead(c, prompt.in, h));
+    std::vector<double> expected(prompt.q.size());
+    for (size_t row = 0; row < expected.size() / dims; ++row) {
+      const size_t token = row / static_cast<size_t>(c.q_heads());
+      const size_t head = row % static_cast<size_t>(c.q_heads());
+      const DenseKv& kv = dense[head / static_cast<size_t>(c.queries_per_kv)];
+      ReferenceAttention({prompt.q.data() + row * dims, dims}, kv.k, kv.v,
+                         prompt.first + static_cast<int>(token) + 1, prompt.in.softmax_scale,
+                         {expected.data() + row * dims, dims});
+    }
+    for (const Target target : SupportedTargets()) {
+      const ScopedTarget scope(target);
+      const auto actual = prompt.Run(pool, {prompt.count});
+      for (size_t at = 0; at < actual.size(); at += dims) {
+        ASSERT_LE(RelativeL2({actual.data() + at, dims}, {expected.data() + at, dims}), 2e-5)
+            << c.Name() << " row " << at / dims << " on " << TargetName(target);
+      }
+    }
+  }
+}
+
+TEST_P(AttentionTest, PrefillIsTheSameForAnyChunkingAndThreadCount) {
+  const Prompt prompt({.num_pages = 2, .recent_tokens = 200}, 140);
+  ThreadPool one(1), three(3);
+  const auto whole = prompt.Run(one, {140});
+  EXPECT_EQ(prompt.Run(three, {140}), whole);
+  EXPECT_EQ(prompt.Run(three, {1, 63, 64, 12}), whole);
+  EXPECT_EQ(prompt.Run(one, {70, 7, 63}), whole);
 }
 
 INSTANTIATE_TEST_SUITE_P(Targets, AttentionTest,
