@@ -288,6 +288,25 @@ TEST_F(SafetensorsFiles, CorruptionIsReportedOrHarmless) {
   EXPECT_GT(refused, 1000u);
 }
 
+// Opening costs the header, not the data: 4 GiB that lie in a hole of the file are never touched.
+TEST_F(SafetensorsFiles, OpeningDoesNotReadTheData) {
+  const uint64_t size = uint64_t{4} << 30;
+  std::string header =
+      "{" + Entry("w", "U8", fmt::format("[{}]", size), fmt::format("[0,{}]", size)) + "}";
+  const auto path = directory_ / "big.safetensors";
+  Spill(path, MakeFile(header, 0));
+  std::filesystem::resize_file(path, 8 + header.size() + size);
+  rusage before{};
+  rusage after{};
+  ::getrusage(RUSAGE_SELF, &before);
+  const auto file = SafetensorsFile::Open(path);
+  ASSERT_TRUE(file.has_value()) << MessageOf(file);
+  EXPECT_EQ(file->Find("w")->data.size(), size);
+  EXPECT_EQ(file->Find("w")->data[size - 1], std::byte{0});
+  ::getrusage(RUSAGE_SELF, &after);
+  EXPECT_LT(after.ru_maxrss - before.ru_maxrss, 16 << 10);  // KiB
+}
+
 class Checkpoints : public SafetensorsFiles {
  protected:
   void WriteShard(const std::string& name, std::vector<size_t> which) {

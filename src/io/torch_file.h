@@ -35,7 +35,8 @@ Result<TorchValue> ParseTorchFile(std::span<const std::byte> bytes, std::string_
 // Writes atomically. Equal values give equal bytes: timestamps and the archive's inner name are
 // fixed. Entries are stored, tensor data starts at multiples of 64 bytes in the file, and tensors
 // over the same bytes share one storage. Strings must be UTF-8; dict keys distinct; at most
-// kMaxTorchDepth levels; less than 4 GiB in all.
+// kMaxTorchDepth levels; less than 4 GiB in all. Torch 1.13 loads everything but floats outside of
+// tensors when asked for weights only.
 Status WriteTorchFile(const std::filesystem::path& path, const TorchValue& value);
 
 }  // namespace oscar
