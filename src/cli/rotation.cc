@@ -14,11 +14,11 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "base/error_text.h"
 #include "base/log.h"
 #include "base/progress.h"
 #include "base/thread_pool.h"
 #include "cli/command.h"
-#include "io/error_text.h"
 #include "rotation/dump.h"
 #include "rotation/recipe.h"
 #include "rotation/rotation_file.h"
