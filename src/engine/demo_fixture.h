@@ -22,7 +22,7 @@ struct DemoModel {
     const auto config = ReadModelConfig(OSCAR_DEMO_MODEL);
     const auto spec = MakeModelSpec(*config);
     auto source = OpenCheckpointWeights(OSCAR_DEMO_MODEL);
-    auto made = KvPlan::Make(*spec, options, simd::EncodePage);
+    auto made = KvPlan::Make(*spec, options, simd::WritePage);
     if (!made.has_value()) ADD_FAILURE() << made.error().ToString();
     plan = std::move(*made);
     auto loaded = LoadCpuModel(*spec, **source, *plan, threads, {});

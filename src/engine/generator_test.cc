@@ -144,8 +144,8 @@ TEST_P(SamenessTest, BatchesChangeNoBit) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Methods, SamenessTest, testing::Values("oscar+", "bf16", "kivi"),
-                         [](const auto& info) {
-                           std::string name = info.param;
+                         [](const auto& method) {
+                           std::string name = method.param;
                            for (char& c : name) c = c == '+' || c == '-' ? '_' : c;
                            return name;
                          });

@@ -119,7 +119,7 @@ Result<std::unique_ptr<LoadedModel>> LoadedModel::Plan(const LoadOptions& option
   if (!options.rotation.empty()) {
     OSCAR_ASSIGN_OR_RETURN(plan.rotation, LoadRotation(options.rotation));
   }
-  OSCAR_ASSIGN_OR_RETURN(loaded->plan_, KvPlan::Make(loaded->spec_, plan, simd::EncodePage));
+  OSCAR_ASSIGN_OR_RETURN(loaded->plan_, KvPlan::Make(loaded->spec_, plan, simd::WritePage));
 
   MemoryPlan& memory = loaded->memory_;
   memory.weight_bytes = 2 * loaded->spec_.num_parameters();
