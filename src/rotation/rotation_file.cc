@@ -247,6 +247,24 @@ std::string ForFileName(std::string_view text) {
   return out.empty() ? "unknown" : out;
 }
 
+// The pair that a .pt file belongs to: its namesake of the other side, or else the directory's only
+// pair, if this file is part of it.
+Result<ZooPaths> CompletePair(const fs::path& path) {
+  const std::string name = path.filename().string();
+  const bool is_k = name.starts_with("k_");
+  if (!is_k && !name.starts_with("v_")) {
+    return Unexpected(InvalidArgument(fmt::format(
+        "{}: the name tells neither K nor V; a pair is named k_*.pt and v_*.pt", path.string())));
+  }
+  const fs::path directory = path.has_parent_path() ? path.parent_path() : fs::path(".");
+  const fs::path namesake = directory / ((is_k ? "v_" : "k_") + name.substr(2));
+  std::error_code error;
+  if (fs::exists(namesake, error)) {
+    return is_k ? ZooPaths{path, namesake} : ZooPaths{namesake, path};
+  }
+  return FindZooPair(directory);
+}
+
 }  // namespace
 
 Result<Rotation> ReadRotationFile(const fs::path& path, double tolerance) {
@@ -402,8 +420,7 @@ Result<Rotation> LoadRotation(const fs::path& path, double tolerance) {
   }
   if (path.extension() == ".safetensors") return ReadRotationFile(path, tolerance);
   if (path.extension() == ".pt") {
-    const fs::path directory = path.has_parent_path() ? path.parent_path() : fs::path(".");
-    OSCAR_ASSIGN_OR_RETURN(const ZooPaths pair, FindZooPair(directory));
+    OSCAR_ASSIGN_OR_RETURN(const ZooPaths pair, CompletePair(path));
     return ReadZooPair(pair, tolerance);
   }
   return Unexpected(InvalidArgument(

@@ -20,8 +20,8 @@ struct ZooPaths {
 };
 
 // Loads a .safetensors file, a directory (rotation.safetensors, or else its one k_*.pt and v_*.pt),
-// or one .pt of a pair (the other lies beside it). `tolerance` bounds max |R R^T - I|; pass
-// infinity to look at a broken file.
+// or one .pt of a pair (the other lies beside it: its namesake, or the only one of its side).
+// `tolerance` bounds max |R R^T - I|; pass infinity to look at a broken file.
 Result<Rotation> LoadRotation(const std::filesystem::path& path,
                               double tolerance = kOrthogonalityTolerance);
 

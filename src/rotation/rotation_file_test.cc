@@ -264,6 +264,23 @@ TEST(ZooTest, PairsThatDoNotMatch) {
   EXPECT_EQ(LoadRotation(dir.path() / "b").error().code(), StatusCode::kNotFound);
 }
 
+TEST(ZooTest, ANamedFileBringsItsNamesake) {
+  const TemporaryDirectory dir;
+  const std::vector<int> layers{0};
+  const Rotation fitted = RandomRotation({0}, 16, 1, 10);
+  const Rotation hadamard = MakeDataFreeRotation("hadamard", layers, 16).value();
+  ASSERT_TRUE(WriteZooPair(dir.path(), fitted).has_value());
+  ASSERT_TRUE(WriteZooPair(dir.path(), hadamard).has_value());
+  EXPECT_FALSE(LoadRotation(dir.path()).has_value());  // two pairs
+  for (const char side : {'k', 'v'}) {
+    const auto loaded = LoadRotation(dir.path() / fmt::format("{}_rotation_hadamard.pt", side));
+    ASSERT_TRUE(loaded.has_value()) << loaded.error().ToString();
+    EXPECT_EQ(loaded->layers, hadamard.layers);
+  }
+  fs::copy_file(dir.path() / "k_rotation_hadamard.pt", dir.path() / "other.pt");
+  EXPECT_EQ(LoadRotation(dir.path() / "other.pt").error().code(), StatusCode::kInvalidArgument);
+}
+
 TEST(ZooTest, ObjectivesFromFilesCannotLeaveTheDirectory) {
   const TemporaryDirectory dir;
   Rotation rotation = RandomRotation({0}, 16, 1, 7);
