@@ -16,6 +16,7 @@ namespace oscar::cli {
 using RunFunction = std::function<Status()>;
 
 // `run` outlives parsing; the callback that CLI11 calls for the chosen subcommand assigns it.
+void AddBenchCommand(CLI::App& app, RunFunction& run);
 void AddInfoCommand(CLI::App& app, RunFunction& run);
 void AddInspectCommand(CLI::App& app, RunFunction& run);
 void AddRotationCommand(CLI::App& app, RunFunction& run);

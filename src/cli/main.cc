@@ -46,6 +46,7 @@ int Main(int argc, char** argv) {
   app.fallthrough();
 
   RunFunction run;
+  AddBenchCommand(app, run);
   AddInspectCommand(app, run);
   AddInfoCommand(app, run);
   AddRotationCommand(app, run);

@@ -78,6 +78,23 @@ inline void FmaTile(const float* x, int x_stride, int rows, const uint16_t* w, i
   }
 }
 
+// `rounds` x 384 multiply-adds (12 chains of 16 lanes, twice) from registers: the machine's peak.
+inline float FmaPeakLoop(int64_t rounds) {
+  constexpr int kChains = 12 / kParts;  // AVX2 lanes come in pairs
+  F16x sum[kChains];
+  for (int i = 0; i < kChains; ++i) sum[i] = Set(static_cast<float>(i));
+  F16x factor = Set(0.5f);
+  for (int64_t r = 0; r < rounds; ++r) {
+    asm volatile("" : "+v"(factor.v[0].raw));  // keeps the loop from being folded
+    for (int repeat = 0; repeat < 2 * kParts; ++repeat) {
+      for (int i = 0; i < kChains; ++i) sum[i] = MulAdd(sum[i], factor, factor);
+    }
+  }
+  F16x total = sum[0];
+  for (int i = 1; i < kChains; ++i) total = Add(total, sum[i]);
+  return ReduceSum(total);
+}
+
 }  // namespace oscar::simd::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 #endif  // OSCAR_SIMD_TARGET

@@ -79,4 +79,8 @@ class GemmWorkspace {
 void Gemm(ThreadPool& pool, GemmWorkspace& workspace, const float* x, int num_rows, size_t x_stride,
           const PackedMatrix& w, const float* bias, float* y, size_t y_stride);
 
+// fp32 operations a second (a multiply-add is two) of all threads on the active target, from
+// registers: what kFma is measured against.
+double MeasureFmaPeak(ThreadPool& pool);
+
 }  // namespace oscar::simd
