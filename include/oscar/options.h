@@ -1,14 +1,46 @@
-// What a caller can ask for: how to draw tokens. Plain values, copied freely.
+// What a caller can ask for: which model on which cache, and how to draw tokens. Plain values.
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <optional>
+#include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "oscar/status.h"
 
 namespace oscar {
+
+struct ModelOptions {
+  // A Hugging Face model directory; empty takes the demo model. With random weights a config.json
+  // alone is enough.
+  std::filesystem::path model;
+  // The cache method, by its `--kv` name.
+  std::string kv = "oscar+";
+  // A rotation file or directory; empty: none.
+  std::filesystem::path rotation;
+  // Dims that share one scale, and windows in tokens (multiples of 64); unset takes the method's.
+  std::optional<int> group_dims, sink, recent;
+  // Clip ratios of methods that clip; unset takes the rotation's or the method's.
+  std::optional<float> k_clip, v_clip;
+  // Prompt tokens seen exactly together; a multiple of 64.
+  int prefill_cell = 4096;
+  // Bytes of cache pages; 0 takes most of what is free.
+  uint64_t kv_memory = 0;
+  // Tokens of context; 0 takes the model's own limit.
+  int64_t max_context = 0;
+  // "yarn:4", "linear:2", ...; empty takes the config's.
+  std::string rope_scaling;
+  // Weights of the right shapes and no meaning, for speed work.
+  bool random_weights = false;
+  uint64_t weights_seed = 0;
+  // 0: one a core.
+  int num_threads = 0;
+  // Prompt tokens in one pass: speed, never answers.
+  int chunk = 512;
+};
 
 // The order of application: logit bias and penalties, temperature, top-k, top-p, min-p, draw.
 struct SamplingOptions {
@@ -34,5 +66,13 @@ struct SamplingOptions {
   // Names the first field that is out of range, in Status::param.
   Status Validate(int vocab_size) const;
 };
+
+enum class FinishReason : uint8_t {
+  kStop,       // the model ended its answer
+  kLength,     // max_tokens, or the end of the context
+  kCancelled,  // Cancel(), or the callback asked for it
+};
+// "stop", "length", "cancelled".
+std::string_view NameOf(FinishReason reason);
 
 }  // namespace oscar

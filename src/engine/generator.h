@@ -19,13 +19,6 @@
 
 namespace oscar {
 
-enum class FinishReason : uint8_t {
-  kStop,       // a stop token
-  kLength,     // max_tokens, or the end of the context
-  kCancelled,  // Cancel(), or the callback asked for it
-};
-std::string_view NameOf(FinishReason reason);
-
 struct GenerateRequest {
   std::vector<int32_t> prompt;  // not empty
   SamplingOptions sampling;

@@ -25,7 +25,7 @@ uint64_t ReadNumber(const char* path) {
   return file >> value ? value : 0;  // "max" and missing files read as 0: no limit
 }
 
-Status ApplyRopeScaling(const LoadOptions& options, ModelConfig* config) {
+Status ApplyRopeScaling(const ModelOptions& options, ModelConfig* config) {
   if (options.rope_scaling.empty()) return {};
   OSCAR_ASSIGN_OR_RETURN(config->rope_scaling,
                          ParseRopeScaling(options.rope_scaling, config->max_position_embeddings));
@@ -68,7 +68,7 @@ Result<fs::path> FindDemoModel() {
       "the demo model was not found beside the program; name a model directory with --model"));
 }
 
-Result<std::unique_ptr<LoadedModel>> LoadedModel::Plan(const LoadOptions& options) {
+Result<std::unique_ptr<LoadedModel>> LoadedModel::Plan(const ModelOptions& options) {
   std::unique_ptr<LoadedModel> loaded(new LoadedModel);
   loaded->directory_ = options.model;
   if (options.model.empty()) {
@@ -140,11 +140,11 @@ Result<std::unique_ptr<LoadedModel>> LoadedModel::Plan(const LoadOptions& option
   return loaded;
 }
 
-Result<std::unique_ptr<LoadedModel>> LoadedModel::Load(const LoadOptions& options) {
+Result<std::unique_ptr<LoadedModel>> LoadedModel::Load(const ModelOptions& options) {
   OSCAR_ASSIGN_OR_RETURN(std::unique_ptr<LoadedModel> loaded, Plan(options));
   std::unique_ptr<WeightSource> source;
   if (options.random_weights) {
-    source = MakeRandomWeights(options.seed);
+    source = MakeRandomWeights(options.weights_seed);
     LogWarning("random weights: speed is real, answers mean nothing");
   } else {
     OSCAR_ASSIGN_OR_RETURN(source, OpenCheckpointWeights(loaded->directory_.string()));

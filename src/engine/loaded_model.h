@@ -5,34 +5,15 @@
 #include <cstdint>
 #include <filesystem>
 #include <memory>
-#include <optional>
-#include <string>
 
 #include "base/thread_pool.h"
 #include "cache/block_pool.h"
 #include "io/hf_config.h"
 #include "model/model.h"
+#include "oscar/options.h"
 #include "oscar/status.h"
 
 namespace oscar {
-
-struct LoadOptions {
-  // A Hugging Face model directory; empty takes the demo model. With random weights a config.json
-  // alone is enough.
-  std::filesystem::path model;
-  std::string kv = "oscar+";
-  std::filesystem::path rotation;  // a rotation file or directory; empty: none
-  std::optional<int> group_dims, sink, recent;
-  std::optional<float> k_clip, v_clip;
-  int prefill_cell = 4096;
-  uint64_t kv_memory = 0;    // bytes of cache pages; 0 takes most of what is free
-  int64_t max_context = 0;   // tokens; 0 takes the model's own
-  std::string rope_scaling;  // "yarn:4", ...; empty takes the config's
-  bool random_weights = false;
-  uint64_t seed = 0;    // of random weights
-  int num_threads = 0;  // 0: one a core
-  int chunk = 512;      // prompt tokens in one pass
-};
 
 // What fits where, before anything is loaded.
 struct MemoryPlan {
@@ -45,9 +26,9 @@ struct MemoryPlan {
 
 class LoadedModel {
  public:
-  static Result<std::unique_ptr<LoadedModel>> Load(const LoadOptions& options);
+  static Result<std::unique_ptr<LoadedModel>> Load(const ModelOptions& options);
   // Config, spec and plan alone: no weights are read.
-  static Result<std::unique_ptr<LoadedModel>> Plan(const LoadOptions& options);
+  static Result<std::unique_ptr<LoadedModel>> Plan(const ModelOptions& options);
 
   const ModelConfig& config() const { return config_; }
   const ModelSpec& spec() const { return spec_; }
