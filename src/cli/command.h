@@ -20,5 +20,6 @@ void AddBenchCommand(CLI::App& app, RunFunction& run);
 void AddInfoCommand(CLI::App& app, RunFunction& run);
 void AddInspectCommand(CLI::App& app, RunFunction& run);
 void AddRotationCommand(CLI::App& app, RunFunction& run);
+void AddTokenizeCommand(CLI::App& app, RunFunction& run);
 
 }  // namespace oscar::cli

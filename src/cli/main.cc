@@ -50,6 +50,7 @@ int Main(int argc, char** argv) {
   AddInspectCommand(app, run);
   AddInfoCommand(app, run);
   AddRotationCommand(app, run);
+  AddTokenizeCommand(app, run);
   NameEnvironmentVariables(app);
 
   try {

@@ -525,9 +525,10 @@ Result<Value> CallFunction(Interpreter& in, std::string_view name, const Argumen
   Namespace* space = in.NewNamespace();
   for (auto& [key, value] : items) {
     if (!key.IsString()) return Unexpected(in.Error("attributes of a namespace are strings"));
-    const auto existing =
-        std::find_if(space->attributes.begin(), space->attributes.end(),
-                     [&](const auto& attribute) { return attribute.first == key.str(); });
+    const std::string& name_of_key = key.str();
+    const auto existing = std::find_if(
+        space->attributes.begin(), space->attributes.end(),
+        [&name_of_key](const auto& attribute) { return attribute.first == name_of_key; });
     if (existing != space->attributes.end()) {
       existing->second = std::move(value);
     } else {

@@ -41,7 +41,7 @@ class Parser : public ExpressionParser {
   Result<Block> ParseBlock(Names ends, std::string_view what) {
     if (depth_ > kMaxSourceDepth) return Unexpected(Error("blocks are nested too deeply"));
     const DepthGuard guard(&depth_);
-    const int opened = current().line;
+    const int opened = at_ > 0 ? tokens_[at_ - 1].line : 1;
     Block block;
     while (!At(TokenType::kEnd)) {
       const int line = current().line;

@@ -1,0 +1,278 @@
+#include "text/chat.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "base/json.h"
+#include "text/jinja/template.h"
+#include "text/unicode.h"
+
+namespace oscar {
+namespace {
+
+using nlohmann::ordered_json;
+
+Status BadField(std::string param, std::string_view why) {
+  return InvalidArgument(fmt::format("{} {}", param, why)).WithParam(std::move(param));
+}
+
+// Text parts joined by newlines; every part must be text.
+Result<std::string> JoinParts(const ordered_json& parts, const std::string& where) {
+  std::string text;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    const auto& part = parts[i];
+    const std::string place = fmt::format("{}[{}]", where, i);
+    if (!part.is_object() || part.value("type", ordered_json()) != "text" ||
+        !part.contains("text") || !part["text"].is_string()) {
+      return Unexpected(BadField(
+          place, "must be {\"type\": \"text\", \"text\": ...}; other parts are not supported"));
+    }
+    if (i > 0) text.push_back('\n');
+    text += part["text"].get_ref<const std::string&>();
+  }
+  return text;
+}
+
+// Templates want the arguments of a call as an object; clients send them as JSON text.
+Status NormalizeToolCalls(ordered_json* calls, const std::string& where) {
+  if (!calls->is_array()) return BadField(where, "must be a list");
+  for (size_t i = 0; i < calls->size(); ++i) {
+    auto& call = (*calls)[i];
+    const std::string place = fmt::format("{}[{}]", where, i);
+    if (!call.is_object()) return BadField(place, "must be an object");
+    ordered_json* function = &call;
+    if (call.contains("function")) function = &call["function"];
+    if (!function->is_object() || !function->contains("name") || !(*function)["name"].is_string()) {
+      return BadField(place + ".function.name", "must be a string");
+    }
+    auto& arguments = (*function)["arguments"];  // null where it is missing
+    if (arguments.is_null()) arguments = ordered_json::object();
+    if (!arguments.is_string()) continue;
+    const auto& text = arguments.get_ref<const std::string&>();
+    if (text.empty()) {
+      arguments = ordered_json::object();
+      continue;
+    }
+    auto parsed = ParseOrderedJson(text, place + ".function.arguments");
+    if (!parsed.has_value()) {
+      return BadField(place + ".function.arguments", "must be JSON");
+    }
+    arguments = std::move(parsed).value();
+  }
+  return {};
+}
+
+Result<ordered_json> NormalizeMessages(const ordered_json& messages, bool keep_parts) {
+  if (!messages.is_array()) return Unexpected(BadField("messages", "must be a list"));
+  ordered_json out = messages;
+  for (size_t i = 0; i < out.size(); ++i) {
+    auto& message = out[i];
+    const std::string where = fmt::format("messages[{}]", i);
+    if (!message.is_object()) return Unexpected(BadField(where, "must be an object"));
+    if (!message.contains("role") || !message["role"].is_string()) {
+      return Unexpected(BadField(where + ".role", "must be a string"));
+    }
+    if (message["role"] == "developer") message["role"] = "system";
+    auto& content = message["content"];  // null where it is missing
+    if (content.is_null()) content = "";
+    if (content.is_array()) {
+      const auto joined = JoinParts(content, where + ".content");
+      // A template that reads parts decides what it makes of those that are not text.
+      if (!keep_parts) {
+        if (!joined.has_value()) return Unexpected(joined.error());
+        content = *joined;
+      }
+    } else if (!content.is_string()) {
+      return Unexpected(BadField(where + ".content", "must be a string or a list of parts"));
+    }
+    for (const char* key : {"reasoning", "reasoning_content"}) {
+      const auto it = message.find(key);
+      if (it == message.end()) continue;
+      if (it->is_null()) {
+        message.erase(key);
+      } else if (!it->is_string()) {
+        return Unexpected(BadField(where + "." + key, "must be a string"));
+      }
+    }
+    if (message.contains("reasoning") && !message.contains("reasoning_content")) {
+      message["reasoning_content"] = message["reasoning"];
+    }
+    if (const auto calls = message.find("tool_calls"); calls != message.end()) {
+      // Templates ask whether the key is there, so an empty list must not be.
+      if (calls->is_null() || (calls->is_array() && calls->empty())) {
+        message.erase("tool_calls");
+      } else {
+        OSCAR_RETURN_IF_ERROR(NormalizeToolCalls(&*calls, where + ".tool_calls"));
+      }
+    }
+  }
+  return out;
+}
+
+}  // namespace
+
+struct ChatTemplate::Rep {
+  struct Named {
+    std::string name;
+    jinja::Template parsed;
+  };
+  std::vector<Named> templates;
+  ordered_json trusted = ordered_json::object();
+  std::optional<ReasoningFormat> reasoning;
+  bool supports_parts = false;
+
+  const jinja::Template& Choose(bool has_tools) const {
+    for (const Named& named : templates) {
+      if (has_tools && named.name == "tool_use") return named.parsed;
+    }
+    for (const Named& named : templates) {
+      if (named.name == "default") return named.parsed;
+    }
+    return templates.front().parsed;
+  }
+};
+
+ChatTemplate::ChatTemplate(std::unique_ptr<const Rep> rep) : rep_(std::move(rep)) {}
+ChatTemplate::ChatTemplate(ChatTemplate&&) noexcept = default;
+ChatTemplate& ChatTemplate::operator=(ChatTemplate&&) noexcept = default;
+ChatTemplate::~ChatTemplate() = default;
+
+Result<ChatTemplate> ChatTemplate::Load(const std::filesystem::path& folder) {
+  OSCAR_ASSIGN_OR_RETURN(const TokenizerConfig config, LoadTokenizerConfig(folder));
+  auto created = Create(config);
+  if (!created.has_value()) return Unexpected(created.error().WithContext(folder.string()));
+  return created;
+}
+
+Result<ChatTemplate> ChatTemplate::Create(const TokenizerConfig& config) {
+  if (config.chat_templates.empty()) {
+    return Unexpected(NotFound(
+        "the model has no chat template (neither chat_template.jinja nor \"chat_template\" in "
+        "tokenizer_config.json)"));
+  }
+  auto rep = std::make_unique<Rep>();
+  for (const auto& [name, source] : config.chat_templates) {
+    auto parsed = jinja::Template::Parse(source);
+    if (!parsed.has_value()) {
+      return Unexpected(parsed.error().WithContext(fmt::format("chat template \"{}\"", name)));
+    }
+    rep->templates.push_back({name, std::move(parsed).value()});
+    if (source.find("<think>") != std::string::npos &&
+        source.find("</think>") != std::string::npos) {
+      rep->reasoning = ReasoningFormat{};
+    }
+  }
+  for (const auto& [role, text] : config.special_tokens) rep->trusted[role] = text;
+  if (!config.additional_special_tokens.empty()) {
+    rep->trusted["additional_special_tokens"] = config.additional_special_tokens;
+  }
+  // Ask the template: one that reads parts prints their text and not the list around it.
+  const ordered_json probe = {
+      {"messages",
+       {{{"role", "user"}, {"content", {{{"type", "text"}, {"text", "oscar-probe"}}}}}}},
+      {"tools", nullptr},
+      {"documents", nullptr},
+      {"add_generation_prompt", true}};
+  const auto rendered = rep->Choose(false).Render(probe, rep->trusted);
+  rep->supports_parts = rendered.has_value() &&
+                        rendered->text().find("oscar-probe") != std::string::npos &&
+                        rendered->text().find("'type'") == std::string::npos &&
+                        rendered->text().find("\"type\"") == std::string::npos;
+  return ChatTemplate(std::move(rep));
+}
+
+const std::optional<ReasoningFormat>& ChatTemplate::reasoning() const { return rep_->reasoning; }
+bool ChatTemplate::supports_parts() const { return rep_->supports_parts; }
+
+std::string ChatPrompt::Text() const {
+  std::string text;
+  for (const Piece& piece : pieces) text += piece.text;
+  return text;
+}
+
+Result<ChatPrompt> ChatTemplate::Render(const ChatRequest& request) const {
+  if (request.messages == nullptr) return Unexpected(BadField("messages", "is required"));
+  if (request.continue_final_message && request.add_generation_prompt) {
+    return Unexpected(BadField("continue_final_message", "excludes add_generation_prompt"));
+  }
+  ordered_json variables = ordered_json::object();
+  OSCAR_ASSIGN_OR_RETURN(variables["messages"],
+                         NormalizeMessages(*request.messages, rep_->supports_parts));
+  for (const auto& [key, value] :
+       {std::pair("tools", request.tools), std::pair("documents", request.documents)}) {
+    variables[key] = value != nullptr ? *value : ordered_json();
+    if (!variables[key].is_null() && !variables[key].is_array()) {
+      return Unexpected(BadField(key, "must be a list"));
+    }
+  }
+  const bool has_tools = variables["tools"].is_array() && !variables["tools"].empty();
+  if (!has_tools) variables["tools"] = nullptr;
+  variables["add_generation_prompt"] = request.add_generation_prompt;
+  if (request.template_arguments != nullptr && !request.template_arguments->is_null()) {
+    if (!request.template_arguments->is_object()) {
+      return Unexpected(BadField("chat_template_kwargs", "must be an object"));
+    }
+    for (const auto& [key, value] : request.template_arguments->items()) {
+      if (variables.contains(key) || rep_->trusted.contains(key)) {
+        return Unexpected(
+            BadField("chat_template_kwargs." + key, "cannot be set: the name is taken"));
+      }
+      variables[key] = value;
+    }
+  }
+  jinja::RenderOptions options;
+  options.now = request.now;
+  auto rendered = rep_->Choose(has_tools).Render(variables, rep_->trusted, options);
+  if (!rendered.has_value()) {
+    // What a template rejects (raise_exception, a missing field) is the request's fault.
+    Status status = rendered.error().WithContext("chat template");
+    if (status.code() != StatusCode::kInvalidArgument) return Unexpected(std::move(status));
+    return Unexpected(std::move(status).WithParam("messages"));
+  }
+  jinja::MarkedText text = std::move(rendered).value();
+  if (request.continue_final_message) {
+    const auto& messages = variables["messages"];
+    const bool has_text = !messages.empty() && messages.back()["content"].is_string();
+    const std::string_view content =
+        has_text ? std::string_view(messages.back()["content"].get_ref<const std::string&>())
+                 : std::string_view();
+    const size_t begin = content.find_first_not_of(" \t\r\n");
+    const size_t end = content.find_last_not_of(" \t\r\n");
+    const std::string_view kept =
+        begin == std::string_view::npos ? "" : content.substr(begin, end - begin + 1);
+    const size_t at = kept.empty() ? std::string::npos : text.text().rfind(kept);
+    if (at == std::string::npos) {
+      return Unexpected(
+          BadField("continue_final_message", "needs a last message whose text the template keeps"));
+    }
+    text = text.Slice(0, at + kept.size());
+  }
+  ChatPrompt prompt;
+  text.ForEachSegment([&](std::string_view piece, bool is_input) {
+    prompt.pieces.push_back({std::string(piece), !is_input});
+  });
+  if (rep_->reasoning.has_value() && !prompt.pieces.empty() && prompt.pieces.back().trusted) {
+    std::string_view tail = prompt.pieces.back().text;
+    tail = tail.substr(0, tail.find_last_not_of(" \t\r\n") + 1);
+    prompt.opens_reasoning = tail.ends_with(rep_->reasoning->open);
+  }
+  return prompt;
+}
+
+Result<std::vector<TokenId>> ChatTemplate::Encode(const ChatRequest& request,
+                                                  const Tokenizer& tokenizer) const {
+  OSCAR_ASSIGN_OR_RETURN(const ChatPrompt prompt, Render(request));
+  return EncodePrompt(prompt, tokenizer);
+}
+
+Result<std::vector<TokenId>> EncodePrompt(const ChatPrompt& prompt, const Tokenizer& tokenizer) {
+  std::vector<TextSegment> segments;
+  segments.reserve(prompt.pieces.size());
+  for (const auto& piece : prompt.pieces) segments.push_back({piece.text, piece.trusted});
+  return tokenizer.Encode(segments);
+}
+
+}  // namespace oscar

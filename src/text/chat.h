@@ -1,0 +1,77 @@
+// From the messages of a chat request to the tokens of a prompt. The template comes from the model;
+// the messages, tools and keyword arguments from the request, so their text never turns into
+// special tokens. Immutable after loading; share one between threads.
+#pragma once
+
+#include <filesystem>
+#include <memory>
+#include <nlohmann/json_fwd.hpp>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "oscar/status.h"
+#include "text/reasoning.h"
+#include "text/tokenizer.h"
+#include "text/tokenizer_config.h"
+
+namespace oscar {
+
+struct ChatRequest {
+  // Required: a list of messages as in OpenAI's API. The pointers must outlive the call; null
+  // means absent.
+  const nlohmann::ordered_json* messages = nullptr;
+  const nlohmann::ordered_json* tools = nullptr;
+  const nlohmann::ordered_json* documents = nullptr;
+  // More variables for the template, such as enable_thinking: an object.
+  const nlohmann::ordered_json* template_arguments = nullptr;
+  bool add_generation_prompt = true;
+  // End the prompt inside the last message, for the model to go on with it. Excludes a generation
+  // prompt.
+  bool continue_final_message = false;
+  // For strftime_now, seconds since 1970 UTC; absent: now, in local time.
+  std::optional<int64_t> now;
+};
+
+// A rendered prompt.
+struct ChatPrompt {
+  struct Piece {
+    std::string text;
+    bool trusted = false;
+  };
+  std::vector<Piece> pieces;
+  // The generation starts inside a block of reasoning that the prompt opened.
+  bool opens_reasoning = false;
+
+  std::string Text() const;
+};
+
+class ChatTemplate {
+ public:
+  // kNotFound where the configuration has no template.
+  static Result<ChatTemplate> Create(const TokenizerConfig& config);
+  static Result<ChatTemplate> Load(const std::filesystem::path& folder);
+  ChatTemplate(ChatTemplate&&) noexcept;
+  ChatTemplate& operator=(ChatTemplate&&) noexcept;
+  ~ChatTemplate();
+
+  // Errors of the request carry the name of the field at fault (Status::param).
+  Result<ChatPrompt> Render(const ChatRequest& request) const;
+  Result<std::vector<TokenId>> Encode(const ChatRequest& request, const Tokenizer& tokenizer) const;
+
+  // How the model marks its reasoning; nothing where the template knows no such marks.
+  const std::optional<ReasoningFormat>& reasoning() const;
+  // Whether the template renders lists of content parts itself; otherwise text parts are joined.
+  bool supports_parts() const;
+
+ private:
+  struct Rep;
+  explicit ChatTemplate(std::unique_ptr<const Rep> rep);
+  std::unique_ptr<const Rep> rep_;
+};
+
+// The ids of a prompt. Nothing is added: a template that wants a begin token writes it.
+Result<std::vector<TokenId>> EncodePrompt(const ChatPrompt& prompt, const Tokenizer& tokenizer);
+
+}  // namespace oscar
