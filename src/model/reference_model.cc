@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/half.h"
+
 namespace oscar {
 namespace {
 
@@ -93,7 +95,8 @@ Result<ReferenceModel> ReferenceModel::Load(const ModelSpec& spec, const WeightS
   return model;
 }
 
-std::vector<float> ReferenceModel::Forward(std::span<const int32_t> tokens, const Tap& tap) const {
+std::vector<float> ReferenceModel::Forward(std::span<const int32_t> tokens, const Tap& tap,
+                                           bool bf16_cache) const {
   const size_t count = tokens.size(), hidden = static_cast<size_t>(spec_.hidden),
                dim = static_cast<size_t>(spec_.head_dim);
   const auto kv_heads = static_cast<size_t>(spec_.num_kv_heads);
@@ -126,6 +129,10 @@ std::vector<float> ReferenceModel::Forward(std::span<const int32_t> tokens, cons
       for (size_t at = 0; at < q.size(); at += dim) ApplyRope({q.data() + at, dim}, cos, sin);
       for (size_t at = 0; at < keys[t].size(); at += dim) {
         ApplyRope({keys[t].data() + at, dim}, cos, sin);
+      }
+      if (bf16_cache) {
+        for (float& x_k : keys[t]) x_k = ToFloat(ToBf16(x_k));
+        for (float& x_v : values[t]) x_v = ToFloat(ToBf16(x_v));
       }
       std::vector<float> attended(heads * dim, 0.0f), weights(t + 1);
       for (size_t head = 0; head < heads; ++head) {

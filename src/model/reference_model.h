@@ -23,8 +23,10 @@ class ReferenceModel {
   // [heads, head_dim] each.
   using Tap = std::function<void(int layer, int64_t position, std::span<const float> q,
                                  std::span<const float> k, std::span<const float> v)>;
-  // Logits [tokens, vocab] of every position.
-  std::vector<float> Forward(std::span<const int32_t> tokens, const Tap& tap = {}) const;
+  // Logits [tokens, vocab] of every position. With `bf16_cache` keys and values are rounded to BF16
+  // before attention reads them: what a BF16 cache does, and nothing else.
+  std::vector<float> Forward(std::span<const int32_t> tokens, const Tap& tap = {},
+                             bool bf16_cache = false) const;
   const ModelSpec& spec() const { return spec_; }
 
  private:
