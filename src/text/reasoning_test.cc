@@ -58,7 +58,8 @@ TEST(ReasoningTest, SplitsHoweverTheTextIsCut) {
   };
   for (const auto& item : cases) {
     for (uint64_t seed = 0; seed < 40; ++seed) {
-      EXPECT_EQ(SplitInPieces(item.text, item.inside, seed), item.expected) << item.text << " " << seed;
+      EXPECT_EQ(SplitInPieces(item.text, item.inside, seed), item.expected)
+          << item.text << " " << seed;
     }
   }
 }

@@ -3,7 +3,7 @@
 // threads. Whatever a file asks for and this class does not do is refused at load, by name.
 //
 // Text comes in segments that are trusted (written by the chat template) or not (written by a
-// user). Special tokens are recognised in trusted bytes only, so "<|im_end|>" in a message is nine
+// user). Special tokens are recognised in trusted bytes only, so "<|im_end|>" in a message is ten
 // ordinary characters and cannot end the turn; the words around a boundary are still cut and
 // merged as if the text were one.
 #pragma once

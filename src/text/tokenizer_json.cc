@@ -9,6 +9,7 @@
 #include <unordered_set>
 #include <utility>
 
+#include "base/error_text.h"
 #include "base/json.h"
 #include "text/unicode.h"
 
@@ -356,7 +357,11 @@ Result<TokenizerParts> ReadParts(const json& file) {
 Result<TokenizerParts> ParseTokenizerJson(std::string_view text, std::string_view name) {
   OSCAR_ASSIGN_OR_RETURN(const json file, ParseJson(text, name));
   auto parts = ReadParts(file);
-  if (!parts.has_value()) return Unexpected(parts.error().WithContext(name));
+  if (!parts.has_value()) {
+    // Names in these messages come from the file.
+    const Status printable(parts.error().code(), Printable(parts.error().message(), 500));
+    return Unexpected(printable.WithContext(name));
+  }
   return parts;
 }
 

@@ -12,7 +12,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const size_t nul = input.find('\0');
   const auto parsed = jinja::Template::Parse(input.substr(0, nul));
   if (!parsed) {
-    OSCAR_CHECK(parsed.error().code() != StatusCode::kInternal, "{}", parsed.error().ToString());
+    CheckError(parsed.error(),
+               parsed.error().message().starts_with("the template") ? "the " : "template ");
     return 0;
   }
   const std::string text = ReplaceInvalidUtf8(
@@ -36,8 +37,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   options.limits.work_bytes = 1 << 22;
   const auto rendered = parsed->Render(variables, {{"bos_token", "<s>"}}, options);
   if (!rendered) {
-    OSCAR_CHECK(rendered.error().code() != StatusCode::kInternal, "{}",
-                rendered.error().ToString());
+    CheckError(rendered.error(), "template line ");
     return 0;
   }
   OSCAR_CHECK(rendered->size() <= options.limits.output_bytes);

@@ -2,11 +2,13 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 
 #include "text/jinja/callable.h"
 #include "text/jinja/interpreter.h"
+#include "text/jinja/lexer.h"
 #include "text/unicode.h"
 
 namespace oscar::jinja {
@@ -98,6 +100,11 @@ Result<Value> Interpreter::Evaluate(const Expr& expr, Scope& scope) {
   ++depth_;
   auto result = EvaluateInner(expr, scope);
   --depth_;
+  // Functions that know no line report without one.
+  if (!result.has_value() && result.error().code() == StatusCode::kInvalidArgument &&
+      !result.error().message().starts_with("template line ")) {
+    return Unexpected(TemplateError(expr.line, result.error().message()));
+  }
   return result;
 }
 

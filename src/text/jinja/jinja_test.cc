@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "text/jinja/template.h"
+#include "text/unicode.h"
 
 namespace oscar::jinja {
 namespace {
@@ -71,6 +72,14 @@ TEST(TemplateTest, ErrorsNameTheLine) {
             "error: template line 3: no way");
   EXPECT_EQ(Marked("\n{{ x.y.z }}", {{"x", ordered_json::object()}}),
             "error: template line 2: 'dict object' has no attribute 'y'");
+  EXPECT_EQ(Marked("\n{{ 'a' | trim(1, 2) }}", nullptr),
+            "error: template line 2: trim takes at most 1 arguments");
+  // Text of the request in a message is cut at a character and stays on one line.
+  const std::string noise = Marked("{{ raise_exception(u) }}",
+                                   {{"u", "\n\x7F" + std::string(497, 'x') + "\u00e9\u00e9"}});
+  EXPECT_LT(noise.size(), 600u);
+  EXPECT_TRUE(IsValidUtf8(noise));
+  EXPECT_EQ(noise.find_first_of("\n\x7F"), std::string::npos);
   EXPECT_THAT(Marked("{% include 'x' %}", nullptr), HasSubstr("\"include\" is not supported"));
 }
 

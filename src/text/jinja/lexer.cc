@@ -11,6 +11,7 @@ namespace oscar::jinja {
 namespace {
 
 constexpr size_t kMaxTokens = 1 << 20;
+constexpr size_t kMaxMessageBytes = 500;
 
 bool IsDigit(char c) { return c >= '0' && c <= '9'; }
 bool IsNameStart(char c) {
@@ -388,7 +389,13 @@ class Lexer {
 }  // namespace
 
 Status TemplateError(int line, std::string_view message) {
-  return InvalidArgument(fmt::format("template line {}: {}", line, message));
+  // A template can put any text here, a request's as well: one line of bounded length.
+  std::string text = ReplaceInvalidUtf8(message.substr(0, kMaxMessageBytes));
+  if (message.size() > kMaxMessageBytes) text += "...";
+  for (char& c : text) {
+    if (static_cast<uint8_t>(c) < 0x20 || c == 0x7F) c = ' ';
+  }
+  return InvalidArgument(fmt::format("template line {}: {}", line, text));
 }
 
 Result<std::vector<Token>> Tokenize(std::string_view source) {
