@@ -119,6 +119,7 @@ void AddBenchCommand(CLI::App& app, RunFunction& run) {
       ->check(CLI::Range(0, 1024));
   command->add_option("--json", options->json, "Write the results to this file, too");
   command->callback([options, &run] { run = [options] { return RunAttention(*options); }; });
+  AddDecodeBench(*bench, run);
 }
 
 }  // namespace oscar::cli

@@ -47,6 +47,8 @@ int Main(int argc, char** argv) {
 
   RunFunction run;
   AddBenchCommand(app, run);
+  AddChatCommand(app, run);
+  AddGenerateCommand(app, run);
   AddInspectCommand(app, run);
   AddInfoCommand(app, run);
   AddRotationCommand(app, run);

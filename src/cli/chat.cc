@@ -1,0 +1,225 @@
+// oscar chat: a conversation in the terminal. Answers stream; Ctrl-C stops an answer, not the
+// program.
+#include <fmt/core.h>
+#include <unistd.h>
+
+#include <CLI/App.hpp>
+#include <CLI/Config.hpp>
+#include <CLI/Formatter.hpp>
+#include <atomic>
+#include <csignal>
+#include <cstdio>
+#include <iostream>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "base/file.h"
+#include "base/json.h"
+#include "cli/command.h"
+#include "cli/model_options.h"
+#include "cli/report.h"
+#include "oscar/language_model.h"
+
+namespace oscar::cli {
+namespace {
+
+using nlohmann::ordered_json;
+
+constexpr uint64_t kMaxConversationBytes = uint64_t{256} << 20;
+constexpr char kHelp[] =
+    "/stats          what the cache holds and saved\n"
+    "/read FILE      send a file's text as the next message\n"
+    "/save FILE      write the conversation as JSON\n"
+    "/load FILE      go on with a saved conversation\n"
+    "/system TEXT    set the system message and start afresh\n"
+    "/reset          start afresh\n"
+    "/help           this list\n"
+    "/exit           leave (or Ctrl-D); Ctrl-C stops an answer\n";
+
+struct ChatOptions {
+  ModelArguments model;
+  SamplingArguments sampling;
+  std::string system, template_arguments;
+  int64_t max_tokens = 0;
+};
+
+// Signal handlers may touch only lock-free atomics; the token callback polls this one.
+std::atomic<bool> g_interrupted{false};
+void OnInterrupt(int) { g_interrupted.store(true, std::memory_order_relaxed); }
+
+class ChatSession {
+ public:
+  ChatSession(LanguageModel& model, const ChatOptions& options)
+      : model_(model), options_(options), is_tty_(::isatty(STDOUT_FILENO) == 1) {
+    completion_.sampling = options.sampling.Apply(model.default_sampling());
+    completion_.max_tokens = options.max_tokens;
+    completion_.template_arguments = options.template_arguments;
+    Restart(options.system);
+  }
+
+  // False when the conversation is over.
+  bool HandleLine(const std::string& line) {
+    if (line.empty()) return true;
+    if (line[0] != '/') {
+      Answer(line);
+      return true;
+    }
+    const size_t space = line.find(' ');
+    const std::string name = line.substr(0, space);
+    const std::string argument = space == std::string::npos ? "" : line.substr(space + 1);
+    if (name == "/exit" || name == "/quit") return false;
+    if (name == "/help") {
+      fmt::print("{}", kHelp);
+    } else if (name == "/stats") {
+      fmt::print("{}\n{}\n", model_.cache().method, CacheLine(model_.cache()));
+    } else if (name == "/reset") {
+      Restart(system_);
+      fmt::print("started afresh\n");
+    } else if (name == "/system") {
+      Restart(argument);
+      fmt::print("started afresh with a new system message\n");
+    } else if (name == "/save") {
+      Show(Save(argument));
+    } else if (name == "/load") {
+      Show(LoadConversation(argument));
+    } else if (name == "/read") {
+      const Result<std::string> text = ReadFile(argument, kMaxConversationBytes);
+      if (text.has_value()) {
+        Answer(*text);
+      } else {
+        Show(text.error());
+      }
+    } else {
+      fmt::print("{} is no command; /help lists them\n", name);
+    }
+    return true;
+  }
+
+ private:
+  void Restart(const std::string& system) {
+    system_ = system;
+    messages_ = ordered_json::array();
+    if (!system.empty()) messages_.push_back({{"role", "system"}, {"content", system}});
+    model_.Reset();
+  }
+
+  static void Show(const Status& status) {
+    if (!status.ok()) fmt::print("{}\n", status.message());
+  }
+
+  void Answer(const std::string& text) {
+    messages_.push_back({{"role", "user"}, {"content", text}});
+    g_interrupted.store(false);
+    bool in_reasoning = false;
+    const auto style = [&](bool reasoning) {  // reasoning is dim where the terminal can
+      if (is_tty_ && reasoning != in_reasoning)
+        fmt::print("{}", reasoning ? "\x1b[2m" : "\x1b[0m\n");
+      in_reasoning = reasoning;
+    };
+    const Result<Completion> answer =
+        model_.Chat(messages_.dump(-1, ' ', false, ordered_json::error_handler_t::replace),
+                    completion_, [&](std::string_view piece, bool is_reasoning) {
+                      style(is_reasoning);
+                      std::fwrite(piece.data(), 1, piece.size(), stdout);
+                      std::fflush(stdout);
+                      return !g_interrupted.load(std::memory_order_relaxed);
+                    });
+    if (is_tty_ && in_reasoning) fmt::print("\x1b[0m");
+    if (!answer.has_value()) {
+      messages_.erase(messages_.size() - 1);
+      fmt::print("{}\n", answer.error().message());
+      return;
+    }
+    fmt::print("{}\n", answer->finish_reason == FinishReason::kCancelled ? " [stopped]"
+                       : answer->finish_reason == FinishReason::kLength  ? " [length]"
+                                                                         : "");
+    ordered_json message = {{"role", "assistant"}, {"content", answer->text}};
+    if (!answer->reasoning.empty()) message["reasoning_content"] = answer->reasoning;
+    messages_.push_back(std::move(message));
+    if (is_tty_) fmt::print(stderr, "\x1b[2m{}\x1b[0m\n", CacheLine(answer->cache));
+  }
+
+  Status Save(const std::string& path) const {
+    if (path.empty()) return InvalidArgument("/save needs a file name");
+    const ordered_json saved = {{"format", "oscar-conversation-1"}, {"messages", messages_}};
+    OSCAR_RETURN_IF_ERROR(WriteFileAtomically(
+        path, saved.dump(2, ' ', false, ordered_json::error_handler_t::replace) + "\n"));
+    fmt::print("saved {} messages to {}\n", messages_.size(), path);
+    return {};
+  }
+
+  Status LoadConversation(const std::string& path) {
+    if (path.empty()) return InvalidArgument("/load needs a file name");
+    OSCAR_ASSIGN_OR_RETURN(const std::string text, ReadFile(path, kMaxConversationBytes));
+    OSCAR_ASSIGN_OR_RETURN(const ordered_json saved, ParseOrderedJson(text, path));
+    if (!saved.is_object() || !saved.contains("messages") || !saved["messages"].is_array()) {
+      return DataLoss(fmt::format("{}: not a saved conversation (no list \"messages\")", path));
+    }
+    for (const ordered_json& message : saved["messages"]) {
+      if (!message.is_object() || !message.contains("role") || !message["role"].is_string() ||
+          !message.contains("content") || !message["content"].is_string()) {
+        return DataLoss(fmt::format("{}: a message without role or content", path));
+      }
+    }
+    messages_ = saved["messages"];
+    model_.Reset();
+    fmt::print("loaded {} messages from {}\n", messages_.size(), path);
+    return {};
+  }
+
+  LanguageModel& model_;
+  const ChatOptions& options_;
+  const bool is_tty_;
+  CompletionOptions completion_;
+  std::string system_;
+  ordered_json messages_;
+};
+
+Status RunChat(const ChatOptions& options) {
+  OSCAR_RETURN_IF_ERROR(CheckDevice(options.model));
+  OSCAR_ASSIGN_OR_RETURN(const std::unique_ptr<LanguageModel> model,
+                         LanguageModel::Load(options.model.options));
+  ChatSession session(*model, options);
+  const bool interactive = ::isatty(STDIN_FILENO) == 1;
+  struct sigaction action {};
+  action.sa_handler = OnInterrupt;
+  ::sigaction(SIGINT, &action, nullptr);  // no SA_RESTART: a waiting read returns
+  if (interactive) fmt::print("{} tokens of context; /help lists commands\n", model->max_context());
+  while (true) {
+    if (interactive) {
+      fmt::print("> ");
+      std::fflush(stdout);
+    }
+    std::string line;
+    if (!std::getline(std::cin, line)) {
+      if (g_interrupted.exchange(false)) {  // Ctrl-C at the prompt: a fresh line
+        std::cin.clear();
+        std::clearerr(stdin);
+        fmt::print("\n(/exit or Ctrl-D leaves)\n");
+        continue;
+      }
+      break;
+    }
+    if (!session.HandleLine(line)) break;
+  }
+  if (interactive) fmt::print("\n");
+  return {};
+}
+
+}  // namespace
+
+void AddChatCommand(CLI::App& app, RunFunction& run) {
+  auto options = std::make_shared<ChatOptions>();
+  CLI::App* command = app.add_subcommand("chat", "Talk to a model in the terminal");
+  command->add_option("--system", options->system, "System message");
+  command->add_option("--template-arguments", options->template_arguments,
+                      "JSON object of variables for the chat template");
+  command->add_option("--max-tokens", options->max_tokens, "Most tokens an answer; 0 is no limit")
+      ->capture_default_str()
+      ->check(CLI::NonNegativeNumber);
+  AddModelOptions(*command, options->model);
+  AddSamplingOptions(*command, options->sampling);
+  command->callback([options, &run] { run = [options] { return RunChat(*options); }; });
+}
+
+}  // namespace oscar::cli

@@ -1,0 +1,118 @@
+#include "cli/model_options.h"
+
+#include <fmt/core.h>
+
+#include <CLI/App.hpp>
+#include <CLI/Config.hpp>
+#include <CLI/Formatter.hpp>
+
+#include "quant/kv_method.h"
+
+namespace oscar::cli {
+namespace {
+
+std::string MethodHelp() {
+  std::string names;
+  for (const KvMethodInfo& method : KvMethodTable()) {
+    names += fmt::format("{}{}", names.empty() ? "" : ", ", method.name);
+  }
+  return fmt::format("Cache method: {}", names);
+}
+
+}  // namespace
+
+void AddModelOptions(CLI::App& command, ModelArguments& arguments) {
+  ModelOptions& o = arguments.options;
+  const char* group = "Model";
+  command.add_option("--model", o.model, "Hugging Face model directory; default: the demo model")
+      ->group(group);
+  command.add_option("--device", arguments.device, "cpu or cuda")
+      ->capture_default_str()
+      ->check(CLI::IsMember({"cpu", "cuda"}))
+      ->group(group);
+  command.add_option("--threads", o.num_threads, "Compute threads; 0 is one a core")
+      ->capture_default_str()
+      ->check(CLI::Range(0, 1024))
+      ->group(group);
+  command.add_option("--max-model-len", o.max_context, "Context in tokens; 0 is the model's own")
+      ->capture_default_str()
+      ->check(CLI::NonNegativeNumber)
+      ->group(group);
+  command
+      .add_option("--rope-scaling", o.rope_scaling,
+                  "Stretch positions: yarn:4, linear:2, llama3:8:8192 or none")
+      ->group(group);
+  command
+      .add_flag("--random-weights", o.random_weights,
+                "Random weights in the model's shapes, for speed work")
+      ->group(group);
+  command.add_option("--weights-seed", o.weights_seed, "Seed of the random weights")
+      ->capture_default_str()
+      ->group(group);
+
+  group = "KV cache";
+  command.add_option("--kv", o.kv, MethodHelp())->capture_default_str()->group(group);
+  command
+      .add_option("--rotation", o.rotation,
+                  "Rotation file or directory (rotation.safetensors or a k_*.pt, v_*.pt pair)")
+      ->group(group);
+  command
+      .add_option("--kv-memory", o.kv_memory,
+                  "Cache budget, such as 512MiB or 8GiB; 0 is automatic")
+      ->capture_default_str()
+      ->transform(CLI::AsSizeValue(false))
+      ->group(group);
+  command.add_option("--sink", o.sink, "First tokens kept in BF16; a multiple of 64")->group(group);
+  command.add_option("--recent", o.recent, "Newest tokens kept in BF16; a multiple of 64")
+      ->group(group);
+  command.add_option("--group", o.group_dims, "Dims that share one scale: 32, 64, 128 or the head")
+      ->group(group);
+  command.add_option("--k-clip", o.k_clip, "Clip ratio of keys, 0 is off")->group(group);
+  command.add_option("--v-clip", o.v_clip, "Clip ratio of values, 0 is off")->group(group);
+  command
+      .add_option("--prefill-cell", o.prefill_cell,
+                  "Prompt tokens that see one another exactly; a multiple of 64")
+      ->capture_default_str()
+      ->group(group);
+  command.add_option("--chunk", o.chunk, "Prompt tokens in one pass: speed, never answers")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 65536))
+      ->group(group);
+}
+
+Status CheckDevice(const ModelArguments& arguments) {
+  if (arguments.device == "cpu") return {};
+  return Unimplemented("--device cuda: models run on the CPU in this version; use --device cpu")
+      .WithParam("device");
+}
+
+void AddSamplingOptions(CLI::App& command, SamplingArguments& arguments) {
+  const char* group = "Sampling (defaults come from the model's generation_config.json)";
+  command.add_option("--temperature", arguments.temperature, "0 takes the most likely token")
+      ->group(group);
+  command.add_option("--top-k", arguments.top_k, "Keep the k most likely tokens; 0 is off")
+      ->group(group);
+  command.add_option("--top-p", arguments.top_p, "Keep tokens up to this total probability")
+      ->group(group);
+  command.add_option("--min-p", arguments.min_p, "Keep tokens this likely beside the best")
+      ->group(group);
+  command.add_option("--repetition-penalty", arguments.repetition_penalty, "1 is off")
+      ->group(group);
+  command.add_option("--presence-penalty", arguments.presence_penalty, "0 is off")->group(group);
+  command.add_option("--frequency-penalty", arguments.frequency_penalty, "0 is off")->group(group);
+  command.add_option("--seed", arguments.seed, "Makes draws repeatable")->group(group);
+}
+
+SamplingOptions SamplingArguments::Apply(SamplingOptions o) const {
+  o.temperature = temperature.value_or(o.temperature);
+  o.top_k = top_k.value_or(o.top_k);
+  o.top_p = top_p.value_or(o.top_p);
+  o.min_p = min_p.value_or(o.min_p);
+  o.repetition_penalty = repetition_penalty.value_or(o.repetition_penalty);
+  o.presence_penalty = presence_penalty.value_or(o.presence_penalty);
+  o.frequency_penalty = frequency_penalty.value_or(o.frequency_penalty);
+  if (seed.has_value()) o.seed = seed;
+  return o;
+}
+
+}  // namespace oscar::cli

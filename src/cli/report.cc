@@ -1,0 +1,38 @@
+#include "cli/report.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "base/progress.h"
+
+namespace oscar::cli {
+
+nlohmann::ordered_json CacheToJson(const CacheReport& cache) {
+  return {{"tokens", cache.tokens},         {"bytes", cache.bytes},
+          {"bf16_bytes", cache.bf16_bytes}, {"bits_per_element", cache.bits_per_element},
+          {"simulated", cache.simulated},   {"method", cache.method}};
+}
+
+std::string CacheLine(const CacheReport& cache) {
+  return fmt::format("{} tokens cached in {} (BF16: {}), {:.2f} bits a number{}", cache.tokens,
+                     FormatBytes(cache.bytes), FormatBytes(cache.bf16_bytes),
+                     cache.bits_per_element, cache.simulated ? ", simulated" : "");
+}
+
+std::string StatsLine(const Completion& c) {
+  const auto rate = [](int64_t tokens, double seconds) {
+    return seconds > 0 ? static_cast<double>(tokens) / seconds : 0.0;
+  };
+  const int64_t read = c.prompt_tokens - c.reused_tokens;
+  return fmt::format(
+      "{}\nprompt {} tokens ({} from the cache), read in {} ({:.0f} tokens/s); answer {} tokens in "
+      "{} "
+      "({:.1f} tokens/s)",
+      CacheLine(c.cache), c.prompt_tokens, c.reused_tokens, FormatDuration(c.prefill_seconds),
+      rate(read, c.prefill_seconds), c.token_ids.size(), FormatDuration(c.decode_seconds),
+      rate(static_cast<int64_t>(c.token_ids.size()), c.decode_seconds));
+}
+
+}  // namespace oscar::cli

@@ -1,0 +1,17 @@
+// How commands show what the cache of an answer holds.
+#pragma once
+
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+
+#include "oscar/language_model.h"
+
+namespace oscar::cli {
+
+nlohmann::ordered_json CacheToJson(const CacheReport& cache);
+// "14021 tokens cached in 3.20 MiB (BF16: 27.4 MiB), 2.56 bits a number".
+std::string CacheLine(const CacheReport& cache);
+// The same and what the answer took.
+std::string StatsLine(const Completion& completion);
+
+}  // namespace oscar::cli
