@@ -268,6 +268,18 @@ Result<std::vector<TokenId>> ChatTemplate::Encode(const ChatRequest& request,
   return EncodePrompt(prompt, tokenizer);
 }
 
+std::optional<ReasoningFormat> DetectReasoning(const ChatTemplate* chat,
+                                               const Tokenizer& tokenizer) {
+  if (chat != nullptr && chat->reasoning().has_value()) return chat->reasoning();
+  const ReasoningFormat format;
+  bool open = false, close = false;
+  for (const AddedToken& token : tokenizer.added_tokens()) {
+    open |= token.content == format.open;
+    close |= token.content == format.close;
+  }
+  return open && close ? std::optional(format) : std::nullopt;
+}
+
 Result<std::vector<TokenId>> EncodePrompt(const ChatPrompt& prompt, const Tokenizer& tokenizer) {
   std::vector<TextSegment> segments;
   segments.reserve(prompt.pieces.size());

@@ -60,7 +60,7 @@ class ChatTemplate {
   Result<ChatPrompt> Render(const ChatRequest& request) const;
   Result<std::vector<TokenId>> Encode(const ChatRequest& request, const Tokenizer& tokenizer) const;
 
-  // How the model marks its reasoning; nothing where the template knows no such marks.
+  // The marks of reasoning that the template itself writes, if any. See DetectReasoning.
   const std::optional<ReasoningFormat>& reasoning() const;
   // Whether the template renders lists of content parts itself; otherwise text parts are joined.
   bool supports_parts() const;
@@ -70,6 +70,11 @@ class ChatTemplate {
   explicit ChatTemplate(std::unique_ptr<const Rep> rep);
   std::unique_ptr<const Rep> rep_;
 };
+
+// How the model marks its reasoning: as the template does or, where that leaves it to the model, by
+// tokens of its own. `chat` may be null. Nothing for models that do not reason aloud.
+std::optional<ReasoningFormat> DetectReasoning(const ChatTemplate* chat,
+                                               const Tokenizer& tokenizer);
 
 // The ids of a prompt. Nothing is added: a template that wants a begin token writes it.
 Result<std::vector<TokenId>> EncodePrompt(const ChatPrompt& prompt, const Tokenizer& tokenizer);

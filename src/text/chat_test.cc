@@ -158,7 +158,15 @@ TEST(ChatTest, DetectsWhatTheTemplateSupports) {
   EXPECT_FALSE(FromFile("Qwen-Qwen2.5-7B-Instruct").supports_parts());
   EXPECT_FALSE(FromFile("Qwen3-2507").supports_parts());
   EXPECT_TRUE(FromFile("Qwen3-2507").reasoning().has_value());
-  EXPECT_FALSE(FromFile("meta-llama-Llama-3.1-8B-Instruct").reasoning().has_value());
+  const auto llama = FromFile("meta-llama-Llama-3.1-8B-Instruct");
+  EXPECT_FALSE(llama.reasoning().has_value());
+  // The demo model's template says nothing of reasoning; its vocabulary does.
+  const auto demo = ChatTemplate::Load(kDemo).value();
+  EXPECT_FALSE(demo.reasoning().has_value());
+  EXPECT_TRUE(DetectReasoning(&demo, Tokenizer::Load(kDemo).value()).has_value());
+  const auto plain =
+      Tokenizer::FromJson(test::ReadTokenizerJson("llama3_small"), "llama3_small").value();
+  EXPECT_FALSE(DetectReasoning(&llama, plain).has_value());
 }
 
 TEST(ChatTest, KnowsWhetherThePromptOpensReasoning) {

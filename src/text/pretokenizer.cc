@@ -4,7 +4,9 @@
 #include <fmt/core.h>
 #include <pcre2.h>
 
+#include <algorithm>
 #include <array>
+#include <initializer_list>
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -39,6 +41,17 @@ struct FreeMatchContext {
 };
 
 const char* TypeName(const nlohmann::json& node) { return node.type_name(); }
+
+Status CheckKeys(const nlohmann::json& node, std::string_view where,
+                 std::initializer_list<std::string_view> known) {
+  for (const auto& [key, value] : node.items()) {
+    if (std::find(known.begin(), known.end(), key) == known.end()) {
+      return Unimplemented(
+          fmt::format("{}: \"{}\" is not a setting this version knows", where, key));
+    }
+  }
+  return {};
+}
 
 Result<std::string> StringField(const nlohmann::json& node, const char* key,
                                 std::string_view where) {
@@ -239,6 +252,7 @@ Status PreTokenizer::AddNode(const nlohmann::json& node, int depth) {
   if (!type_field.has_value()) return type_field.error();
   const std::string& type = *type_field;
   if (type == "Sequence") {
+    OSCAR_RETURN_IF_ERROR(CheckKeys(node, "pre_tokenizer Sequence", {"type", "pretokenizers"}));
     const auto list = node.find("pretokenizers");
     if (list == node.end() || !list->is_array()) {
       return DataLoss("pre_tokenizer Sequence: \"pretokenizers\" must be a list");
@@ -259,6 +273,8 @@ Status PreTokenizer::AddNode(const nlohmann::json& node, int depth) {
 }
 
 Status PreTokenizer::AddSplit(const nlohmann::json& node) {
+  OSCAR_RETURN_IF_ERROR(
+      CheckKeys(node, "pre_tokenizer Split", {"type", "pattern", "behavior", "invert"}));
   const auto pattern = node.find("pattern");
   if (pattern == node.end() || !pattern->is_object() || pattern->size() != 1) {
     return DataLoss("pre_tokenizer Split: \"pattern\" must be {\"Regex\": ..} or {\"String\": ..}");
@@ -296,6 +312,9 @@ Status PreTokenizer::AddSplit(const nlohmann::json& node) {
 }
 
 Status PreTokenizer::AddByteLevel(const nlohmann::json& node) {
+  // Trimmed offsets move no ids.
+  OSCAR_RETURN_IF_ERROR(CheckKeys(node, "pre_tokenizer ByteLevel",
+                                  {"type", "add_prefix_space", "trim_offsets", "use_regex"}));
   OSCAR_ASSIGN_OR_RETURN(const bool prefix,
                          BoolField(node, "add_prefix_space", true, "pre_tokenizer ByteLevel"));
   OSCAR_ASSIGN_OR_RETURN(const bool use_regex,

@@ -165,6 +165,8 @@ TEST(TokenizerTest, RefusesByName) {
                 f["pre_tokenizer"] = {{"type", "Metaspace"}};
               }),
               HasSubstr("\"Metaspace\""));
+  EXPECT_THAT(changed([](json& f) { f["pre_tokenizer"]["strange"] = 1; }),
+              HasSubstr("\"strange\""));
   EXPECT_THAT(changed([](json& f) { f["pre_tokenizer"] = nullptr; }), HasSubstr("pre_tokenizer"));
   EXPECT_THAT(changed([](json& f) { f["decoder"]["type"] = "WordPiece"; }),
               HasSubstr("\"WordPiece\""));
