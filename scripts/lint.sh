@@ -1,0 +1,20 @@
+#!/usr/bin/env bash
+# Checks formatting (clang-format) and runs clang-tidy over every C++ source that the release build
+# compiles. Needs scripts/setup.sh --dev. With arguments, only those files.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+cmake --preset release >/dev/null
+mapfile -t sources < <(git ls-files '*.cc' '*.h' '*.cu' '*.cuh')
+echo "lint: formatting of ${#sources[@]} files"
+clang-format --dry-run -Werror "${sources[@]}"
+
+if (($#)); then
+  units=("$@")
+else
+  # Fuzz targets and CUDA are compiled by other presets.
+  mapfile -t units < <(git ls-files 'src/*.cc' 'bench/*.cc' | grep -v '^src/cuda/')
+fi
+echo "lint: clang-tidy on ${#units[@]} files"
+printf '%s\n' "${units[@]}" | xargs -P "$(nproc)" -n 4 clang-tidy -p build/release --quiet 2>/dev/null
+echo "lint: clean"
