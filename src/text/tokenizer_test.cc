@@ -3,7 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <chrono>
+#include <ctime>
 #include <nlohmann/json.hpp>
 #include <thread>
 
@@ -199,27 +199,26 @@ TEST(PatternTest, TranslatesOrRefuses) {
   }
 }
 
+// Four times the text may cost four times the work, and a logarithm; quadratic work costs sixteen.
+// Processor time, so that neither a busy machine nor a sanitizer matters.
 TEST(TokenizerTest, AdversarialTextStaysBounded) {
   const auto tokenizer = Tokenizer::FromJson(test::ReadTokenizerJson("demo"), "demo").value();
-  const size_t size = 256 << 10;
-  std::vector<std::string> texts = {std::string(size, 'a'), std::string(size, ' '),
-                                    std::string(size, '\n'), std::string(size, '<'),
-                                    std::string(size, '\'')};
-  std::string alternating, marks, tags;
-  while (alternating.size() < size) alternating += " \n";
-  while (marks.size() < size) marks += "\xCC\x81\xCC\xA3";
-  while (tags.size() < size) tags += "<|im_star";
-  texts.insert(texts.end(), {alternating, marks, tags});
-  for (const std::string& text : texts) {
-    const auto start = std::chrono::steady_clock::now();
+  const auto seconds = [&](const std::string& text) {
+    const std::clock_t start = std::clock();
     const auto ids = tokenizer.Encode(text, {.parse_special = true});
-    const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
-    ASSERT_TRUE(ids.has_value()) << ids.error().message();
-    // Linear work takes about 20 ms here; quadratic work would take minutes.
-    EXPECT_LT(elapsed.count(), 5.0) << text.substr(0, 8);
-    if (text != marks) {
-      EXPECT_EQ(tokenizer.Decode(*ids, false), text);
-    }
+    const double elapsed = static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC;
+    EXPECT_TRUE(ids.has_value()) << ids.error().message();
+    std::string normal = text;
+    NormalizeNfc(&normal, nullptr);
+    EXPECT_EQ(tokenizer.Decode(*ids, false), normal);
+    return elapsed;
+  };
+  for (const std::string unit : {"a", " ", "\n", "<", "'", " \n", "\xCC\x81\xCC\xA3", "<|im_star",
+                                 "ab ", "1", "\xE4\xB8\x80"}) {
+    std::string once, four_times;
+    while (once.size() < (32 << 10)) once += unit;
+    while (four_times.size() < (128 << 10)) four_times += unit;
+    EXPECT_LT(seconds(four_times), 8 * seconds(once) + 0.05) << testing::PrintToString(unit);
   }
 }
 
