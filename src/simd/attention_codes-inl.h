@@ -40,14 +40,44 @@ inline constexpr float kPlaneLimit =
 // than 2^-34 of the result.
 inline constexpr float kNegligible = 40.0f;
 
+// Fetches the next block into L1 while this one is worked on: a few lines at each step, because a
+// burst of 72 would hold up the loads that the arithmetic waits for. Blocks of one head lie a whole
+// page apart, which no hardware prefetcher follows.
+struct BlockPrefetch {
+  const std::byte* at;
+  const std::byte* end;
+  int lines_per_step;
+
+  HWY_INLINE void Step() {
+    for (int i = 0; i < lines_per_step && at < end; ++i, at += 64) __builtin_prefetch(at);
+  }
+};
+
 // The byte planes of 16 numbers: 4 words for 4 positions.
 struct Planes {
   alignas(64) uint8_t hi[kMaxPageDims];
   alignas(64) uint8_t lo[kMaxPageDims];
 };
 
+// INT2 keys with VNNI and VBMI: instead of two planes in four steps, a nibble (two codes) looks its
+// partial sum up. A 64-byte table serves one nibble of a vector, 16 entries for each of a word's
+// four bytes:
+//
+//   entry[16 b + c0 + 4 c1] = round(((c0 - 3/2) q[d0] + (c1 - 3/2) q[d1]) / unit)
+//
+// in 16 bits, split over two tables of bytes; VPERMB looks up, VPDPBUSD with ones adds. That takes
+// half the dot products, and the permutes run on another port: 512 cycles a page of 4 heads x 128
+// dims on Zen 4 instead of 1024. Values would need new tables for each page, which eats the gain.
+struct QueryTables {
+  alignas(64) uint8_t lo[kMaxBlockHeads][kMaxPageDims / 16][2][64];
+  alignas(64) uint8_t hi[kMaxBlockHeads][kMaxPageDims / 16][2][64];
+  float unit[kMaxBlockHeads][kMaxPageGroups];  // times softmax scale and log2 e
+  float sums[kMaxBlockHeads][kMaxPageGroups];  // of q, times softmax scale and log2 e
+};
+
 // What a head block keeps for the whole sequence.
 struct QueryCodes {
+  QueryTables tables;
   Planes planes[kMaxBlockHeads];
   // Of q in each group, times softmax scale and log2 e; a large dim coarsens its own group alone.
   float step[kMaxBlockHeads][kMaxPageGroups];
@@ -105,7 +135,7 @@ HWY_INLINE VI BroadcastWord(const uint8_t* p) {
 template <int kBits, int kTiles, int kHeads, bool kVnni>
 HWY_INLINE void DotTiles(const std::byte* HWY_RESTRICT codes, size_t tile_bytes, int num_vectors,
                          const Planes* HWY_RESTRICT planes, int plane_offset,
-                         I16x (&sums)[kTiles][kHeads]) {
+                         BlockPrefetch& prefetch, I16x (&sums)[kTiles][kHeads]) {
   constexpr int kPositions = 8 / kBits;
   constexpr int kMask = kBits == 2 ? 0x03030303 : 0x0f0f0f0f;
   I16x hi[kTiles][kHeads], lo[kTiles][kHeads];
@@ -113,6 +143,7 @@ HWY_INLINE void DotTiles(const std::byte* HWY_RESTRICT codes, size_t tile_bytes,
     for (int h = 0; h < kHeads; ++h) hi[t][h] = lo[t][h] = SetInt(0);
   }
   for (int v = 0; v < num_vectors; ++v) {
+    prefetch.Step();
     I16x words[kTiles];
     for (int t = 0; t < kTiles; ++t) {
       words[t] = LoadInt(
@@ -170,7 +201,8 @@ HWY_INLINE void PrepareQuery(const float* q, const PageLayout& layout, float sca
 // Logits in base 2 of a whole page: [kHeads][64].
 template <int kBits, int kHeads, bool kVnni>
 HWY_INLINE void CodeLogits(const PageLayout& layout, const std::byte* block,
-                           const QueryCodes& query, float (&logits)[kMaxBlockHeads][kPageTokens]) {
+                           const QueryCodes& query, BlockPrefetch& prefetch,
+                           float (&logits)[kMaxBlockHeads][kPageTokens]) {
   const int group_vectors = layout.group_dims() * kBits / 32;
   const size_t tile_bytes = static_cast<size_t>(layout.head_dim() * kBits * 2);
   for (int tile = 0; tile < 4; tile += kTilesAtOnce) {
@@ -180,7 +212,7 @@ HWY_INLINE void CodeLogits(const PageLayout& layout, const std::byte* block,
       DotTiles<kBits, kTilesAtOnce, kHeads, kVnni>(block + static_cast<size_t>(tile) * tile_bytes +
                                                        static_cast<size_t>(g * group_vectors) * 64,
                                                    tile_bytes, group_vectors, query.planes,
-                                                   g * layout.group_dims(), dots);
+                                                   g * layout.group_dims(), prefetch, dots);
       for (int t = 0; t < kTilesAtOnce; ++t) {
         const int token = (tile + t) * 16;
         const F16x s = LoadFp16(reinterpret_cast<const uint16_t*>(block + layout.KScale(token, g)));
@@ -201,6 +233,116 @@ HWY_INLINE void CodeLogits(const PageLayout& layout, const std::byte* block,
   }
 }
 
+#if HWY_TARGET == HWY_AVX3
+inline void PrepareQueryTables(const float* q, const PageLayout& layout, float scale, int head,
+                               QueryTables& out) {
+  alignas(64) float first[16], second[16];  // c0 - 3/2 and c1 - 3/2 of each entry
+  for (int i = 0; i < 16; ++i) {
+    first[i] = static_cast<float>(i % 4) - 1.5f;
+    second[i] = static_cast<float>(i / 4) - 1.5f;
+  }
+  const F16x c0 = Load(first), c1 = Load(second);
+  // Dim of position `p` in byte `b` of a word.
+  const auto dim_of = [](int b, int p) { return 2 * (b % 2 * 4 + p) + b / 2; };
+  for (int g = 0; g < layout.num_groups(); ++g) {
+    const int begin = g * layout.group_dims(), end = begin + layout.group_dims();
+    // Pairs that share a nibble are two dims apart; no entry is larger than this.
+    float top = 1e-30f;
+    F16x sum = Set(0.0f);
+    for (int d = begin; d < end; d += 4) {
+      top = std::max(top, std::max(std::fabs(q[d]) + std::fabs(q[d + 2]),
+                                   std::fabs(q[d + 1]) + std::fabs(q[d + 3])));
+    }
+    for (int d = begin; d < end; d += 16) sum = Add(sum, Load(q + d));
+    const float unit = 1.5f * top / kPlaneLimit;
+    out.unit[head][g] = unit * scale;
+    out.sums[head][g] = ReduceSum(sum) * scale;
+    const F16x inverse = Set(1.0f / unit);
+    for (int v = begin / 16; v < end / 16; ++v) {
+      for (int n = 0; n < 2; ++n) {
+        for (int b = 0; b < 4; ++b) {
+          const F16x a0 = Set(q[v * 16 + dim_of(b, 2 * n)]);
+          const F16x a1 = Set(q[v * 16 + dim_of(b, 2 * n + 1)]);
+          const I16x entry = NearestInt(Mul(MulAdd(a1, c1, Mul(a0, c0)), inverse));
+          const VI upper = hn::ShiftRight<8>(entry.v[0]);
+          _mm_store_si128(reinterpret_cast<__m128i*>(out.lo[head][v][n] + b * 16),
+                          _mm512_cvtepi32_epi8(entry.v[0].raw));
+          _mm_store_si128(reinterpret_cast<__m128i*>(out.hi[head][v][n] + b * 16),
+                          _mm512_cvtepi32_epi8(upper.raw));
+        }
+      }
+    }
+  }
+}
+
+HWY_INLINE __m512i LookUp(__m512i index, __m512i table) {
+  __m512i out;
+  asm("vpermb %2, %1, %0" : "=v"(out) : "v"(index), "v"(table));
+  return out;
+}
+
+// As CodeLogits, for 2 bits.
+template <int kHeads>
+HWY_INLINE void TableLogits(const PageLayout& layout, const std::byte* block,
+                            const QueryTables& query, BlockPrefetch& prefetch,
+                            float (&logits)[kMaxBlockHeads][kPageTokens]) {
+  constexpr int kTiles = 2;
+  const int group_vectors = layout.group_dims() / 16, tile_vectors = layout.head_dim() / 16;
+  const VI ones{_mm512_set1_epi8(1)};
+  const __m512i nibble = _mm512_set1_epi32(0x0f0f0f0f), byte = _mm512_set1_epi32(0x30201000);
+  for (int tile = 0; tile < 4; tile += kTiles) {
+    F16x sum[kTiles][kHeads];
+    for (int g = 0; g < layout.num_groups(); ++g) {
+      VI lo[kTiles][kHeads], hi[kTiles][kHeads];
+      for (int t = 0; t < kTiles; ++t) {
+        for (int h = 0; h < kHeads; ++h) lo[t][h] = hi[t][h] = hn::Zero(DI());
+      }
+      for (int v = g * group_vectors; v < (g + 1) * group_vectors; ++v) {
+        prefetch.Step();
+        __m512i words[kTiles];
+        for (int t = 0; t < kTiles; ++t) {
+          words[t] = _mm512_loadu_si512(block + ((tile + t) * tile_vectors + v) * 64);
+        }
+        for (int n = 0; n < 2; ++n) {
+          __m512i index[kTiles];
+          for (int t = 0; t < kTiles; ++t) {
+            index[t] = _mm512_ternarylogic_epi32(words[t], nibble, byte, 0xea);  // (a & b) | c
+            words[t] = _mm512_srli_epi32(words[t], 4);
+          }
+          for (int h = 0; h < kHeads; ++h) {
+            __m512i table_lo = _mm512_load_si512(query.lo[h][v][n]);
+            __m512i table_hi = _mm512_load_si512(query.hi[h][v][n]);
+            // One load for both tiles: the compiler would rather load twice, and loads are the
+            // limit.
+            asm("" : "+v"(table_lo), "+v"(table_hi));
+            for (int t = 0; t < kTiles; ++t) {
+              lo[t][h] = DotBytes<true>(lo[t][h], VI{LookUp(index[t], table_lo)}, ones);
+              hi[t][h] = DotBytes<true>(hi[t][h], ones, VI{LookUp(index[t], table_hi)});
+            }
+          }
+        }
+      }
+      for (int t = 0; t < kTiles; ++t) {
+        const int token = (tile + t) * 16;
+        const F16x s = LoadFp16(reinterpret_cast<const uint16_t*>(block + layout.KScale(token, g)));
+        const F16x m = LoadFp16(reinterpret_cast<const uint16_t*>(block + layout.KMin(token, g)));
+        const F16x middle = MulAdd(s, Set(1.5f), m);
+        for (int h = 0; h < kHeads; ++h) {
+          const VI dot = hn::Add(hn::ShiftLeft<8>(hi[t][h]), lo[t][h]);
+          const F16x steps{{hn::ConvertTo(DF(), dot)}};
+          const F16x rest = Mul(middle, Set(query.sums[h][g]));
+          const F16x value = MulAdd(Mul(steps, Set(query.unit[h][g])), s, rest);
+          sum[t][h] = g == 0 ? value : Add(sum[t][h], value);
+        }
+      }
+    }
+    for (int t = 0; t < kTiles; ++t) {
+      for (int h = 0; h < kHeads; ++h) Store(sum[t][h], logits[h] + (tile + t) * 16);
+    }
+  }
+}
+#endif  // HWY_AVX3
+
 // The online softmax of one tile of 64 logits, in place: logits become p. Returns the factor for
 // what was summed before. `visible` tokens count, the rest get p = 0.
 HWY_INLINE float SoftmaxTile(float* logits, int visible, float* m, float* d) {
@@ -215,7 +357,8 @@ HWY_INLINE float SoftmaxTile(float* logits, int visible, float* m, float* d) {
     Store(p, logits + i * 16);
     sum = Add(sum, p);
   }
-  const float alpha = std::exp2(*m - largest);  // 0 for the first tile
+  // 0 for the first tile. A vector for one number, but inline: libm's takes longer than the tile.
+  const float alpha = hn::GetLane(Exp2(Set(*m - largest)).v[0]);
   *m = largest;
   *d = *d * alpha + ReduceSum(sum);
   return alpha;
@@ -223,16 +366,30 @@ HWY_INLINE float SoftmaxTile(float* logits, int visible, float* m, float* d) {
 
 template <int kBits, int kHeads, bool kVnni>
 HWY_NOINLINE void CodePage(const PageLayout& layout, const std::byte* block, int visible,
-                           const QueryCodes& query, float* m, float* d, float* o) {
+                           const std::byte* next, const QueryCodes& query, float* m, float* d,
+                           float* o) {
   const int dims = layout.head_dim();
+  // Steps of K and of V: one a vector and set of tiles.
+  const int steps = 2 * dims * kBits / 8 / kTilesAtOnce;
+  const auto lines = static_cast<int>(layout.block_bytes() / 64);
+  BlockPrefetch prefetch{next, next == nullptr ? nullptr : next + layout.block_bytes(),
+                         (lines + steps - 1) / steps};
   alignas(64) float p[kMaxBlockHeads][kPageTokens];
-  CodeLogits<kBits, kHeads, kVnni>(layout, block, query, p);
+#if HWY_TARGET == HWY_AVX3
+  if constexpr (kBits == 2 && kVnni) {
+    TableLogits<kHeads>(layout, block, query.tables, prefetch, p);
+  } else {
+    CodeLogits<kBits, kHeads, kVnni>(layout, block, query, prefetch, p);
+  }
+#else
+  CodeLogits<kBits, kHeads, kVnni>(layout, block, query, prefetch, p);
+#endif
   float alpha[kHeads];
   bool any = false;
   for (int h = 0; h < kHeads; ++h) {
     F16x largest = Load(p[h]);
     for (int i = 16; i < kPageTokens; i += 16) largest = Max(largest, Load(p[h] + i));
-    any = any || ReduceMax(largest) > m[h] - kNegligible;
+    any = any || CountTrue(Less(Set(m[h] - kNegligible), largest)) != 0;
   }
   if (!any) return;
   for (int h = 0; h < kHeads; ++h) alpha[h] = SoftmaxTile(p[h], visible, m + h, d + h);
@@ -268,7 +425,7 @@ HWY_NOINLINE void CodePage(const PageLayout& layout, const std::byte* block, int
     for (int tile = first; tile < end; tile += kTilesAtOnce) {
       I16x dots[kTilesAtOnce][kHeads];
       DotTiles<kBits, kTilesAtOnce, kHeads, kVnni>(v_codes + static_cast<size_t>(tile) * kTileBytes,
-                                                   kTileBytes, kVectors, planes, 0, dots);
+                                                   kTileBytes, kVectors, planes, 0, prefetch, dots);
       for (int t = 0; t < kTilesAtOnce; ++t) {
         for (int h = 0; h < kHeads; ++h) {
           float* out = o + h * dims + (tile + t) * 16;

@@ -11,10 +11,10 @@ HWY_BEFORE_NAMESPACE();
 namespace oscar::simd::HWY_NAMESPACE {
 namespace {
 
-using CodePageFunction = void (*)(const PageLayout&, const std::byte*, int, const QueryCodes&,
-                                  float*, float*, float*);
-using RowPageFunction = void (*)(const Bf16*, const Bf16*, int, int, const QueryRows&, float*,
-                                 float*, float*);
+using CodePageFunction = void (*)(const PageLayout&, const std::byte*, int, const std::byte*,
+                                  const QueryCodes&, float*, float*, float*);
+using RowPageFunction = void (*)(const Bf16*, const Bf16*, const Bf16*, int, int, const QueryRows&,
+                                 float*, float*, float*);
 
 template <int kBits, bool kVnni>
 CodePageFunction ChooseCodePage(int heads) {
@@ -28,10 +28,6 @@ RowPageFunction ChooseRowPage(int heads) {
   constexpr RowPageFunction kTable[kMaxBlockHeads] = {&RowPage<1>, &RowPage<2>, &RowPage<3>,
                                                       &RowPage<4>};
   return kTable[heads - 1];
-}
-
-HWY_INLINE void PrefetchBlock(const std::byte* block, size_t bytes) {
-  for (size_t i = 0; i < bytes; i += 64) __builtin_prefetch(block + i);
 }
 
 }  // namespace
@@ -59,7 +55,15 @@ void DecodeSplit(const AttentionLayer& layer, const DecodeQuery& query, int kv_h
       const float* q = query.q + (kv_head * g + base + h) * dims;
       PrepareQueryRows(q, dims, scale, h, rows);
       if (layer.sealed.kind() == PageKind::kInt2) {
+#if HWY_TARGET == HWY_AVX3
+        if constexpr (kVnni) {
+          PrepareQueryTables(q, layer.sealed, scale, h, codes.tables);
+        } else {
+          PrepareQuery<2>(q, layer.sealed, scale, h, codes);
+        }
+#else
         PrepareQuery<2>(q, layer.sealed, scale, h, codes);
+#endif
       } else if (layer.sealed.kind() == PageKind::kInt4) {
         PrepareQuery<4>(q, layer.sealed, scale, h, codes);
       }
@@ -77,14 +81,13 @@ void DecodeSplit(const AttentionLayer& layer, const DecodeQuery& query, int kv_h
       const std::byte* block = block_of(page);
       const int64_t left = query.num_tokens - page * kPageTokens;
       const int visible = left < kPageTokens ? static_cast<int>(left) : kPageTokens;
+      const std::byte* next = page + 1 < end_page ? block_of(page + 1) : nullptr;
       if (sealed && has_codes) {
-        // Blocks of one head lie a whole page apart, which no hardware prefetcher follows.
-        if (page + 1 < end_page) PrefetchBlock(block_of(page + 1), layout.block_bytes());
-        code_page(layout, block, visible, codes, m, d, o);
+        code_page(layout, block, visible, next, codes, m, d, o);
       } else {
         row_page(reinterpret_cast<const Bf16*>(block),
-                 reinterpret_cast<const Bf16*>(block + layout.v_codes_offset()), dims, visible,
-                 rows, m, d, o);
+                 reinterpret_cast<const Bf16*>(block + layout.v_codes_offset()),
+                 reinterpret_cast<const Bf16*>(next), dims, visible, rows, m, d, o);
       }
     }
   }

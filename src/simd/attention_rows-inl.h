@@ -35,6 +35,11 @@ HWY_INLINE F16x OddBf16(const I16x& words) {
   return BitsToFloat(And(words, SetInt(static_cast<int32_t>(0xffff0000u))));
 }
 
+// Into L2, ahead of its use: values while keys are read, the next keys while values are.
+HWY_INLINE void PrefetchRows(const Bf16* p, int count) {
+  for (int i = 0; i < count; i += 32) __builtin_prefetch(p + i, 0, 2);
+}
+
 // Lane sums of four accumulators, in the lanes of one 128-bit vector.
 HWY_INLINE hn::Vec128<float> SumFour(const F16x& a, const F16x& b, const F16x& c, const F16x& d) {
   const hn::Full128<float> d4;
@@ -55,14 +60,15 @@ HWY_INLINE hn::Vec128<float> SumFour(const F16x& a, const F16x& b, const F16x& c
 
 // Logits of `visible` tokens (rounded up to 4) for kHeads heads.
 template <int kHeads>
-HWY_INLINE void RowLogits(const Bf16* HWY_RESTRICT k, int dims, int visible, const QueryRows& query,
-                          float (&logits)[kMaxBlockHeads][kPageTokens]) {
+HWY_INLINE void RowLogits(const Bf16* HWY_RESTRICT k, const Bf16* v, int dims, int visible,
+                          const QueryRows& query, float (&logits)[kMaxBlockHeads][kPageTokens]) {
   constexpr int kTokens = 4;  // kTokens x kHeads accumulators
   for (int t = 0; t < visible; t += kTokens) {
     F16x sum[kTokens][kHeads];
     for (int i = 0; i < kTokens; ++i) {
       for (int h = 0; h < kHeads; ++h) sum[i][h] = Set(0.0f);
     }
+    PrefetchRows(v + t * dims, kTokens * dims);
     for (int d = 0; d < dims; d += 32) {
       F16x even[kTokens], odd[kTokens];
       for (int i = 0; i < kTokens; ++i) {
@@ -86,8 +92,9 @@ HWY_INLINE void RowLogits(const Bf16* HWY_RESTRICT k, int dims, int visible, con
 
 // o[h, :] = alpha[h] o[h, :] + sum over visible tokens of p[h, t] v[t, :], tokens ascending.
 template <int kHeads>
-HWY_INLINE void RowValues(const Bf16* HWY_RESTRICT v, int dims, int visible, const float* alpha,
-                          const float (&p)[kMaxBlockHeads][kPageTokens], float* HWY_RESTRICT o) {
+HWY_INLINE void RowValues(const Bf16* HWY_RESTRICT v, const Bf16* next_k, int dims, int visible,
+                          const float* alpha, const float (&p)[kMaxBlockHeads][kPageTokens],
+                          float* HWY_RESTRICT o) {
   // 4 heads x 2 words x (even, odd) = 16 accumulators.
   constexpr int kWords = kParts == 1 ? 2 : 1;
   for (int d = 0; d < dims; d += 32 * kWords) {
@@ -96,6 +103,7 @@ HWY_INLINE void RowValues(const Bf16* HWY_RESTRICT v, int dims, int visible, con
       for (int w = 0; w < kWords; ++w) sum[h][w][0] = sum[h][w][1] = Set(0.0f);
     }
     for (int t = 0; t < visible; ++t) {
+      if (next_k != nullptr) PrefetchRows(next_k + t * dims + d, 32 * kWords);
       F16x value[kWords][2];
       for (int w = 0; w < kWords; ++w) {
         const I16x words = LoadInt(reinterpret_cast<const int32_t*>(v + t * dims + d + w * 32));
@@ -126,13 +134,13 @@ HWY_INLINE void RowValues(const Bf16* HWY_RESTRICT v, int dims, int visible, con
 }
 
 template <int kHeads>
-HWY_NOINLINE void RowPage(const Bf16* k, const Bf16* v, int dims, int visible,
+HWY_NOINLINE void RowPage(const Bf16* k, const Bf16* v, const Bf16* next_k, int dims, int visible,
                           const QueryRows& query, float* m, float* d, float* o) {
   alignas(64) float p[kMaxBlockHeads][kPageTokens];
-  RowLogits<kHeads>(k, dims, (visible + 3) / 4 * 4, query, p);
+  RowLogits<kHeads>(k, v, dims, (visible + 3) / 4 * 4, query, p);
   float alpha[kHeads];
   for (int h = 0; h < kHeads; ++h) alpha[h] = SoftmaxTile(p[h], visible, m + h, d + h);
-  RowValues<kHeads>(v, dims, visible, alpha, p, o);
+  RowValues<kHeads>(v, next_k, dims, visible, alpha, p, o);
 }
 
 }  // namespace oscar::simd::HWY_NAMESPACE

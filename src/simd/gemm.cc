@@ -117,7 +117,8 @@ void GemmBf16(ThreadPool& pool, GemmWorkspace& workspace, const float* x, int nu
               size_t y_stride) {
   const auto kernel = w.path() == GemmPath::kAmxBf16 ? &AmxPanel : &Avx512Bf16Panel;
   const int padded = w.padded_inputs(), panels = w.num_panels();
-  const int padded_rows = CeilDiv(num_rows, 16) * 16;
+  // Tiles have 16 rows; the vector kernel takes any number.
+  const int padded_rows = w.path() == GemmPath::kAmxBf16 ? CeilDiv(num_rows, 16) * 16 : num_rows;
   const auto row_size = static_cast<size_t>(padded);
   const auto inputs = static_cast<size_t>(w.num_inputs());
   workspace.x_bf16.Grow(static_cast<size_t>(padded_rows) * row_size);

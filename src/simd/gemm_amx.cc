@@ -11,6 +11,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cerrno>
 #include <cstdlib>
 #include <cstring>
 
@@ -118,6 +120,16 @@ __attribute__((target("avx512f,avx512bf16"))) void Bf16Block(const uint16_t* x, 
   }
 }
 
+template <int kRows = kBf16Rows>
+void Bf16Rows(int rows, const uint16_t* x, int padded_inputs, const uint16_t* panel, float* c,
+              size_t c_stride) {
+  if (rows == kRows) {
+    Bf16Block<kRows>(x, padded_inputs, panel, c, c_stride);
+  } else if constexpr (kRows > 1) {
+    Bf16Rows<kRows - 1>(rows, x, padded_inputs, panel, c, c_stride);
+  }
+}
+
 uint64_t Xcr0() {
   uint32_t low, high;
   __asm__("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
@@ -202,9 +214,10 @@ void AmxPanel(const uint16_t* x, int rows, int padded_inputs, const uint16_t* pa
 
 void Avx512Bf16Panel(const uint16_t* x, int rows, int padded_inputs, const uint16_t* panel,
                      float* c, size_t c_stride) {
-  for (int r = 0; r < rows; r += kBf16Rows) {  // rows is a multiple of 16
-    Bf16Block<kBf16Rows>(x + static_cast<size_t>(r) * static_cast<size_t>(padded_inputs),
-                         padded_inputs, panel, c + static_cast<size_t>(r) * c_stride, c_stride);
+  for (int r = 0; r < rows; r += kBf16Rows) {
+    Bf16Rows(std::min(kBf16Rows, rows - r),
+             x + static_cast<size_t>(r) * static_cast<size_t>(padded_inputs), padded_inputs, panel,
+             c + static_cast<size_t>(r) * c_stride, c_stride);
   }
 }
 

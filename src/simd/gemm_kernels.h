@@ -21,8 +21,8 @@ struct FmaKernels {
 };
 const FmaKernels& ActiveFmaKernels();
 
-// gemm_amx.cc. x: [rows, padded_inputs] BF16 bits, rows a multiple of 16 (zero padded); one panel;
-// c: [rows, 32] with stride.
+// gemm_amx.cc. x: [rows, padded_inputs] BF16 bits, for AMX a multiple of 16 rows (zero padded); one
+// panel; c: [rows, 32] with stride.
 bool HasAmx();
 bool HasAvx512Bf16();
 void AmxPanel(const uint16_t* x, int rows, int padded_inputs, const uint16_t* panel, float* c,
