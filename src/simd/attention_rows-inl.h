@@ -40,24 +40,6 @@ HWY_INLINE void PrefetchRows(const Bf16* p, int count) {
   for (int i = 0; i < count; i += 32) __builtin_prefetch(p + i, 0, 2);
 }
 
-// Lane sums of four accumulators, in the lanes of one 128-bit vector.
-HWY_INLINE hn::Vec128<float> SumFour(const F16x& a, const F16x& b, const F16x& c, const F16x& d) {
-  const hn::Full128<float> d4;
-#if HWY_TARGET == HWY_AVX2
-  const auto fold = [](const F16x& x) HWY_ATTR { return hn::Add(x.v[0], x.v[1]); };
-#else
-  const auto fold = [](const F16x& x) HWY_ATTR {
-    const hn::Full256<float> d8;
-    return hn::Add(hn::LowerHalf(d8, x.v[0]), hn::UpperHalf(d8, x.v[0]));
-  };
-#endif
-  const auto fa = fold(a), fb = fold(b), fc = fold(c), fd = fold(d);
-  // [a0+a1, a2+a3, b0+b1, b2+b3 | ...], then the same once more.
-  const hn::Vec256<float> ab{_mm256_hadd_ps(fa.raw, fb.raw)}, cd{_mm256_hadd_ps(fc.raw, fd.raw)};
-  const hn::Vec256<float> all{_mm256_hadd_ps(ab.raw, cd.raw)};
-  return hn::Add(hn::LowerHalf(d4, all), hn::UpperHalf(d4, all));
-}
-
 // Logits of `visible` tokens (rounded up to 4) for kHeads heads.
 template <int kHeads>
 HWY_INLINE void RowLogits(const Bf16* HWY_RESTRICT k, const Bf16* v, int dims, int visible,
@@ -138,8 +120,8 @@ HWY_NOINLINE void RowPage(const Bf16* k, const Bf16* v, const Bf16* next_k, int 
                           const QueryRows& query, float* m, float* d, float* o) {
   alignas(64) float p[kMaxBlockHeads][kPageTokens];
   RowLogits<kHeads>(k, v, dims, (visible + 3) / 4 * 4, query, p);
-  float alpha[kHeads];
-  for (int h = 0; h < kHeads; ++h) alpha[h] = SoftmaxTile(p[h], visible, m + h, d + h);
+  float alpha[kMaxBlockHeads];
+  if (!SoftmaxTiles<kHeads>(p, visible, m, d, alpha)) return;
   RowValues<kHeads>(v, next_k, dims, visible, alpha, p, o);
 }
 
