@@ -10,6 +10,9 @@ namespace {
 // Set while a thread runs a body, so that nested calls run inline instead of deadlocking.
 thread_local bool t_inside_body = false;
 thread_local int t_thread = 0;
+
+// About 20 microseconds of looking before a worker sleeps.
+constexpr int kSpins = 500;
 }  // namespace
 
 ThreadPool::ThreadPool(int num_threads) {
@@ -42,17 +45,33 @@ void ThreadPool::RunShare(int thread) {
   t_inside_body = false;
 }
 
+// Waits for a region after `seen`; false when the pool ends. Layers of a model open regions every
+// few microseconds, faster than a sleeping thread wakes, so a worker first looks for a while.
+bool ThreadPool::AwaitRegion(uint64_t seen, const std::stop_token& stop) {
+  for (int i = 0; i < kSpins; ++i) {
+    if (generation_.load(std::memory_order_relaxed) != seen) return true;
+    __builtin_ia32_pause();
+  }
+  std::unique_lock lock(mutex_);
+  ++sleepers_;
+  const bool woken = work_ready_.wait(
+      lock, stop, [&] { return generation_.load(std::memory_order_relaxed) != seen; });
+  --sleepers_;
+  return woken;
+}
+
 void ThreadPool::WorkerLoop(int thread, const std::stop_token& stop) {
   uint64_t seen = 0;
-  while (true) {
+  while (AwaitRegion(seen, stop)) {
     {
-      std::unique_lock lock(mutex_);
-      if (!work_ready_.wait(lock, stop, [&] { return generation_ != seen; })) return;
-      seen = generation_;
+      std::lock_guard lock(mutex_);
+      seen = generation_.load(std::memory_order_relaxed);
+      if (!open_) continue;  // came too late
+      ++active_;
     }
     RunShare(thread);
     std::lock_guard lock(mutex_);
-    if (--running_ == 0) work_done_.notify_one();
+    if (--active_ == 0) work_done_.notify_one();
   }
 }
 
@@ -64,21 +83,28 @@ void ThreadPool::ParallelFor(int64_t count,
     for (int64_t i = 0; i < count; ++i) body(i, thread);
     return;
   }
+  bool wake = false;
   {
     std::lock_guard lock(mutex_);
-    OSCAR_CHECK(running_ == 0, "ParallelFor called from two threads at once");
+    OSCAR_CHECK(!open_, "ParallelFor called from two threads at once");
     body_ = &body;
     count_ = count;
     next_.store(0);
-    running_ = static_cast<int>(workers_.size());
-    ++generation_;
+    open_ = true;
+    generation_.fetch_add(1, std::memory_order_relaxed);
+    wake = sleepers_ > 0;
   }
-  work_ready_.notify_all();
+  if (wake) work_ready_.notify_all();
   RunShare(0);
+  // The others are at their last index: usually not worth sleeping for.
+  for (int i = 0; i < kSpins && active_.load(std::memory_order_relaxed) > 0; ++i) {
+    __builtin_ia32_pause();
+  }
   std::exception_ptr error;
   {
     std::unique_lock lock(mutex_);
-    work_done_.wait(lock, [&] { return running_ == 0; });
+    work_done_.wait(lock, [&] { return active_ == 0; });
+    open_ = false;
     body_ = nullptr;
     std::swap(error, error_);
   }

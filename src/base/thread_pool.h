@@ -32,17 +32,23 @@ class ThreadPool {
 
  private:
   void WorkerLoop(int thread, const std::stop_token& stop);
+  bool AwaitRegion(uint64_t seen, const std::stop_token& stop);
   void RunShare(int thread);
 
+  // A parallel region is open from ParallelFor's start until its caller has run out of indices.
+  // Workers that wake while it is open join it; ones that wake later go back to sleep, so that a
+  // short region never waits for a sleeping thread.
   std::mutex mutex_;
   std::condition_variable_any work_ready_;
   std::condition_variable work_done_;
-  const std::function<void(int64_t, int)>* body_ = nullptr;  // guarded by mutex_ for hand-off
-  int64_t count_ = 0;
-  std::atomic<int64_t> next_{0};
-  uint64_t generation_ = 0;
-  int running_ = 0;
+  std::atomic<uint64_t> generation_{0};  // regions opened so far; written under mutex_
+  bool open_ = false;                    // guarded by mutex_, as is all up to error_
+  std::atomic<int> active_{0};           // workers inside the region; written under mutex_
+  int sleepers_ = 0;
   std::exception_ptr error_;
+  const std::function<void(int64_t, int)>* body_ = nullptr;  // constant while the region is open
+  int64_t count_ = 0;                                        // likewise
+  std::atomic<int64_t> next_{0};
   std::vector<std::jthread> workers_;  // last: joins before the state above goes
 };
 
