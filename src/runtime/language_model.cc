@@ -24,6 +24,7 @@ class LoadedLanguageModel : public LanguageModel {
       : loaded_(std::move(loaded)),
         tokenizer_(std::move(tokenizer)),
         chat_(std::move(chat)),
+        reasoning_(DetectReasoning(chat_.has_value() ? &*chat_ : nullptr, tokenizer_)),
         generator_(loaded_->model(), loaded_->pool(), loaded_->max_context()) {}
 
   Result<Completion> Complete(std::string_view prompt, const CompletionOptions& options,
@@ -51,7 +52,7 @@ class LoadedLanguageModel : public LanguageModel {
     }
     OSCAR_ASSIGN_OR_RETURN(const ChatPrompt prompt, chat_->Render(request));
     OSCAR_ASSIGN_OR_RETURN(std::vector<TokenId> tokens, EncodePrompt(prompt, tokenizer_));
-    return Run(std::move(tokens), options, on_text, chat_->reasoning(), prompt.opens_reasoning);
+    return Run(std::move(tokens), options, on_text, reasoning_, prompt.opens_reasoning);
   }
 
   void Cancel() override { generator_.Cancel(); }
@@ -145,6 +146,7 @@ class LoadedLanguageModel : public LanguageModel {
   std::unique_ptr<LoadedModel> loaded_;
   Tokenizer tokenizer_;
   std::optional<ChatTemplate> chat_;
+  std::optional<ReasoningFormat> reasoning_;
   Generator generator_;
 };
 

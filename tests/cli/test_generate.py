@@ -26,7 +26,9 @@ def test_golden_chats(oscar, golden, tmp_path):
         assert out["token_ids"] == chat["greedy_ids"]
         assert out["prompt_tokens"] == len(chat["prompt_ids"])
         assert out["finish_reason"] == "stop"
-        assert "<|im_end|>" not in out["text"]
+        thought, _, answer = chat["greedy_text"].removesuffix("<|im_end|>").rpartition("</think>")
+        assert out["text"].strip() == answer.strip()
+        assert out.get("reasoning", "").strip() == thought.removeprefix("<think>").strip()
         assert out["cache"]["bits_per_element"] == 16.0
 
 
