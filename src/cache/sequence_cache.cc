@@ -134,6 +134,65 @@ Status SequenceCache::SealPages(int64_t first, int64_t count, ThreadPool& thread
   return {};
 }
 
+SequenceCache SequenceCache::FromPages(const CacheConfig& config, BlockPool& pool,
+                                       std::vector<StoredPage> pages, int64_t length) {
+  OSCAR_CHECK(static_cast<int64_t>(pages.size()) == (length + kPageTokens - 1) / kPageTokens);
+  SequenceCache cache(config, pool);
+  const auto sink_pages = static_cast<size_t>(config.sink / kPageTokens);
+  for (size_t i = 0; i < pages.size(); ++i) {
+    const bool partial = static_cast<int64_t>(i + 1) * kPageTokens > length;
+    OSCAR_CHECK(!pages[i].sealed || (i >= sink_pages && !partial));
+    cache.Append(std::move(pages[i].page), pages[i].sealed);
+  }
+  cache.length_ = length;
+  cache.next_to_seal_ = cache.sealed_end();
+  return cache;
+}
+
+AppendCost SequenceCache::CostOf(int64_t num_tokens, bool is_prompt) const {
+  AppendCost cost;
+  const auto open_bytes = static_cast<int64_t>(config_->open.bytes());
+  const auto sealed_bytes = static_cast<int64_t>(config_->sealed.bytes());
+  if (config_->sealer != nullptr) {
+    const int64_t together = config_->sealer->pages_together();
+    const int64_t from = is_prompt ? length_ / config_->cell * config_->cell : length_;
+    const int64_t end = SealedEndAt(*config_, from - config_->recent);
+    for (int64_t i = std::max<int64_t>(next_to_seal_, config_->sink / kPageTokens); i < end;
+         i += together) {
+      if (is_sealed(i)) continue;
+      int64_t freed = 0;
+      for (int64_t j = i; j < i + together; ++j) freed += page(j).shared() ? 0 : open_bytes;
+      // Pages of its own are sealed in place if need be; a shared one needs room beside it.
+      const bool in_place = freed == together * open_bytes;
+      if (!in_place) {
+        cost.seal_peak = std::max(cost.seal_peak, cost.seal_net + together * sealed_bytes);
+      }
+      cost.seal_net += together * sealed_bytes - freed;
+    }
+    cost.seal_peak = std::max(cost.seal_peak, cost.seal_net);
+  }
+  const int64_t pages_needed = (length_ + num_tokens + kPageTokens - 1) / kPageTokens;
+  cost.reserve = std::max<int64_t>(0, pages_needed - num_pages()) * open_bytes;
+  if (num_tokens > 0 && length_ % kPageTokens != 0 && page(length_ / kPageTokens).shared()) {
+    cost.reserve += open_bytes;
+  }
+  return cost;
+}
+
+int64_t SequenceCache::sealed_end() const {
+  int64_t end = std::max<int64_t>(next_to_seal_, config_->sink / kPageTokens);
+  while (end < num_pages() && is_sealed(end)) ++end;
+  return std::max<int64_t>(std::min(end, num_pages()), config_->sink / kPageTokens);
+}
+
+int64_t SequenceCache::SealedEndAt(const CacheConfig& config, int64_t position) {
+  const int64_t sink_pages = config.sink / kPageTokens;
+  if (config.sealer == nullptr || position < 0) return sink_pages;
+  const int64_t together = config.sealer->pages_together();
+  const int64_t groups = std::max<int64_t>(0, position / kPageTokens - sink_pages) / together;
+  return sink_pages + groups * together;
+}
+
 SequenceCache SequenceCache::Fork() const {
   SequenceCache fork(*config_, *pool_);
   for (int64_t i = 0; i < num_pages(); ++i) fork.Append(page(i).Share(), is_sealed(i));

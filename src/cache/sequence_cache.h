@@ -56,9 +56,26 @@ struct CacheUsage {
   uint64_t saturated = 0;  // values clamped while sealing
 };
 
+// What appending tokens asks of the pool, in bytes; sealing comes before the new pages.
+struct AppendCost {
+  int64_t seal_peak = 0;  // the most that sealing needs beyond what is in use now
+  int64_t seal_net = 0;   // what is in use afterwards, less what is now; mostly negative
+  int64_t reserve = 0;    // open pages, the copy of a shared last page included
+};
+
 class SequenceCache {
  public:
+  struct StoredPage {
+    PageRef page;
+    bool sealed = false;
+  };
+
   SequenceCache(const CacheConfig& config, BlockPool& pool) : config_(&config), pool_(&pool) {}
+  // A sequence of `length` tokens on pages that exist already (shared with whoever holds them);
+  // exactly as many as the tokens need. Pages of the sink and a partly used last page are open;
+  // pages that are sealed together are all sealed or all open.
+  static SequenceCache FromPages(const CacheConfig& config, BlockPool& pool,
+                                 std::vector<StoredPage> pages, int64_t length);
   SequenceCache(SequenceCache&&) = default;
   SequenceCache& operator=(SequenceCache&&) = default;
 
@@ -93,6 +110,15 @@ class SequenceCache {
   Status SealForGeneration(ThreadPool& threads) {
     return SealBefore(length_ - config_->recent, threads);
   }
+
+  // What SealForPrompt or SealForGeneration and then Reserve(num_tokens) need. Never too little,
+  // whatever else the same pass does, unless a page becomes shared in between.
+  AppendCost CostOf(int64_t num_tokens, bool is_prompt) const;
+  // The first page after the sink that is still open.
+  int64_t sealed_end() const;
+  // The same for a fresh sequence that sealed everything it could before `position` (which may be
+  // negative); the number of sink pages where nothing is sealed.
+  static int64_t SealedEndAt(const CacheConfig& config, int64_t position);
 
   // A second sequence with the same tokens; pages are shared. The partly filled last page is copied
   // by whichever of the two writes first.

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <random>
 
 #include "base/check.h"
@@ -69,9 +70,9 @@ bool Sampler::NeedsPenalties() const {
          options_.presence_penalty != 0.0f || options_.frequency_penalty != 0.0f;
 }
 
-int32_t Sampler::Sample(std::span<const float> logits) {
+int32_t Sampler::Sample(std::span<const float> logits, std::span<const int32_t> masked) {
   OSCAR_CHECK(!logits.empty());
-  if (NeedsPenalties()) {
+  if (NeedsPenalties() || !masked.empty()) {
     adjusted_.assign(logits.begin(), logits.end());
     for (const auto& [token, bias] : options_.logit_bias) {
       adjusted_[static_cast<size_t>(token)] += bias;
@@ -89,6 +90,9 @@ int32_t Sampler::Sample(std::span<const float> logits) {
     for (const auto& [token, count] : generated_) {
       adjusted_[static_cast<size_t>(token)] -=
           options_.presence_penalty + options_.frequency_penalty * static_cast<float>(count);
+    }
+    for (int32_t token : masked) {
+      adjusted_[static_cast<size_t>(token)] = -std::numeric_limits<float>::infinity();
     }
     logits = adjusted_;
   }

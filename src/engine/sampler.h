@@ -24,8 +24,9 @@ class Sampler {
   uint64_t seed() const { return seed_; }
   // Tokens of the prompt, for the repetition penalty.
   void ObservePrompt(std::span<const int32_t> tokens);
-  // Draws and counts the token as generated. `logits` [vocab] is not changed.
-  int32_t Sample(std::span<const float> logits);
+  // Draws and counts the token as generated. `logits` [vocab] is not changed. `masked` tokens (ids
+  // below vocab) are not drawn; they must leave at least one.
+  int32_t Sample(std::span<const float> logits, std::span<const int32_t> masked = {});
 
  private:
   struct Candidate {

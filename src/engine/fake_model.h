@@ -1,0 +1,168 @@
+// For tests: a model whose every row is a hash of everything it can see. A row's signature covers
+// its token, its position, whether it came as a prompt and the stored form (open or sealed) and
+// content of every page row before it; logits are a hash of the signature. Two runs therefore give
+// the same tokens only if they went through the same cache states, and any page that is stale,
+// foreign, sealed too early or lost shows at once. It checks its callers as the real model does.
+#pragma once
+
+#include <gtest/gtest.h>
+#include <xxhash.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "base/check.h"
+#include "cache/page_codec.h"
+#include "model/model.h"
+
+namespace oscar {
+
+// A sealed page keeps the signatures of its 64 rows, changed: it is not what was stored open.
+inline uint64_t SealedSignature(uint64_t open) { return open * 0x9E3779B97F4A7C15u + 1; }
+
+inline int FakeEncodePage(const PageLayout& layout, const PageRules&, std::span<const Bf16> k,
+                          std::span<const Bf16>, std::span<std::byte> block) {
+  const auto row = static_cast<size_t>(layout.head_dim());
+  for (size_t t = 0; t < kPageTokens; ++t) {
+    uint64_t signature = 0;
+    std::memcpy(&signature, k.data() + t * row, sizeof(signature));
+    signature = SealedSignature(signature);
+    std::memcpy(block.data() + t * sizeof(signature), &signature, sizeof(signature));
+  }
+  return 0;
+}
+
+class FakeModel : public Model {
+ public:
+  static constexpr int kVocab = 61;
+
+  struct Options {
+    int cell = 256, sink = 64, recent = 128, max_batch_tokens = 512;
+    std::string method = "oscar+";
+  };
+
+  FakeModel(const Options& options, ThreadPool& threads) : options_(options), threads_(threads) {
+    spec_.vocab_size = kVocab;
+    spec_.num_layers = spec_.num_heads = spec_.num_kv_heads = 1;
+    spec_.head_dim = 64;
+    spec_.max_positions = 1 << 20;
+    KvPlanOptions plan;
+    plan.method = options.method;
+    plan.prefill_cell = options.cell;
+    if (options.method != "bf16") {
+      plan.sink = options.sink;
+      plan.recent = options.recent;
+    }
+    auto made = KvPlan::Make(spec_, plan, FakeEncodePage);
+    OSCAR_CHECK(made.has_value(), "{}", made.error().ToString());
+    plan_ = std::move(*made);
+  }
+
+  const ModelSpec& spec() const override { return spec_; }
+  const KvPlan& kv() const override { return *plan_; }
+  uint64_t weight_bytes() const override { return 0; }
+  uint64_t fingerprint() const override { return 1; }
+  int max_batch_tokens() const override { return options_.max_batch_tokens; }
+  Status SetTap(QkvTap) override { return Unimplemented("no tap"); }
+
+  Status Forward(std::span<const ForwardItem> items, std::span<float> logits) override {
+    if (before_pass) before_pass(items);
+    const int left = fail_after.load();
+    if (left == 0) return Internal("the device has failed");
+    if (left > 0) fail_after.store(left - 1);
+    if (pass_time.count() > 0) std::this_thread::sleep_for(pass_time);
+    OSCAR_RETURN_IF_ERROR(Prepare(items));
+    float* out = logits.data();
+    for (const ForwardItem& item : items) {
+      SequenceCache& cache = *item.cache;
+      for (size_t t = 0; t < item.tokens.size(); ++t) {
+        const int64_t position = cache.length() + static_cast<int64_t>(t);
+        const uint64_t signature = SignatureOf(cache, position, item.tokens[t], item.is_prompt);
+        std::memcpy(cache.KRow(0, 0, position), &signature, sizeof(signature));
+        if (t + static_cast<size_t>(item.num_logits) >= item.tokens.size()) {
+          for (uint64_t i = 0; i < kVocab; ++i) {
+            const uint64_t h = XXH3_64bits_withSeed(&i, sizeof(i), signature);
+            *out++ = static_cast<float>(h >> 40) * 0x1p-22f;
+          }
+        }
+      }
+    }
+    OSCAR_CHECK(out == logits.data() + logits.size());
+    for (const ForwardItem& item : items) {
+      item.cache->Advance(static_cast<int64_t>(item.tokens.size()));
+    }
+    return {};
+  }
+
+  // Knobs; the first is called by the engine thread before each pass.
+  std::function<void(std::span<const ForwardItem>)> before_pass;
+  std::chrono::microseconds pass_time{0};
+  std::atomic<int> fail_after{-1};  // passes until Forward fails; -1 never
+
+ private:
+  Status Prepare(std::span<const ForwardItem> items) {
+    int64_t total = 0;
+    for (size_t i = 0; i < items.size(); ++i) {
+      const ForwardItem& item = items[i];
+      const auto count = static_cast<int64_t>(item.tokens.size());
+      const int64_t at = item.cache->length(), cell = plan_->cache().cell;
+      OSCAR_CHECK(count > 0 && (item.is_prompt || count == 1));
+      OSCAR_CHECK(!item.is_prompt || at / cell == (at + count - 1) / cell, "crosses a cell");
+      OSCAR_CHECK(item.num_logits >= 0 && item.num_logits <= count);
+      for (size_t j = 0; j < i; ++j) OSCAR_CHECK(items[j].cache != item.cache);
+      total += count;
+    }
+    OSCAR_CHECK(total <= options_.max_batch_tokens, "{} tokens in one pass", total);
+    for (const ForwardItem& item : items) {
+      OSCAR_RETURN_IF_ERROR(item.is_prompt ? item.cache->SealForPrompt(threads_)
+                                           : item.cache->SealForGeneration(threads_));
+    }
+    for (size_t i = 0; i < items.size(); ++i) {
+      const Status status = items[i].cache->Reserve(static_cast<int64_t>(items[i].tokens.size()));
+      if (status.ok()) continue;
+      for (size_t j = 0; j < i; ++j) items[j].cache->Trim(items[j].cache->length());
+      return status;
+    }
+    return {};
+  }
+
+  static uint64_t SignatureOf(const SequenceCache& cache, int64_t position, int32_t token,
+                              bool is_prompt) {
+    uint64_t state = XXH3_64bits_withSeed(&token, sizeof(token),
+                                          static_cast<uint64_t>(position) * 2 + is_prompt);
+    for (int64_t p = 0; p < position; ++p) {
+      const int64_t j = p / kPageTokens;
+      uint64_t row = 0;
+      if (cache.is_sealed(j)) {
+        std::memcpy(&row, cache.page(j).data() + p % kPageTokens * 8, sizeof(row));
+      } else {
+        std::memcpy(&row, cache.KRow(0, 0, p), sizeof(row));
+      }
+      state = (state ^ row) * 0xD6E8FEB86659FD93u;
+      state ^= state >> 29;
+    }
+    return state;
+  }
+
+  const Options options_;
+  ThreadPool& threads_;
+  ModelSpec spec_;
+  std::unique_ptr<KvPlan> plan_;
+};
+
+// Prompts of distinct tokens for distinct seeds.
+inline std::vector<int32_t> FakeTokens(uint64_t seed, size_t count) {
+  std::vector<int32_t> tokens(count);
+  for (uint64_t i = 0; i < count; ++i) {
+    tokens[i] = static_cast<int32_t>(XXH3_64bits_withSeed(&i, sizeof(i), seed) %
+                                     static_cast<uint64_t>(FakeModel::kVocab));
+  }
+  return tokens;
+}
+
+}  // namespace oscar

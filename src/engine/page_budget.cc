@@ -1,0 +1,60 @@
+#include "engine/page_budget.h"
+
+#include <algorithm>
+
+namespace oscar {
+namespace {
+
+int64_t PagesOf(int64_t tokens) { return (tokens + kPageTokens - 1) / kPageTokens; }
+
+// Calls body(bytes, tokens) with what is held after each stretch in which bytes only grow.
+template <typename Body>
+void EachPeak(const CacheConfig& config, int64_t length, int64_t sealed_end, int64_t prompt,
+              int64_t total, const Body& body) {
+  const int64_t sink_pages = config.sink / kPageTokens;
+  const auto bytes = [&](int64_t tokens, int64_t seal_before) {
+    const int64_t end =
+        std::max(sealed_end, SequenceCache::SealedEndAt(config, seal_before - config.recent));
+    const int64_t pages = PagesOf(tokens);
+    const int64_t sealed = std::clamp<int64_t>(end - sink_pages, 0, pages);
+    return static_cast<uint64_t>(sealed) * config.sealed.bytes() +
+           static_cast<uint64_t>(pages - sealed) * config.open.bytes();
+  };
+  const int64_t last_prompt = std::min(prompt, total);
+  for (int64_t at = length; at < last_prompt;) {
+    const int64_t start = at / config.cell * config.cell;
+    const int64_t end = std::min(last_prompt, start + config.cell);
+    if (!body(bytes(end, start), end)) return;
+    at = end;
+  }
+  // A generated token at position `at` is computed after sealing before at - recent.
+  for (int64_t at = std::max(prompt, length); at < total;) {
+    const int64_t page_end = std::min(total, (at / kPageTokens + 1) * kPageTokens);
+    if (!body(bytes(page_end, at), page_end)) return;
+    at = page_end;
+  }
+}
+
+}  // namespace
+
+uint64_t PeakBytes(const CacheConfig& config, int64_t length, int64_t sealed_end, int64_t prompt,
+                   int64_t total) {
+  uint64_t peak = 0;
+  EachPeak(config, length, sealed_end, prompt, total, [&](uint64_t bytes, int64_t) {
+    peak = std::max(peak, bytes);
+    return true;
+  });
+  return peak;
+}
+
+int64_t LargestTotal(const CacheConfig& config, int64_t prompt, int64_t limit, uint64_t budget) {
+  int64_t fits = 0;
+  EachPeak(config, 0, 0, prompt, limit, [&](uint64_t bytes, int64_t tokens) {
+    if (bytes > budget) return false;
+    fits = tokens;
+    return true;
+  });
+  return fits;
+}
+
+}  // namespace oscar

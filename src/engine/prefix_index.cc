@@ -1,0 +1,387 @@
+#include "engine/prefix_index.h"
+
+#include <xxhash.h>
+
+#include <algorithm>
+#include <unordered_set>
+
+#include "base/check.h"
+
+namespace oscar {
+namespace {
+
+uint64_t HashTokens(uint64_t parent, std::span<const int32_t> tokens) {
+  return XXH3_64bits_withSeed(tokens.data(), tokens.size_bytes(), parent);
+}
+
+uint64_t HashSalt(std::string_view salt) { return XXH3_64bits(salt.data(), salt.size()); }
+
+std::span<const int32_t> PageOf(std::span<const int32_t> tokens, size_t index) {
+  const size_t at = index * kPageTokens;
+  return tokens.subspan(at, std::min<size_t>(kPageTokens, tokens.size() - at));
+}
+
+}  // namespace
+
+void ExtendPageHashes(std::string_view salt, std::span<const int32_t> tokens,
+                      std::vector<uint64_t>* hashes) {
+  while ((hashes->size() + 1) * kPageTokens <= tokens.size()) {
+    const uint64_t parent = hashes->empty() ? HashSalt(salt) : hashes->back();
+    hashes->push_back(HashTokens(parent, PageOf(tokens, hashes->size())));
+  }
+}
+
+PrefixIndex::Node* PrefixIndex::FindChild(const Node* parent, uint64_t hash,
+                                          std::span<const int32_t> tokens) const {
+  const auto found = nodes_.find(hash);
+  if (found == nodes_.end() || found->second->parent != parent) return nullptr;
+  return std::ranges::equal(found->second->tokens, tokens) ? found->second.get() : nullptr;
+}
+
+PrefixIndex::Path PrefixIndex::Walk(const PageKey& key) const {
+  Path path;
+  const auto root = roots_.find(std::string(key.salt));
+  if (root == roots_.end()) return path;
+  const Node* at = root->second.get();
+  for (size_t i = 0; i < key.hashes.size(); ++i) {
+    Node* const child = FindChild(at, key.hashes[i], PageOf(key.tokens, i));
+    if (child == nullptr) break;
+    path.nodes.push_back(child);
+    path.tokens += kPageTokens;
+    at = child;
+  }
+  // Rows of an open page stand for themselves, so its first few may be used alone.
+  const auto rest = key.tokens.subspan(static_cast<size_t>(path.tokens));
+  Node* best = nullptr;
+  int64_t longest = 0;
+  for (Node* child : at->children) {
+    if (!child->open.page) continue;
+    const auto [mine, theirs] = std::ranges::mismatch(rest, child->tokens);
+    const int64_t common = mine - rest.begin();
+    if (common > longest || (common == longest && best != nullptr &&
+                             child->open.exact_tokens > best->open.exact_tokens)) {
+      best = child;
+      longest = common;
+    }
+  }
+  if (best != nullptr) {
+    path.nodes.push_back(best);
+    path.tokens += longest;
+  }
+  return path;
+}
+
+// Pages [first, first + together) lie sealed as one group, all of their tokens below `length`.
+bool PrefixIndex::SealedGroup(const Path& path, int64_t first, int64_t length, bool exact) const {
+  const int64_t together = group_pages();
+  if ((first + together) * kPageTokens > std::min(length, path.tokens)) return false;
+  const Form& head = path.nodes[static_cast<size_t>(first)]->sealed;
+  for (int64_t j = first; j < first + together; ++j) {
+    const Form& form = path.nodes[static_cast<size_t>(j)]->sealed;
+    if (!form.page || form.group != head.group) return false;
+    if (exact && form.exact_tokens < kPageTokens) return false;
+  }
+  return true;
+}
+
+bool PrefixIndex::OpenGroup(const Path& path, int64_t first, int64_t length) const {
+  for (int64_t j = first; j < first + group_pages() && j * kPageTokens < length; ++j) {
+    if (!path.nodes[static_cast<size_t>(j)]->open.page) return false;
+  }
+  return true;
+}
+
+int64_t PrefixIndex::ExactLength(const Path& path, int64_t limit) const {
+  limit = std::min(limit, path.tokens);
+  // At a length in cell c, a fresh prompt has sealed everything older than `recent` before the
+  // cell; the rest is open.
+  for (int64_t c = limit / config_.cell; c >= 0; --c) {
+    const int64_t cell_start = c * config_.cell;
+    const int64_t sealed_end = SequenceCache::SealedEndAt(config_, cell_start - config_.recent);
+    int64_t length = std::min(limit, cell_start + config_.cell - 1);
+    for (int64_t j = 0; j * kPageTokens < length;) {
+      const Form& open = path.nodes[static_cast<size_t>(j)]->open;
+      const bool group_start = j >= sink_pages() && (j - sink_pages()) % group_pages() == 0;
+      if (group_start && j < sealed_end && SealedGroup(path, j, length, /*exact=*/true)) {
+        j += group_pages();
+        continue;
+      }
+      // An open page in the sealed part will be sealed to the same bytes, but only with its group.
+      if (!open.page || open.exact_tokens < kPageTokens) {
+        length = std::min(length, j * kPageTokens + (open.page ? open.exact_tokens : 0));
+        break;
+      }
+      ++j;
+    }
+    if (length > 0 && length >= cell_start) return length;
+  }
+  return 0;
+}
+
+int64_t PrefixIndex::StoredLength(const Path& path, int64_t limit,
+                                  std::vector<bool>* sealed) const {
+  int64_t length = std::min(limit, path.tokens);
+  for (bool settled = false; !settled;) {
+    settled = true;
+    sealed->assign(static_cast<size_t>((length + kPageTokens - 1) / kPageTokens), false);
+    const int64_t cell_start = length / config_.cell * config_.cell;
+    const int64_t fresh_end = SequenceCache::SealedEndAt(config_, cell_start - config_.recent);
+    for (int64_t j = 0; j * kPageTokens < length;) {
+      const bool sink = j < sink_pages();
+      const bool open_ok = sink ? static_cast<bool>(path.nodes[static_cast<size_t>(j)]->open.page)
+                                : OpenGroup(path, j, length);
+      const bool sealed_ok = !sink && SealedGroup(path, j, length, /*exact=*/false);
+      if (!open_ok && !sealed_ok) {
+        // Open pages at the group's start still serve; without them the length ends here.
+        while (path.nodes[static_cast<size_t>(j)]->open.page) ++j;
+        length = j * kPageTokens;
+        settled = false;
+        break;
+      }
+      // Where both forms exist, the one that a fresh prompt would read.
+      const bool take_sealed = sealed_ok && (j < fresh_end || !open_ok);
+      const int64_t count = sink ? 1 : group_pages();
+      for (int64_t k = j; k < j + count && take_sealed; ++k) {
+        (*sealed)[static_cast<size_t>(k)] = true;
+      }
+      j += count;
+    }
+  }
+  return length;
+}
+
+PrefixIndex::Hit PrefixIndex::Match(const PageKey& key, int64_t limit, bool exact_only) {
+  Hit hit{SequenceCache(config_, pool_), true, 0};
+  const Path path = Walk(key);
+  if (path.tokens == 0 || limit <= 0) return hit;
+  int64_t length = ExactLength(path, limit);
+  std::vector<bool> sealed(static_cast<size_t>((length + kPageTokens - 1) / kPageTokens), false);
+  const int64_t cell_start = length / config_.cell * config_.cell;
+  const int64_t sealed_end = SequenceCache::SealedEndAt(config_, cell_start - config_.recent);
+  for (int64_t j = sink_pages(); j < sealed_end && length > 0; j += group_pages()) {
+    if (!SealedGroup(path, j, length, /*exact=*/true)) continue;
+    for (int64_t k = j; k < j + group_pages(); ++k) sealed[static_cast<size_t>(k)] = true;
+  }
+  hit.exact_tokens = length;
+  if (!exact_only) {
+    std::vector<bool> stored_sealed;
+    const int64_t stored = StoredLength(path, limit, &stored_sealed);
+    if (stored > length) {
+      length = stored;
+      sealed = std::move(stored_sealed);
+      hit.exact = false;
+      hit.exact_tokens = 0;
+      for (size_t i = 0; i < sealed.size(); ++i) {
+        const Node& node = *path.nodes[i];
+        const int held =
+            static_cast<int>(std::min<int64_t>(kPageTokens, length - hit.exact_tokens));
+        const int exact =
+            std::min(held, sealed[i] ? node.sealed.exact_tokens : node.open.exact_tokens);
+        hit.exact_tokens += exact;
+        if (exact < kPageTokens) break;
+      }
+    }
+  }
+  if (length == 0) return hit;
+  std::vector<SequenceCache::StoredPage> pages;
+  for (size_t i = 0; i < sealed.size(); ++i) {
+    const Node& node = *path.nodes[i];
+    pages.push_back({(sealed[i] ? node.sealed : node.open).page.Share(), sealed[i]});
+  }
+  Touch(path.nodes[sealed.size() - 1]);
+  hit.cache = SequenceCache::FromPages(config_, pool_, std::move(pages), length);
+  return hit;
+}
+
+PrefixIndex::Node* PrefixIndex::AddChild(Node* parent, uint64_t hash,
+                                         std::span<const int32_t> tokens) {
+  if (nodes_.contains(hash)) return nullptr;  // a collision: the older one stays
+  auto node = std::make_unique<Node>();
+  node->parent = parent;
+  node->hash = hash;
+  node->index = parent->index + 1;
+  node->tokens.assign(tokens.begin(), tokens.end());
+  node->recency = recency_.insert(recency_.end(), node.get());
+  parent->children.push_back(node.get());
+  return nodes_.emplace(hash, std::move(node)).first->second.get();
+}
+
+// Whether a partly filled page adds anything to what hangs below `parent`.
+bool PrefixIndex::KeepTail(Node* parent, std::span<const int32_t> tokens, int exact_tokens) const {
+  return std::ranges::none_of(parent->children, [&](const Node* child) {
+    return child->open.page && child->tokens.size() >= tokens.size() &&
+           std::ranges::equal(std::span(child->tokens).first(tokens.size()), tokens) &&
+           std::min(child->open.exact_tokens, static_cast<int>(tokens.size())) >= exact_tokens;
+  });
+}
+
+void PrefixIndex::Insert(const PageKey& key, const SequenceCache& cache, int64_t exact_tokens,
+                         Keep keep) {
+  exact_tokens = std::min(exact_tokens, cache.length());
+  std::unique_ptr<Node>& root = roots_[std::string(key.salt)];
+  if (root == nullptr) root = std::make_unique<Node>();
+  Node* at = root.get();
+  const auto tokens = key.tokens.first(static_cast<size_t>(cache.length()));
+  uint64_t group = 0;
+  for (int64_t j = 0; j * kPageTokens < cache.length(); ++j) {
+    const auto page_tokens = PageOf(tokens, static_cast<size_t>(j));
+    const bool full = page_tokens.size() == kPageTokens, sealed = cache.is_sealed(j);
+    if (!full && keep != Keep::kAll) break;
+    if (!sealed && j >= sink_pages() && keep == Keep::kImmutable) break;
+    const int64_t together = group_pages();
+    const int64_t group_start = j - (j - sink_pages()) % together;
+    int exact = static_cast<int>(std::clamp<int64_t>(exact_tokens - j * kPageTokens, 0,
+                                                     static_cast<int64_t>(page_tokens.size())));
+    if (sealed) {
+      exact = (group_start + together) * kPageTokens <= exact_tokens ? kPageTokens : 0;
+    }
+    if (exact_only_ && exact == 0) break;
+    const uint64_t hash =
+        full ? key.hashes[static_cast<size_t>(j)]
+             : HashTokens(j == 0 ? HashSalt(key.salt) : key.hashes[static_cast<size_t>(j - 1)],
+                          page_tokens);
+    Node* node = FindChild(at, hash, page_tokens);
+    if (node == nullptr) {
+      if (!full && !KeepTail(at, page_tokens, exact)) break;
+      node = AddChild(at, hash, page_tokens);
+      if (node == nullptr) break;
+    }
+    Form& form = sealed ? node->sealed : node->open;
+    if (sealed && (j == group_start || group == 0)) {
+      const bool known = form.page && form.page.data() == cache.page(j).data();
+      group = known ? form.group : next_group_++;
+    }
+    if (!form.page || form.exact_tokens < exact) {
+      form.page = cache.page(j).Share();
+      form.exact_tokens = exact;
+      form.group = sealed ? group : 0;
+    }
+    at = node;
+  }
+  if (at->parent != nullptr) {
+    Touch(at);
+  } else if (at->children.empty()) {
+    roots_.erase(std::string(key.salt));
+  }
+}
+
+void PrefixIndex::Touch(Node* leaf) {
+  for (Node* node = leaf; node->parent != nullptr; node = node->parent) {
+    recency_.splice(recency_.end(), recency_, node->recency);
+  }
+}
+
+void PrefixIndex::Remove(Node* node) {
+  OSCAR_CHECK(node->children.empty());
+  Node* const parent = node->parent;
+  std::erase(parent->children, node);
+  recency_.erase(node->recency);
+  nodes_.erase(node->hash);
+  if (parent->parent == nullptr && parent->children.empty()) {
+    std::erase_if(roots_, [&](const auto& root) { return root.second.get() == parent; });
+  }
+}
+
+void PrefixIndex::RemoveSubtree(Node* node) {
+  // Depth first without recursion: a branch is as long as the longest context.
+  while (true) {
+    Node* leaf = node;
+    while (!leaf->children.empty()) leaf = leaf->children.back();
+    const bool last = leaf == node;
+    Remove(leaf);
+    if (last) return;
+  }
+}
+
+// A form that only the index holds may go if its node keeps another or has no children.
+bool PrefixIndex::Removable(const Node& node, const Form& form, const Form& twin) const {
+  return form.page && !form.page.shared() && (twin.page || node.children.empty());
+}
+
+bool PrefixIndex::EvictFor(uint64_t bytes) {
+  // One pass suffices: children come before their parents. The open form goes first, it is larger.
+  for (auto it = recency_.begin(); it != recency_.end() && !pool_.CanAllocate(bytes);) {
+    Node* const node = *it++;
+    if (Removable(*node, node->open, node->sealed)) {
+      node->open = Form{};
+      ++evictions_;
+    }
+    if (!pool_.CanAllocate(bytes) && Removable(*node, node->sealed, node->open)) {
+      node->sealed = Form{};
+      ++evictions_;
+    }
+    if (!node->open.page && !node->sealed.page) Remove(node);
+  }
+  return pool_.CanAllocate(bytes);
+}
+
+uint64_t PrefixIndex::EvictableBytes(uint64_t enough) const {
+  uint64_t bytes = 0;
+  std::unordered_set<const Node*> needed;  // nodes with a descendant that stays
+  for (auto it = recency_.begin(); it != recency_.end() && bytes < enough; ++it) {
+    const Node& node = **it;
+    const bool has_open = static_cast<bool>(node.open.page);
+    const bool has_sealed = static_cast<bool>(node.sealed.page);
+    const bool is_needed = needed.contains(&node);
+    const bool open_goes = has_open && !node.open.page.shared() && (has_sealed || !is_needed);
+    const bool open_stays = has_open && !open_goes;
+    const bool sealed_goes = has_sealed && !node.sealed.page.shared() && (open_stays || !is_needed);
+    if (open_goes) bytes += node.open.page.shape().bytes();
+    if (sealed_goes) bytes += node.sealed.page.shape().bytes();
+    if (open_stays || (has_sealed && !sealed_goes)) needed.insert(node.parent);
+  }
+  return bytes;
+}
+
+bool PrefixIndex::ReleaseShared() {
+  std::vector<Node*> found;
+  for (Node* node : recency_) {
+    const bool writable = node->index >= sink_pages() || node->tokens.size() < kPageTokens;
+    if (writable && node->open.page && node->open.page.shared()) found.push_back(node);
+  }
+  // Children first, so that a subtree that goes takes no node that is still to come.
+  for (Node* node : found) {
+    node->open = Form{};
+    if (!node->sealed.page) RemoveSubtree(node);
+  }
+  return !found.empty();
+}
+
+void PrefixIndex::Clear() {
+  recency_.clear();
+  nodes_.clear();
+  roots_.clear();
+}
+
+std::vector<PrefixIndex::Branch> PrefixIndex::UnusedBranches(size_t limit) const {
+  std::vector<Branch> branches;
+  for (auto it = recency_.rbegin(); it != recency_.rend() && branches.size() < limit; ++it) {
+    const Node* leaf = *it;
+    const Form& last = leaf->sealed.page ? leaf->sealed : leaf->open;
+    if (!leaf->children.empty() || last.page.shared()) continue;
+    Branch branch;
+    for (const Node* node = leaf; node->parent != nullptr; node = node->parent) {
+      branch.tokens += static_cast<int64_t>(node->tokens.size());
+      const bool sealed = static_cast<bool>(node->sealed.page);
+      const Form& form = sealed ? node->sealed : node->open;
+      const bool shared = form.page.shared() || node->children.size() > 1;
+      const char kind = node->index < sink_pages() ? 's' : sealed ? 'q' : 'r';
+      branch.pages.push_back(shared ? static_cast<char>(kind - 'a' + 'A') : kind);
+      branch.usage.bytes += form.page.shape().bytes();
+      branch.usage.shared_pages += shared ? 1 : 0;
+      (sealed ? branch.usage.sealed_pages : branch.usage.open_pages) += 1;
+    }
+    std::ranges::reverse(branch.pages);
+    branch.usage.tokens = static_cast<uint64_t>(branch.tokens);
+    branch.usage.bf16_bytes =
+        static_cast<uint64_t>(branch.tokens) * config_.open.elements() * 2 / kPageTokens;
+    if (branch.tokens > 0) {
+      branch.usage.bits_per_element = 16.0 * static_cast<double>(branch.usage.bytes) /
+                                      static_cast<double>(branch.usage.bf16_bytes);
+    }
+    branches.push_back(std::move(branch));
+  }
+  return branches;
+}
+
+}  // namespace oscar

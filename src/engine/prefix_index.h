@@ -1,0 +1,143 @@
+// PrefixIndex: pages of earlier sequences, found again by their tokens. A tree over 64-token pages,
+// keyed by a hash chain (XXH3, one chain a salt); tokens and parents are compared, so a collision
+// is a miss and never a wrong page. A page may be kept in two forms: open (BF16, as it was
+// computed) and sealed; a partly filled last page hangs below its parent as a leaf of fewer tokens.
+//
+// *Exact* pages are those whose every row a fresh prompt of the same tokens would compute, bit for
+// bit; the rest hold generated tokens, or follow from a hit that was not exact. The rules are in
+// docs/engine-contract.md section 4.
+//
+// Belongs to the engine thread; holds one reference to each page, which counts against the pool.
+#pragma once
+
+#include <cstdint>
+#include <list>
+#include <memory>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "cache/block_pool.h"
+#include "cache/sequence_cache.h"
+
+namespace oscar {
+
+// Appends the chain hashes of the full pages of `tokens` that `hashes` does not have yet. Any
+// thread.
+void ExtendPageHashes(std::string_view salt, std::span<const int32_t> tokens,
+                      std::vector<uint64_t>* hashes);
+
+// A token history and the chain hashes of its full pages.
+struct PageKey {
+  std::string_view salt;
+  std::span<const int32_t> tokens;
+  std::span<const uint64_t> hashes;
+};
+
+class PrefixIndex {
+ public:
+  struct Hit {
+    SequenceCache cache;
+    // A fresh prompt would be in the same state at this length.
+    bool exact = true;
+    // Leading tokens whose rows are exact.
+    int64_t exact_tokens = 0;
+  };
+
+  enum class Keep : uint8_t {
+    kImmutable,  // full sink pages and sealed pages: safe while the sequence goes on
+    kFullPages,  // open ones too, which the sequence then cannot seal in place
+    kAll,        // and the partly filled last page: the sequence has ended
+  };
+
+  // What the monitor shows of one kept branch.
+  struct Branch {
+    int64_t tokens = 0;
+    std::string pages;  // as in SequenceInfo::pages
+    CacheUsage usage;
+  };
+
+  // With `exact_only`, what is not exact is neither kept nor found.
+  PrefixIndex(const CacheConfig& config, BlockPool& pool, bool exact_only)
+      : config_(config), pool_(pool), exact_only_(exact_only) {}
+
+  // The longest usable prefix of at most `limit` tokens; an empty cache where there is none.
+  Hit Match(const PageKey& key, int64_t limit, bool exact_only);
+  // Keeps the pages of `cache`, which holds the first tokens of `key`; `exact_tokens` of them are
+  // exact. What is there already stays, unless it is less exact.
+  void Insert(const PageKey& key, const SequenceCache& cache, int64_t exact_tokens, Keep keep);
+
+  // Drops least recently used pages that nobody else holds until `bytes` can be allocated. False
+  // when they do not suffice.
+  bool EvictFor(uint64_t bytes);
+  // Bytes that EvictFor could free; may stop counting at `enough`.
+  uint64_t EvictableBytes(uint64_t enough) const;
+  // Gives up references that stop sequences from sealing or writing in place: open pages past the
+  // sink and partly filled ones that somebody else holds. False when there were none.
+  bool ReleaseShared();
+  void Clear();
+
+  uint64_t evictions() const { return evictions_; }
+  size_t num_nodes() const { return nodes_.size(); }
+  // Calls body(page, page index, sealed) for every page held.
+  template <typename Body>
+  void ForEachPage(const Body& body) const {
+    for (const auto& [hash, node] : nodes_) {
+      if (node->open.page) body(node->open.page, node->index, false);
+      if (node->sealed.page) body(node->sealed.page, node->index, true);
+    }
+  }
+  // Branches nobody uses, most recent first.
+  std::vector<Branch> UnusedBranches(size_t limit) const;
+
+ private:
+  struct Form {
+    PageRef page;
+    int exact_tokens = 0;  // leading ones; 64 or 0 for a sealed page
+    uint64_t group = 0;    // pages that were sealed together have one number
+  };
+  struct Node {
+    Node* parent = nullptr;  // null: a root
+    uint64_t hash = 0;
+    int64_t index = -1;  // of the page in its sequence
+    std::vector<int32_t> tokens;
+    Form open, sealed;
+    std::vector<Node*> children;
+    std::list<Node*>::iterator recency;
+  };
+  struct Path {
+    std::vector<Node*> nodes;  // by page; the last may match in part
+    int64_t tokens = 0;
+  };
+
+  Node* FindChild(const Node* parent, uint64_t hash, std::span<const int32_t> tokens) const;
+  Path Walk(const PageKey& key) const;
+  int64_t ExactLength(const Path& path, int64_t limit) const;
+  // The longest length <= `limit`, and which pages are taken sealed.
+  int64_t StoredLength(const Path& path, int64_t limit, std::vector<bool>* sealed) const;
+  bool SealedGroup(const Path& path, int64_t first, int64_t length, bool exact) const;
+  bool OpenGroup(const Path& path, int64_t first, int64_t length) const;
+  int64_t group_pages() const {
+    return config_.sealer == nullptr ? 1 : config_.sealer->pages_together();
+  }
+  int64_t sink_pages() const { return config_.sink / kPageTokens; }
+  Node* AddChild(Node* parent, uint64_t hash, std::span<const int32_t> tokens);
+  bool KeepTail(Node* parent, std::span<const int32_t> tokens, int exact_tokens) const;
+  void Touch(Node* leaf);
+  void Remove(Node* node);
+  void RemoveSubtree(Node* node);
+  bool Removable(const Node& node, const Form& form, const Form& twin) const;
+
+  const CacheConfig& config_;
+  BlockPool& pool_;
+  const bool exact_only_;
+  std::unordered_map<std::string, std::unique_ptr<Node>> roots_;  // by salt
+  std::unordered_map<uint64_t, std::unique_ptr<Node>> nodes_;
+  // Least recent first. A node is never more recent than its parent.
+  std::list<Node*> recency_;
+  uint64_t next_group_ = 1;
+  uint64_t evictions_ = 0;
+};
+
+}  // namespace oscar

@@ -1,0 +1,3 @@
+#include "engine/prefix_index.h"
+
+#include <gtest/gtest.h>

@@ -1,0 +1,556 @@
+#include "engine/scheduler.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <unordered_set>
+
+#include "base/check.h"
+#include "base/log.h"
+#include "engine/page_budget.h"
+
+namespace oscar {
+namespace {
+
+// Tokens that a newly admitted sequence may generate before it can run out of room; doubled each
+// time it is preempted, so that it does not come back only to be preempted again.
+constexpr int64_t kHeadroom = kPageTokens;
+constexpr int kMaxHeadroomDoublings = 10;
+// Of a pass with prompts to read, one part in this many is theirs even if all the rest generate.
+constexpr int kPrefillShare = 8;
+// Logits of prompt tokens held at once, in numbers: 64 MiB.
+constexpr int64_t kMaxPromptLogits = int64_t{16} << 20;
+constexpr size_t kMaxBranchesShown = 64;
+
+}  // namespace
+
+Sequence::Sequence(EngineRequest engine_request, std::shared_ptr<EventChannel> events,
+                   int64_t max_tokens, const CacheConfig& config, BlockPool& pool)
+    : request(std::move(engine_request)),
+      channel(std::move(events)),
+      limit(max_tokens),
+      tokens(request.prompt),
+      sampler(request.sampling),
+      cache(config, pool) {
+  ExtendPageHashes(request.cache_salt, tokens, &hashes);
+  sampler.ObservePrompt(request.prompt);
+}
+
+Scheduler::Scheduler(Model& model, BlockPool& pool, ThreadPool& threads,
+                     const EngineServiceOptions& options)
+    : model_(model),
+      pool_(pool),
+      threads_(threads),
+      options_(options),
+      config_(model.kv().cache()),
+      index_(config_, pool, options.deterministic) {
+  OSCAR_CHECK(options.max_running > 0 && options.step_tokens > 0);
+}
+
+void Scheduler::Enqueue(std::unique_ptr<Sequence> sequence) {
+  sequence->arrival = next_arrival_++;
+  waiting_.push_back(std::move(sequence));
+}
+
+void Scheduler::Finish(Sequence& sequence, FinishReason reason) {
+  if (options_.prefix_cache) {
+    index_.Insert(sequence.key(), sequence.cache, sequence.exact_tokens, PrefixIndex::Keep::kAll);
+  }
+  sequence.cache.Trim(0);
+  EngineEvent event;
+  event.kind = EngineEvent::Kind::kFinished;
+  event.reason = reason;
+  sequence.channel->Push(std::move(event));
+  counts_.cancelled += reason == FinishReason::kCancelled ? 1 : 0;
+  ended_.push_back(&sequence);
+}
+
+void Scheduler::RemoveEnded() {
+  const auto has_ended = [&](const std::unique_ptr<Sequence>& sequence) {
+    return std::ranges::find(ended_, sequence.get()) != ended_.end();
+  };
+  if (ended_.empty()) return;
+  std::erase_if(running_, has_ended);
+  std::erase_if(waiting_, has_ended);
+  ended_.clear();
+}
+
+void Scheduler::ReapCancelled() {
+  for (const auto& sequence : running_) {
+    if (sequence->channel->cancelled()) Finish(*sequence, FinishReason::kCancelled);
+  }
+  for (const auto& sequence : waiting_) {
+    if (sequence->channel->cancelled()) Finish(*sequence, FinishReason::kCancelled);
+  }
+  RemoveEnded();
+}
+
+void Scheduler::FailAll(const Status& status) {
+  EngineEvent event;
+  event.kind = EngineEvent::Kind::kFailed;
+  event.status = status;
+  for (const auto& sequence : running_) sequence->channel->Push(event);
+  for (const auto& sequence : waiting_) sequence->channel->Push(event);
+  batch_.clear();
+  running_.clear();
+  waiting_.clear();
+}
+
+// --- Which tokens the next pass computes ---------------------------------------------------------
+
+void Scheduler::PlanDecodes(int cap) {
+  std::vector<Sequence*> decoders;
+  for (const auto& sequence : running_) {
+    if (!sequence->reading_prompt()) decoders.push_back(sequence.get());
+  }
+  // When not all of them fit, they take turns by arrival.
+  size_t first = 0;
+  if (static_cast<int>(decoders.size()) > cap) {
+    while (first < decoders.size() && decoders[first]->arrival < next_decoder_) ++first;
+  }
+  const size_t count = std::min(decoders.size(), static_cast<size_t>(cap));
+  for (size_t i = 0; i < count; ++i) {
+    Sequence& sequence = *decoders[(first + i) % decoders.size()];
+    // Tokens drawn before a preemption are computed again, not drawn again.
+    const bool draws = sequence.cache.length() + 1 == sequence.size();
+    batch_.push_back({&sequence, 1, /*is_prompt=*/false, draws ? 1 : 0});
+    next_decoder_ = sequence.arrival + 1;
+  }
+}
+
+int Scheduler::PlanPrefill(Sequence& sequence, int budget) {
+  const int64_t at = sequence.cache.length(), cell = config_.cell;
+  int64_t count = std::min<int64_t>({budget, sequence.prompt_size() - at, cell - at % cell});
+  int64_t wanted = 0;
+  if (sequence.WantsPromptLogprobs()) {
+    count = std::min(count, std::max<int64_t>(1, kMaxPromptLogits / model_.spec().vocab_size));
+    const auto known = static_cast<int64_t>(sequence.prompt_logprobs.size());
+    wanted = std::clamp<int64_t>(at + count - known, 0, count);
+  }
+  const bool draws = at + count == sequence.size();
+  wanted = std::max<int64_t>(wanted, draws ? 1 : 0);
+  batch_.push_back(
+      {&sequence, static_cast<int>(count), /*is_prompt=*/true, static_cast<int>(wanted)});
+  return static_cast<int>(count);
+}
+
+void Scheduler::Plan() {
+  batch_.clear();
+  const int budget = std::min(options_.step_tokens, model_.max_batch_tokens());
+  const bool may_admit =
+      !waiting_.empty() && static_cast<int>(running_.size()) < options_.max_running;
+  const bool has_prompts =
+      may_admit || std::ranges::any_of(running_, [](const auto& s) { return s->reading_prompt(); });
+  int reserved = has_prompts ? std::max(1, budget / kPrefillShare) : 0;
+  if (reserved == budget && counts_.steps % 2 == 0) reserved = 0;  // a pass of one token: in turn
+  PlanDecodes(budget - reserved);
+  int left = budget - static_cast<int>(batch_.size());
+  for (const auto& sequence : running_) {
+    if (left > 0 && sequence->reading_prompt()) left -= PlanPrefill(*sequence, left);
+  }
+  while (left > 0 && !waiting_.empty() &&
+         static_cast<int>(running_.size()) < options_.max_running && TryAdmit()) {
+    Sequence& sequence = *running_.back();
+    if (sequence.reading_prompt()) {
+      left -= PlanPrefill(sequence, left);
+    } else if (left > 0) {
+      // Resumed with its whole prompt found: its next token rides along.
+      const bool draws = sequence.cache.length() + 1 == sequence.size();
+      batch_.push_back({&sequence, 1, /*is_prompt=*/false, draws ? 1 : 0});
+      --left;
+    }
+  }
+}
+
+// --- Admission -----------------------------------------------------------------------------------
+
+uint64_t Scheduler::FutureBytes(const Sequence& sequence) const {
+  const SequenceCache& cache = sequence.cache;
+  const int64_t headroom = kHeadroom << std::min(sequence.preemptions, kMaxHeadroomDoublings);
+  const int64_t known = std::max(sequence.prompt_size(), sequence.size());
+  const int64_t horizon = std::min(known + headroom, sequence.final_length());
+  const uint64_t peak = PeakBytes(config_, cache.length(), cache.sealed_end(),
+                                  sequence.prompt_size(), std::max(horizon, known - 1));
+  uint64_t held = 0, uncredited = 0;
+  for (int64_t j = 0; j < cache.num_pages(); ++j) {
+    const bool sealed = cache.is_sealed(j);
+    held += sealed ? config_.sealed.bytes() : config_.open.bytes();
+    // Sealing a shared page, or writing to it, frees nothing.
+    const bool partial = (j + 1) * kPageTokens > cache.length();
+    if (!sealed && cache.page(j).shared() && (partial || j >= config_.sink / kPageTokens)) {
+      uncredited += config_.open.bytes();
+    }
+  }
+  return (peak > held ? peak - held : 0) + uncredited;
+}
+
+// Whether a running sequence is about to publish pages that `sequence` would otherwise compute too.
+bool Scheduler::WaitsForPrefix(const Sequence& sequence, int64_t hit) const {
+  for (const auto& other : running_) {
+    // Pages appear while the prompt is read, and at the first pass after it.
+    if (other->cache.length() > other->prompt_size()) continue;
+    if (other->request.cache_salt != sequence.request.cache_salt) continue;
+    const auto [mine, theirs] = std::ranges::mismatch(sequence.hashes, other->hashes);
+    const int64_t common = std::min<int64_t>((mine - sequence.hashes.begin()) * kPageTokens,
+                                             sequence.prompt_size() - 1);
+    const int64_t soon =
+        options_.deterministic
+            ? other->prompt_size()
+            : SequenceCache::SealedEndAt(config_, other->prompt_size() - config_.recent) *
+                  kPageTokens;
+    if (std::min(common, soon) >= hit + kPageTokens) return true;
+  }
+  return false;
+}
+
+bool Scheduler::TryAdmit() {
+  Sequence& sequence = *waiting_.front();
+  const bool resumed = sequence.preemptions > 0;
+  if (options_.prefix_cache && !sequence.WantsPromptLogprobs()) {
+    // The last token is computed for its logits. What must equal an earlier run bit for bit may
+    // take only the prompt, and only where it is exact.
+    const bool exact_only = options_.deterministic || (resumed && sequence.exact);
+    int64_t limit = sequence.size() - 1;
+    if (exact_only) limit = std::min(limit, sequence.prompt_size());
+    PrefixIndex::Hit hit = index_.Match(sequence.key(), limit, exact_only);
+    const int64_t length = hit.cache.length();
+    if (!running_.empty() && !resumed && WaitsForPrefix(sequence, length)) return false;
+    sequence.cache = std::move(hit.cache);
+    sequence.exact_tokens = hit.exact_tokens;
+    if (!resumed) sequence.exact = hit.exact;
+    if (resumed && !hit.exact) sequence.exact = false;
+  }
+  // The last to leave an empty engine always fits: Submit has checked.
+  if (!running_.empty()) {
+    uint64_t needed = FutureBytes(sequence);
+    for (const auto& other : running_) needed += FutureBytes(*other);
+    const uint64_t free = pool_.budget() - pool_.bytes_in_use();
+    if (needed > free && index_.EvictableBytes(needed - free) < needed - free) {
+      sequence.cache.Trim(0);
+      sequence.exact_tokens = 0;
+      return false;
+    }
+  }
+  sequence.published_open = sequence.published_sealed = 0;
+  if (!resumed) {
+    sequence.cached_tokens = sequence.cache.length();
+    counts_.prompt_tokens += static_cast<uint64_t>(sequence.prompt_size());
+    counts_.cached_prompt_tokens += static_cast<uint64_t>(sequence.cached_tokens);
+    if (options_.prefix_cache) {
+      ++counts_.prefix_queries;
+      counts_.prefix_hits += sequence.cached_tokens > 0 ? 1 : 0;
+    }
+  }
+  if (!sequence.started && !sequence.WantsPromptLogprobs()) Start(sequence);
+  running_.push_back(std::move(waiting_.front()));
+  waiting_.pop_front();
+  return true;
+}
+
+void Scheduler::Start(Sequence& sequence) {
+  sequence.started = true;
+  EngineEvent event;
+  event.kind = EngineEvent::Kind::kStarted;
+  event.cached_tokens = sequence.cached_tokens;
+  event.prompt_logprobs = std::move(sequence.prompt_logprobs);
+  sequence.prompt_logprobs.clear();
+  sequence.request.want_prompt_logprobs = false;
+  sequence.channel->Push(std::move(event));
+}
+
+// --- Room ----------------------------------------------------------------------------------------
+
+int64_t Scheduler::BatchBytes() const {
+  int64_t in_use = 0, peak = 0, reserve = 0;
+  for (const Work& work : batch_) {
+    const AppendCost cost = work.sequence->cache.CostOf(work.count, work.is_prompt);
+    peak = std::max(peak, in_use + cost.seal_peak);
+    in_use += cost.seal_net;
+    reserve += cost.reserve;
+  }
+  return std::max(peak, in_use + reserve);
+}
+
+void Scheduler::DropWork(const Sequence& sequence) {
+  std::erase_if(batch_, [&](const Work& work) { return work.sequence == &sequence; });
+}
+
+// A prompt can give back its newest page and be read again from there, as long as nothing is sealed
+// that would not have been sealed at that length.
+bool Scheduler::Rewind(Sequence& sequence) {
+  const int64_t length = sequence.cache.length();
+  if (!sequence.reading_prompt() || length <= kPageTokens) return false;
+  const int64_t target = (length - 1) / kPageTokens * kPageTokens;
+  const int64_t cell_start = target / config_.cell * config_.cell;
+  if (sequence.cache.sealed_end() >
+      SequenceCache::SealedEndAt(config_, cell_start - config_.recent)) {
+    return false;
+  }
+  sequence.cache.Trim(target);
+  sequence.exact_tokens = std::min(sequence.exact_tokens, target);
+  sequence.published_open = std::min(sequence.published_open, target / kPageTokens);
+  return true;
+}
+
+void Scheduler::Preempt(size_t index) {
+  Sequence& sequence = *running_[index];
+  if (options_.prefix_cache) {
+    index_.Insert(sequence.key(), sequence.cache, sequence.exact_tokens,
+                  PrefixIndex::Keep::kImmutable);
+  }
+  sequence.cache.Trim(0);
+  sequence.exact_tokens = 0;
+  ++sequence.preemptions;
+  ++counts_.preemptions;
+  std::unique_ptr<Sequence> owned = std::move(running_[index]);
+  running_.erase(running_.begin() + static_cast<ptrdiff_t>(index));
+  const auto at = std::ranges::find_if(
+      waiting_, [&](const auto& other) { return other->arrival > owned->arrival; });
+  waiting_.insert(at, std::move(owned));
+}
+
+void Scheduler::FreeNewest() {
+  const size_t newest = running_.size() - 1;
+  DropWork(*running_[newest]);
+  if (!Rewind(*running_[newest])) Preempt(newest);
+}
+
+bool Scheduler::MakeRoom() {
+  while (!batch_.empty()) {
+    const int64_t bytes = BatchBytes();
+    if (bytes <= 0 || index_.EvictFor(static_cast<uint64_t>(bytes))) return true;
+    if (index_.ReleaseShared()) continue;
+    // Prompts can wait; a generated token goes before any of them.
+    if (batch_.size() > 1 && batch_.back().is_prompt) {
+      batch_.pop_back();
+    } else if (running_.size() > 1) {
+      FreeNewest();
+    } else {
+      return false;
+    }
+  }
+  return true;
+}
+
+// --- The pass ------------------------------------------------------------------------------------
+
+Status Scheduler::RunPass() {
+  std::vector<ForwardItem> items;
+  size_t num_logits = 0;
+  for (const Work& work : batch_) {
+    Sequence& sequence = *work.sequence;
+    const auto at = static_cast<size_t>(sequence.cache.length());
+    items.push_back({&sequence.cache,
+                     std::span(sequence.tokens).subspan(at, static_cast<size_t>(work.count)),
+                     work.is_prompt, work.num_logits});
+    num_logits += static_cast<size_t>(work.num_logits);
+  }
+  logits_.resize(num_logits * static_cast<size_t>(model_.spec().vocab_size));
+  return model_.Forward(items, logits_);
+}
+
+Status Scheduler::Step() {
+  ReapCancelled();
+  Plan();
+  while (true) {
+    const bool fits = MakeRoom();
+    if (batch_.empty()) return {};
+    Status status =
+        fits ? RunPass()
+             : ResourceExhausted(fmt::format("a pass needs {} bytes of cache, {} of {} are in use",
+                                             BatchBytes(), pool_.bytes_in_use(), pool_.budget()));
+    if (status.ok()) break;
+    if (status.code() != StatusCode::kResourceExhausted) return status;
+    // By the accounts it fits, so the system itself is out of memory: give back what can be.
+    LogWarning("cache pages: {}", status.message());
+    if (index_.num_nodes() > 0) {
+      index_.Clear();
+    } else if (running_.size() > 1) {
+      FreeNewest();
+    } else {
+      FailRunning(0, status);
+      return {};
+    }
+  }
+  ++counts_.steps;
+  Absorb();
+  return {};
+}
+
+void Scheduler::FailRunning(size_t index, const Status& status) {
+  EngineEvent event;
+  event.kind = EngineEvent::Kind::kFailed;
+  event.status = status;
+  running_[index]->channel->Push(std::move(event));
+  running_.erase(running_.begin() + static_cast<ptrdiff_t>(index));
+  batch_.clear();
+}
+
+void Scheduler::TakePromptLogprobs(const Work& work, std::span<const float> logits) {
+  Sequence& sequence = *work.sequence;
+  const auto vocab = static_cast<size_t>(model_.spec().vocab_size);
+  // Row r belongs to position first + r and speaks of the token after it.
+  const int64_t first = sequence.cache.length() - work.num_logits;
+  const auto known = static_cast<int64_t>(sequence.prompt_logprobs.size());
+  const int64_t end = std::min(sequence.cache.length(), sequence.prompt_size() - 1);
+  if (known >= end) return;
+  sequence.prompt_logprobs.resize(static_cast<size_t>(end));
+  threads_.ParallelFor(end - known, [&](int64_t i, int) {
+    const int64_t position = known + i;
+    const auto row = logits.subspan(static_cast<size_t>(position - first) * vocab, vocab);
+    GeneratedToken& entry = sequence.prompt_logprobs[static_cast<size_t>(position)];
+    entry.token = sequence.tokens[static_cast<size_t>(position + 1)];
+    entry.logprob = LogProbability(row, entry.token);
+    if (sequence.request.top_logprobs > 0) {
+      entry.top = TopLogprobs(row, sequence.request.top_logprobs);
+    }
+  });
+}
+
+void Scheduler::Draw(Sequence& sequence, std::span<const float> logits, GeneratedToken* drawn) {
+  const EngineRequest& request = sequence.request;
+  const bool may_stop = sequence.generated() >= request.min_tokens;
+  drawn->token = sequence.sampler.Sample(
+      logits, may_stop ? std::span<const int32_t>{} : std::span(request.stop_tokens));
+  if (request.want_logprobs) {
+    drawn->logprob = LogProbability(logits, drawn->token);
+    if (request.top_logprobs > 0) drawn->top = TopLogprobs(logits, request.top_logprobs);
+  }
+}
+
+void Scheduler::Absorb() {
+  const auto vocab = static_cast<size_t>(model_.spec().vocab_size);
+  struct Drawing {
+    Sequence* sequence;
+    std::span<const float> logits;
+    GeneratedToken token;
+  };
+  std::vector<Drawing> drawings;
+  size_t row = 0, num_tokens = 0;
+  for (const Work& work : batch_) {
+    Sequence& sequence = *work.sequence;
+    const size_t rows = static_cast<size_t>(work.num_logits);
+    const std::span<const float> logits(logits_.data() + row * vocab, rows * vocab);
+    row += rows;
+    num_tokens += static_cast<size_t>(work.count);
+    if (work.is_prompt && sequence.exact) sequence.exact_tokens = sequence.cache.length();
+    if (work.is_prompt && sequence.WantsPromptLogprobs()) TakePromptLogprobs(work, logits);
+    if (sequence.cache.length() == sequence.size()) {
+      drawings.push_back({&sequence, logits.last(vocab), {}});
+    }
+    Publish(sequence);
+  }
+  counts_.batch_tokens_last = static_cast<double>(num_tokens);
+  // Each sampler belongs to one sequence, so who draws changes nothing.
+  threads_.ParallelFor(static_cast<int64_t>(drawings.size()), [&](int64_t i, int) {
+    Drawing& drawing = drawings[static_cast<size_t>(i)];
+    Draw(*drawing.sequence, drawing.logits, &drawing.token);
+  });
+  for (Drawing& drawing : drawings) {
+    Sequence& sequence = *drawing.sequence;
+    if (!sequence.started) Start(sequence);
+    const int32_t token = drawing.token.token;
+    sequence.tokens.push_back(token);
+    ++counts_.generated_tokens;
+    EngineEvent event;
+    event.kind = EngineEvent::Kind::kToken;
+    event.token = std::move(drawing.token);
+    sequence.channel->Push(std::move(event));
+    ExtendPageHashes(sequence.request.cache_salt, sequence.tokens, &sequence.hashes);
+    if (std::ranges::find(sequence.request.stop_tokens, token) !=
+        sequence.request.stop_tokens.end()) {
+      Finish(sequence, FinishReason::kStop);
+    } else if (sequence.generated() >= sequence.limit) {
+      Finish(sequence, FinishReason::kLength);
+    }
+  }
+  RemoveEnded();
+}
+
+void Scheduler::Publish(Sequence& sequence) {
+  if (!options_.prefix_cache) return;
+  const SequenceCache& cache = sequence.cache;
+  const int64_t full = cache.length() / kPageTokens;
+  const int64_t open = options_.deterministic ? std::min(sequence.exact_tokens / kPageTokens, full)
+                                              : std::min<int64_t>(full, config_.sink / kPageTokens);
+  const int64_t sealed = std::min(cache.sealed_end(), full);
+  if (open <= sequence.published_open && sealed <= sequence.published_sealed) return;
+  sequence.published_open = open;
+  sequence.published_sealed = sealed;
+  index_.Insert(
+      sequence.key(), cache, sequence.exact_tokens,
+      options_.deterministic ? PrefixIndex::Keep::kFullPages : PrefixIndex::Keep::kImmutable);
+}
+
+// --- What others see -----------------------------------------------------------------------------
+
+void Scheduler::CountInto(EngineStats* stats) const {
+  stats->running = static_cast<int64_t>(running_.size());
+  stats->waiting = static_cast<int64_t>(waiting_.size());
+  stats->kv_budget_bytes = pool_.budget();
+  stats->kv_bytes = pool_.bytes_in_use();
+  stats->prompt_tokens = counts_.prompt_tokens;
+  stats->cached_prompt_tokens = counts_.cached_prompt_tokens;
+  stats->generated_tokens = counts_.generated_tokens;
+  stats->prefix_queries = counts_.prefix_queries;
+  stats->prefix_hits = counts_.prefix_hits;
+  stats->evictions = index_.evictions();
+  stats->preemptions = counts_.preemptions;
+  stats->cancelled = counts_.cancelled;
+  stats->steps = counts_.steps;
+  stats->batch_tokens_last = counts_.batch_tokens_last;
+}
+
+void Scheduler::MeasureInto(EngineStats* stats) const {
+  std::unordered_set<const std::byte*> seen;
+  stats->sink_bytes = stats->quantized_bytes = stats->recent_bytes = stats->prefix_bytes = 0;
+  const auto count = [&](const PageRef& page, int64_t index, bool sealed) {
+    if (!seen.insert(page.data()).second) return false;
+    const uint64_t bytes = page.shape().bytes();
+    if (index < config_.sink / kPageTokens) {
+      stats->sink_bytes += bytes;
+    } else {
+      (sealed ? stats->quantized_bytes : stats->recent_bytes) += bytes;
+    }
+    return true;
+  };
+  double bits = 0.0, tokens = 0.0;
+  for (const auto& sequence : running_) {
+    const SequenceCache& cache = sequence->cache;
+    for (int64_t j = 0; j < cache.num_pages(); ++j) count(cache.page(j), j, cache.is_sealed(j));
+    const CacheUsage usage = cache.Usage();
+    bits += usage.bits_per_element * static_cast<double>(usage.tokens);
+    tokens += static_cast<double>(usage.tokens);
+  }
+  stats->bits_per_element = tokens > 0 ? bits / tokens : 0.0;
+  index_.ForEachPage([&](const PageRef& page, int64_t index, bool sealed) {
+    if (count(page, index, sealed)) stats->prefix_bytes += page.shape().bytes();
+  });
+}
+
+std::vector<SequenceInfo> Scheduler::Describe() const {
+  std::vector<SequenceInfo> infos;
+  const auto describe = [&](const Sequence& sequence, bool running) {
+    SequenceInfo& info = infos.emplace_back();
+    info.request_id = sequence.request.id;
+    info.running = running;
+    info.usage = sequence.cache.Usage();
+    for (int64_t j = 0; j < sequence.cache.num_pages(); ++j) {
+      const char kind = j < config_.sink / kPageTokens ? 's'
+                        : sequence.cache.is_sealed(j)  ? 'q'
+                                                       : 'r';
+      const bool shared = sequence.cache.page(j).shared();
+      info.pages.push_back(shared ? static_cast<char>(kind - 'a' + 'A') : kind);
+    }
+  };
+  for (const auto& sequence : running_) describe(*sequence, true);
+  for (const auto& sequence : waiting_) describe(*sequence, false);
+  for (PrefixIndex::Branch& branch : index_.UnusedBranches(kMaxBranchesShown)) {
+    SequenceInfo& info = infos.emplace_back();
+    info.usage = branch.usage;
+    info.pages = std::move(branch.pages);
+  }
+  return infos;
+}
+
+}  // namespace oscar

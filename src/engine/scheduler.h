@@ -1,0 +1,122 @@
+// Scheduler: the engine's state and one step of it. Decides which tokens of which sequences the
+// next forward pass computes, makes room for them, runs the pass, draws tokens and hands them out.
+// The rules (docs/engine-contract.md) are numbered there; tests name the numbers.
+//
+// Belongs to the engine thread. Requests come in through Enqueue and leave through their channels.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <vector>
+
+#include "engine/event_channel.h"
+#include "engine/prefix_index.h"
+#include "engine/sampler.h"
+#include "engine/service.h"
+#include "model/model.h"
+
+namespace oscar {
+
+// A request from admission queue to last token. `tokens` is the prompt and what was generated;
+// the cache holds the first of them, in order.
+struct Sequence {
+  Sequence(EngineRequest engine_request, std::shared_ptr<EventChannel> events, int64_t max_tokens,
+           const CacheConfig& config, BlockPool& pool);
+
+  EngineRequest request;
+  std::shared_ptr<EventChannel> channel;
+  uint64_t arrival = 0;
+  int64_t limit;  // generated tokens, at most
+  std::vector<int32_t> tokens;
+  std::vector<uint64_t> hashes;  // of the full pages of `tokens`
+  Sampler sampler;
+  SequenceCache cache;
+  bool started = false;      // kStarted was sent
+  bool exact = true;         // its cache is what the request alone would have
+  int64_t exact_tokens = 0;  // leading ones in the cache computed as a fresh prompt would
+  int64_t cached_tokens = 0;
+  int preemptions = 0;
+  int64_t published_open = 0, published_sealed = 0;  // pages in the prefix index
+  std::vector<GeneratedToken> prompt_logprobs;
+
+  int64_t prompt_size() const { return static_cast<int64_t>(request.prompt.size()); }
+  int64_t size() const { return static_cast<int64_t>(tokens.size()); }
+  int64_t generated() const { return size() - prompt_size(); }
+  bool reading_prompt() const { return cache.length() < prompt_size(); }
+  // The most tokens its cache will ever hold: the last one drawn is not computed.
+  int64_t final_length() const { return prompt_size() + limit - 1; }
+  bool WantsPromptLogprobs() const {
+    return request.want_prompt_logprobs &&
+           static_cast<int64_t>(prompt_logprobs.size()) < prompt_size() - 1;
+  }
+  PageKey key() const { return {request.cache_salt, tokens, hashes}; }
+};
+
+class Scheduler {
+ public:
+  Scheduler(Model& model, BlockPool& pool, ThreadPool& threads,
+            const EngineServiceOptions& options);
+
+  void Enqueue(std::unique_ptr<Sequence> sequence);
+  bool idle() const { return running_.empty() && waiting_.empty(); }
+  int64_t num_waiting() const { return static_cast<int64_t>(waiting_.size()); }
+  // One forward pass, where there is anything to do. An error (of the model; never of memory)
+  // leaves every request as it was; the caller fails them with FailAll.
+  Status Step();
+  void FailAll(const Status& status);
+
+  // The numbers that are kept anyway, and those that need a walk over all pages.
+  void CountInto(EngineStats* stats) const;
+  void MeasureInto(EngineStats* stats) const;
+  std::vector<SequenceInfo> Describe() const;
+
+ private:
+  // A sequence's share of the next pass.
+  struct Work {
+    Sequence* sequence;
+    int count;
+    bool is_prompt;
+    int num_logits;
+  };
+
+  void ReapCancelled();
+  void Plan();
+  void PlanDecodes(int cap);
+  int PlanPrefill(Sequence& sequence, int budget);
+  bool TryAdmit();
+  bool WaitsForPrefix(const Sequence& sequence, int64_t hit) const;
+  uint64_t FutureBytes(const Sequence& sequence) const;
+  int64_t BatchBytes() const;
+  bool MakeRoom();
+  void FreeNewest();
+  bool Rewind(Sequence& sequence);
+  void Preempt(size_t index);
+  void DropWork(const Sequence& sequence);
+  Status RunPass();
+  void Absorb();
+  void TakePromptLogprobs(const Work& work, std::span<const float> logits);
+  void Draw(Sequence& sequence, std::span<const float> logits, GeneratedToken* drawn);
+  void Start(Sequence& sequence);
+  void Publish(Sequence& sequence);
+  void Finish(Sequence& sequence, FinishReason reason);
+  void FailRunning(size_t index, const Status& status);
+  void RemoveEnded();
+
+  Model& model_;
+  BlockPool& pool_;
+  ThreadPool& threads_;
+  const EngineServiceOptions options_;
+  const CacheConfig& config_;
+  PrefixIndex index_;
+  std::vector<std::unique_ptr<Sequence>> running_;  // by arrival
+  std::deque<std::unique_ptr<Sequence>> waiting_;   // by arrival; preempted ones are the oldest
+  std::vector<Work> batch_;
+  std::vector<float> logits_;
+  std::vector<Sequence*> ended_;
+  uint64_t next_arrival_ = 0;
+  uint64_t next_decoder_ = 0;  // arrival of the decoder whose turn it is when not all fit
+  EngineStats counts_;
+};
+
+}  // namespace oscar
