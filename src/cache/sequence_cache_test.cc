@@ -193,5 +193,37 @@ TEST_F(SequenceCacheTest, ConfigIsValidated) {
   EXPECT_EQ(bad.Validate().code(), StatusCode::kInvalidArgument);
 }
 
+TEST_F(SequenceCacheTest, FromPagesContinuesLikeTheOriginal) {
+  for (const int64_t kept : {1, 63, 64, 100, 128, 320, 500}) {
+    SequenceCache original(config_, pool_);
+    Append(original, 500);
+    ASSERT_TRUE(original.SealForPrompt(threads_).ok());
+    std::vector<SequenceCache::StoredPage> pages;
+    const int64_t length = original.Fork().Trim(kept);
+    for (int64_t j = 0; j * 64 < length; ++j) {
+      pages.push_back({original.page(j).Share(), original.is_sealed(j)});
+    }
+    SequenceCache second = SequenceCache::FromPages(config_, pool_, std::move(pages), length);
+    EXPECT_EQ(second.length(), length);
+    EXPECT_EQ(second.sealed_end(), std::clamp<int64_t>(length / 64, 1, original.sealed_end()));
+    Append(second, 400);
+    ASSERT_TRUE(second.SealForGeneration(threads_).ok());
+    EXPECT_EQ(second.sealed_end(), SequenceCache::SealedEndAt(config_, length + 400 - 128));
+    ExpectContents(second);
+    ExpectContents(original);  // what it shares was not written
+  }
+  EXPECT_EQ(pool_.pages_in_use(), 0);
+}
+
+TEST_F(SequenceCacheTest, SealedEndIsWhatSealingReaches) {
+  SequenceCache cache(config_, pool_);
+  EXPECT_EQ(SequenceCache::SealedEndAt(config_, -1), 1);
+  for (int64_t length = 1; length <= 700; ++length) {
+    Append(cache, 1);
+    ASSERT_TRUE(cache.SealForGeneration(threads_).ok());
+    ASSERT_EQ(cache.sealed_end(), SequenceCache::SealedEndAt(config_, length - 128)) << length;
+  }
+}
+
 }  // namespace
 }  // namespace oscar

@@ -8,6 +8,7 @@
 #include <gtest/gtest.h>
 #include <xxhash.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstring>
@@ -83,7 +84,10 @@ class FakeModel : public Model {
       for (size_t t = 0; t < item.tokens.size(); ++t) {
         const int64_t position = cache.length() + static_cast<int64_t>(t);
         const uint64_t signature = SignatureOf(cache, position, item.tokens[t], item.is_prompt);
-        std::memcpy(cache.KRow(0, 0, position), &signature, sizeof(signature));
+        Bf16* const k = cache.KRow(0, 0, position);
+        std::fill_n(k, spec_.head_dim, Bf16{});
+        std::fill_n(cache.VRow(0, 0, position), spec_.head_dim, Bf16{});
+        std::memcpy(static_cast<void*>(k), &signature, sizeof(signature));
         if (t + static_cast<size_t>(item.num_logits) >= item.tokens.size()) {
           for (uint64_t i = 0; i < kVocab; ++i) {
             const uint64_t h = XXH3_64bits_withSeed(&i, sizeof(i), signature);

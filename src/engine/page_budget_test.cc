@@ -55,7 +55,9 @@ TEST(PageBudget, LargestTotalIsTheLargest) {
       const int64_t total = LargestTotal(config, prompt, 2000, budget);
       if (total >= prompt) {
         EXPECT_LE(PeakBytes(config, prompt, total), budget);
-        if (total < 2000) EXPECT_GT(PeakBytes(config, prompt, total + 1), budget);
+        if (total < 2000) {
+          EXPECT_GT(PeakBytes(config, prompt, total + 1), budget);
+        }
       } else {
         EXPECT_GT(PeakBytes(config, prompt, prompt), budget);
       }

@@ -251,7 +251,10 @@ void PrefixIndex::Insert(const PageKey& key, const SequenceCache& cache, int64_t
       const bool known = form.page && form.page.data() == cache.page(j).data();
       group = known ? form.group : next_group_++;
     }
-    if (!form.page || form.exact_tokens < exact) {
+    // Of two equals the one in use stays: the other's memory is then free at once.
+    const bool spare = form.page && form.exact_tokens == exact && !form.page.shared() &&
+                       form.page.data() != cache.page(j).data();
+    if (!form.page || form.exact_tokens < exact || spare) {
       form.page = cache.page(j).Share();
       form.exact_tokens = exact;
       form.group = sealed ? group : 0;
@@ -335,13 +338,18 @@ uint64_t PrefixIndex::EvictableBytes(uint64_t enough) const {
 
 bool PrefixIndex::ReleaseShared() {
   std::vector<Node*> found;
+  const auto blocked = [](const Form& form) { return form.page && !form.page.shared(); };
   for (Node* node : recency_) {
     const bool writable = node->index >= sink_pages() || node->tokens.size() < kPageTokens;
-    if (writable && node->open.page && node->open.page.shared()) found.push_back(node);
+    if ((writable && node->open.page && node->open.page.shared()) || blocked(node->open) ||
+        blocked(node->sealed)) {
+      found.push_back(node);
+    }
   }
   // Children first, so that a subtree that goes takes no node that is still to come.
   for (Node* node : found) {
     node->open = Form{};
+    if (blocked(node->sealed)) node->sealed = Form{};
     if (!node->sealed.page) RemoveSubtree(node);
   }
   return !found.empty();

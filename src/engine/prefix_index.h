@@ -73,8 +73,9 @@ class PrefixIndex {
   bool EvictFor(uint64_t bytes);
   // Bytes that EvictFor could free; may stop counting at `enough`.
   uint64_t EvictableBytes(uint64_t enough) const;
-  // Gives up references that stop sequences from sealing or writing in place: open pages past the
-  // sink and partly filled ones that somebody else holds. False when there were none.
+  // When EvictFor did not suffice: gives up what stops sequences from sealing or writing in place
+  // (open pages past the sink and partly filled ones that somebody else holds too), and pages of
+  // its own that stayed only because pages in use hang below them. False when there were none.
   bool ReleaseShared();
   void Clear();
 

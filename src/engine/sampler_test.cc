@@ -117,5 +117,21 @@ TEST(Logprobs, MatchTheDefinition) {
   EXPECT_NEAR(top[1].logprob, std::log(std::exp(2.0) / sum), 1e-6);
 }
 
+TEST(Sampler, MaskedTokensAreNotDrawn) {
+  const std::vector<float> logits = {1.0f, 9.0f, 3.0f, 8.0f};
+  const std::vector<int32_t> masked = {1, 3};
+  SamplingOptions options;
+  options.temperature = 0.0f;
+  EXPECT_EQ(Sampler(options).Sample(logits, masked), 2);
+  EXPECT_EQ(Sampler(options).Sample(logits), 1);
+  options.temperature = 5.0f;
+  options.seed = 1;
+  Sampler sampler(options);
+  for (int i = 0; i < 200; ++i) {
+    const int32_t token = sampler.Sample(logits, masked);
+    EXPECT_TRUE(token == 0 || token == 2);
+  }
+}
+
 }  // namespace
 }  // namespace oscar

@@ -47,7 +47,7 @@ struct GeneratedToken {
 struct EngineEvent {
   enum class Kind : uint8_t {
     kStarted,   // admitted; cached_tokens is known
-    kToken,     // `token`
+    kToken,     // `token`; a stop token is delivered too, before kFinished
     kFinished,  // `reason`; the last event
     kFailed,    // `status`; the last event
     kTimeout,   // Next waited in vain; nothing happened

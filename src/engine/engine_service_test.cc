@@ -1,0 +1,547 @@
+// Rules by number: docs/engine-contract.md.
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "base/rng.h"
+#include "engine/engine_test_util.h"
+#include "engine/page_budget.h"
+
+namespace oscar {
+namespace {
+
+using std::chrono::milliseconds;
+
+std::vector<EngineRequest> RandomRequests(int count, uint64_t seed) {
+  const Philox rng(seed, 0);
+  std::vector<EngineRequest> requests;
+  for (int i = 0; i < count; ++i) {
+    const auto n = static_cast<uint64_t>(i);
+    const size_t prompt =
+        rng.Below(3 * n, 4) == 0 ? 1 + rng.Below(3 * n + 1, 30) : 1 + rng.Below(3 * n + 1, 900);
+    requests.push_back(FakeRequest(seed * 1000 + n, prompt, 1 + rng.Below(3 * n + 2, 120)));
+  }
+  return requests;
+}
+
+void ExpectAsAlone(FakeEngine& engine, const std::vector<EngineRequest>& requests) {
+  std::vector<std::unique_ptr<RequestHandle>> handles;
+  for (const EngineRequest& request : requests) handles.push_back(engine.Submit(request));
+  for (size_t i = 0; i < requests.size(); ++i) {
+    const Answer answer = Collect(*handles[i]);
+    EXPECT_TRUE(answer.finished) << answer.status.ToString();
+    const Answer alone = FakeEngine::Alone(requests[i]);
+    EXPECT_EQ(answer.tokens, alone.tokens) << "request " << i;
+    EXPECT_EQ(answer.reason, alone.reason);
+    EXPECT_EQ(answer.tokens.size(), static_cast<size_t>(requests[i].max_tokens));
+  }
+}
+
+TEST(EngineService, Rule1_BatchedAsAlone) {
+  for (int step_tokens : {512, 100, 17, 1}) {
+    EngineServiceOptions options;
+    options.step_tokens = step_tokens;
+    FakeEngine engine(4096, options, {}, 2);
+    ExpectAsAlone(engine, RandomRequests(step_tokens == 1 ? 5 : 20, 1));
+  }
+}
+
+TEST(EngineService, Rule1_BatchedAsAloneInDeterministicMode) {
+  EngineServiceOptions options;
+  options.deterministic = true;
+  FakeEngine engine(4096, options);
+  auto requests = RandomRequests(12, 2);
+  // Prompts that repeat others in part or whole: each is answered as if it were alone.
+  for (size_t i = 0; i < 8; ++i) {
+    EngineRequest request = requests[i];
+    request.prompt.resize(1 + request.prompt.size() * (i + 1) / 8);
+    request.prompt.back() = 7;
+    requests.push_back(request);
+    requests.push_back(requests[i]);
+  }
+  ExpectAsAlone(engine, requests);
+  ExpectAsAlone(engine, requests);  // now everything is in the cache
+  EXPECT_GT(engine.service->Stats().prefix_hits, 10u);
+}
+
+TEST(EngineService, Rule3_PreemptionChangesNoAnswer) {
+  for (const bool deterministic : {false, true}) {
+    for (const bool prefix_cache : {true, false}) {
+      EngineServiceOptions options;
+      options.deterministic = deterministic;
+      options.prefix_cache = prefix_cache;
+      options.step_tokens = 128;
+      FakeEngine engine(16, options);  // a sequence of 900 tokens takes about 9 of them
+      std::vector<EngineRequest> requests;
+      for (uint64_t i = 0; i < 20; ++i) {
+        requests.push_back(FakeRequest(100 + i, 20 + i * 17 % 200, 300 + static_cast<int64_t>(i)));
+      }
+      requests.push_back(FakeRequest(200, 900, 40));
+      ExpectAsAlone(engine, requests);
+      ASSERT_TRUE(Eventually([&] { return engine.Idle(); }));
+      EXPECT_GT(engine.service->Stats().preemptions, 0u);
+    }
+  }
+}
+
+TEST(EngineService, Rule3_TokensDrawnBeforeAPreemptionAreKept) {
+  EngineServiceOptions options;
+  FakeEngine engine(10, options);
+  std::vector<EngineRequest> requests;
+  for (uint64_t i = 0; i < 6; ++i) {
+    EngineRequest request = FakeRequest(15 * (i + 1), 30, 500);
+    request.want_logprobs = true;
+    request.top_logprobs = 3;
+    request.want_prompt_logprobs = i % 2 == 0;
+    requests.push_back(request);
+  }
+  std::vector<std::unique_ptr<RequestHandle>> handles;
+  for (const auto& request : requests) handles.push_back(engine.Submit(request));
+  for (size_t i = 0; i < requests.size(); ++i) {
+    const Answer answer = Collect(*handles[i]);
+    const Answer alone = FakeEngine::Alone(requests[i]);
+    ASSERT_EQ(answer.tokens, alone.tokens);
+    for (size_t t = 0; t < answer.details.size(); ++t) {
+      EXPECT_EQ(answer.details[t].logprob, alone.details[t].logprob);
+    }
+    EXPECT_EQ(answer.prompt_logprobs.size(), alone.prompt_logprobs.size());
+  }
+  EXPECT_GT(engine.service->Stats().preemptions, 0u);
+}
+
+TEST(EngineService, Rule2_TheBudgetHoldsForAnyTraffic) {
+  for (uint64_t seed = 1; seed <= 4; ++seed) {
+    EngineServiceOptions options;
+    options.max_waiting = 1000;
+    options.step_tokens = 96;
+    options.deterministic = seed == 4;
+    FakeEngine engine(24, options, {}, 2);
+    const Philox rng(seed, 7);
+    std::vector<EngineRequest> requests;
+    std::vector<std::unique_ptr<RequestHandle>> handles;
+    for (uint64_t i = 0; i < 60; ++i) {
+      EngineRequest request =
+          FakeRequest(i, 1 + rng.Below(4 * i, 700), 1 + rng.Below(4 * i + 1, 100));
+      if (i > 3 && rng.Below(4 * i + 2, 3) == 0) {  // shares a prefix with an earlier one
+        const EngineRequest& other = requests[rng.Below(4 * i + 3, static_cast<uint32_t>(i))];
+        const size_t shared = std::min(request.prompt.size(), other.prompt.size()) - 1;
+        std::copy_n(other.prompt.begin(), shared, request.prompt.begin());
+      }
+      requests.push_back(request);
+      handles.push_back(engine.Submit(request));
+      if (rng.Below(1000 + i, 3) == 0)
+        handles[rng.Below(2000 + i, static_cast<uint32_t>(i + 1))]->Cancel();
+      if (i % 8 == 7) std::this_thread::sleep_for(milliseconds(2));
+    }
+    for (size_t i = 0; i < handles.size(); ++i) {
+      const Answer answer = Collect(*handles[i]);
+      EXPECT_TRUE(answer.finished) << answer.status.ToString();
+      if (answer.reason != FinishReason::kCancelled) {
+        EXPECT_EQ(answer.tokens.size(), static_cast<size_t>(requests[i].max_tokens));
+      }
+    }
+    ASSERT_TRUE(Eventually([&] { return engine.Idle(); }));
+    const EngineStats stats = engine.service->Stats();
+    // All that is left belongs to the prefix cache, page by page.
+    EXPECT_EQ(stats.prefix_bytes, stats.kv_bytes);
+    EXPECT_EQ(stats.sink_bytes + stats.quantized_bytes + stats.recent_bytes, stats.kv_bytes);
+    EXPECT_LE(engine.pool.peak_bytes(), engine.pool.budget());
+  }
+}
+
+TEST(EngineService, Rule2_WithoutAPrefixCacheNothingIsLeft) {
+  EngineServiceOptions options;
+  options.prefix_cache = false;
+  FakeEngine engine(40, options);
+  ExpectAsAlone(engine, RandomRequests(10, 5));
+  ASSERT_TRUE(Eventually([&] { return engine.Idle(); }));
+  EXPECT_EQ(engine.service->Stats().kv_bytes, 0u);
+}
+
+TEST(EngineService, Rule2_WhatCanNeverFitIsRefused) {
+  FakeEngine engine(6);
+  auto refused = engine.service->Submit(FakeRequest(1, 600, 1));
+  ASSERT_FALSE(refused.has_value());
+  EXPECT_EQ(refused.error().code(), StatusCode::kOutOfRange);
+  EXPECT_NE(refused.error().message().find("600 tokens"), std::string::npos);
+  EXPECT_NE(refused.error().message().find("96.0 KiB"), std::string::npos)
+      << refused.error().message();
+  refused = engine.service->Submit(FakeRequest(1, 100, 100000));
+  ASSERT_FALSE(refused.has_value());
+  EXPECT_EQ(refused.error().code(), StatusCode::kOutOfRange);
+  EXPECT_EQ(refused.error().param(), "max_tokens");
+  // Without max_tokens the answer ends where the cache does, exactly.
+  EngineRequest open_ended = FakeRequest(1, 100, 0);
+  const Answer answer = engine.Ask(open_ended);
+  EXPECT_EQ(answer.reason, FinishReason::kLength);
+  const CacheConfig& config = engine.model.kv().cache();
+  const auto total = static_cast<int64_t>(100 + answer.tokens.size() - 1);
+  EXPECT_LE(PeakBytes(config, 100, total), engine.pool.budget());
+  EXPECT_GT(PeakBytes(config, 100, total + 1), engine.pool.budget());
+  open_ended.max_tokens = static_cast<int64_t>(answer.tokens.size());
+  EXPECT_EQ(engine.Ask(open_ended).tokens.size(), answer.tokens.size());
+}
+
+TEST(EngineService, Rule2_GeneratedTokensGoFirst) {
+  EngineServiceOptions options;
+  options.step_tokens = 64;
+  FakeEngine engine(4096, options);
+  int passes_with_both = 0, passes_without_decoder = 0;
+  bool decoding = false;
+  engine.model.before_pass = [&](std::span<const ForwardItem> items) {
+    const bool prompts = std::ranges::any_of(items, &ForwardItem::is_prompt);
+    const bool decoders = !std::ranges::all_of(items, &ForwardItem::is_prompt);
+    size_t total = 0;
+    for (const ForwardItem& item : items) total += item.tokens.size();
+    EXPECT_LE(total, 64u);
+    if (decoders) {
+      EXPECT_FALSE(items.front().is_prompt);
+      decoding = true;
+    }
+    passes_with_both += prompts && decoders ? 1 : 0;
+    passes_without_decoder += decoding && prompts && !decoders ? 1 : 0;
+  };
+  auto first = engine.Submit(FakeRequest(1, 20, 100));
+  auto second = engine.Submit(FakeRequest(2, 3000, 5));
+  const Answer a = Collect(*first), b = Collect(*second);
+  EXPECT_EQ(a.tokens.size(), 100u);
+  EXPECT_EQ(b.tokens.size(), 5u);
+  EXPECT_GE(passes_with_both, 40);       // 3000 tokens in chunks of 63
+  EXPECT_EQ(passes_without_decoder, 0);  // the first never waits for the second's prompt
+}
+
+TEST(EngineService, Rule2_DecodersTakeTurnsAndPromptsMoveOn) {
+  EngineServiceOptions options;
+  options.step_tokens = 4;
+  FakeEngine engine(4096, options);
+  std::vector<std::unique_ptr<RequestHandle>> handles;
+  for (uint64_t i = 0; i < 12; ++i) handles.push_back(engine.Submit(FakeRequest(i, 5, 60)));
+  auto late = engine.Submit(FakeRequest(50, 100, 3));
+  EXPECT_EQ(Collect(*late).tokens.size(), 3u);
+  for (auto& handle : handles) EXPECT_EQ(Collect(*handle).tokens.size(), 60u);
+}
+
+TEST(EngineService, Rule4_NextTurnReusesWhatWasGenerated) {
+  FakeEngine engine;
+  EngineRequest request = FakeRequest(4, 700, 50);
+  const Answer first = engine.Ask(request);
+  EXPECT_EQ(first.cached_tokens, 0);
+  EngineRequest next = request;
+  next.prompt.insert(next.prompt.end(), first.tokens.begin(), first.tokens.end());
+  const auto user = FakeTokens(77, 40);
+  next.prompt.insert(next.prompt.end(), user.begin(), user.end());
+  const Answer second = engine.Ask(next);
+  EXPECT_EQ(second.cached_tokens, 749);  // the last token drawn was never computed
+  const EngineStats stats = engine.service->Stats();
+  EXPECT_EQ(stats.cached_prompt_tokens, 749u);
+  EXPECT_EQ(stats.prefix_queries, 2u);
+  EXPECT_EQ(stats.prefix_hits, 1u);
+
+  // As if uninterrupted: the same tokens in one cache, the answer's computed as generated.
+  ThreadPool threads(1);
+  FakeModel model({}, threads);
+  BlockPool pool(uint64_t{64} << 20);
+  SequenceCache cache(model.kv().cache(), pool);
+  std::vector<float> logits;
+  std::vector<int32_t> expected;
+  std::vector<int32_t> tokens = next.prompt;
+  while (expected.size() < second.tokens.size()) {
+    const int64_t at = cache.length();
+    const bool generated =
+        (at >= 700 && at < 749) || at >= static_cast<int64_t>(next.prompt.size());
+    int64_t end = at < 700 ? 700 : static_cast<int64_t>(next.prompt.size());
+    end = generated ? at + 1 : std::min(end, (at / 256 + 1) * 256);
+    const bool draws = end == static_cast<int64_t>(tokens.size());
+    logits.resize(draws ? FakeModel::kVocab : 0);
+    const ForwardItem item{
+        &cache, std::span(tokens).subspan(static_cast<size_t>(at), static_cast<size_t>(end - at)),
+        !generated, draws ? 1 : 0};
+    ASSERT_TRUE(model.Forward({&item, 1}, logits).ok());
+    if (!draws) continue;
+    expected.push_back(static_cast<int32_t>(std::ranges::max_element(logits) - logits.begin()));
+    tokens.push_back(expected.back());
+  }
+  EXPECT_EQ(second.tokens, expected);
+}
+
+TEST(EngineService, Rule4_DeterministicReusesOnlyPrompts) {
+  EngineServiceOptions options;
+  options.deterministic = true;
+  FakeEngine engine(4096, options);
+  EngineRequest request = FakeRequest(4, 700, 50);
+  const Answer first = engine.Ask(request);
+  EngineRequest next = request;
+  next.prompt.insert(next.prompt.end(), first.tokens.begin(), first.tokens.end());
+  next.prompt.push_back(3);
+  const Answer second = engine.Ask(next);
+  EXPECT_EQ(second.cached_tokens, 700);  // the first prompt, nothing generated
+  EXPECT_EQ(second.tokens, FakeEngine::Alone(next).tokens);
+  EXPECT_EQ(engine.Ask(request).tokens, first.tokens);
+}
+
+TEST(EngineService, Rule4_SaltsAreApart) {
+  FakeEngine engine;
+  EngineRequest request = FakeRequest(1, 300, 3);
+  request.cache_salt = "alice";
+  engine.Ask(request);
+  EXPECT_EQ(engine.Ask(request).cached_tokens, 299);
+  request.cache_salt = "bob";
+  EXPECT_EQ(engine.Ask(request).cached_tokens, 0);
+}
+
+TEST(EngineService, Rule4_ConcurrentRequestsComputeASharedPrefixOnce) {
+  EngineServiceOptions options;
+  options.step_tokens = 128;
+  FakeEngine engine(4096, options);
+  const auto shared = FakeTokens(9, 2048);
+  std::atomic<uint64_t> computed{0};
+  engine.model.before_pass = [&](std::span<const ForwardItem> items) {
+    for (const ForwardItem& item : items) computed += item.tokens.size();
+  };
+  std::vector<std::unique_ptr<RequestHandle>> handles;
+  for (uint64_t i = 0; i < 8; ++i) {
+    EngineRequest request = FakeRequest(i, 30, 10);
+    request.prompt.insert(request.prompt.begin(), shared.begin(), shared.end());
+    handles.push_back(engine.Submit(request));
+  }
+  for (auto& handle : handles) EXPECT_EQ(Collect(*handle).tokens.size(), 10u);
+  EXPECT_LT(computed.load(), 2048u + 8 * (256 + 30 + 10));
+  EXPECT_EQ(engine.service->Stats().prefix_hits, 7u);
+}
+
+TEST(EngineService, Rule5_CancelFreesPagesWithinAStep) {
+  EngineServiceOptions options;
+  options.step_tokens = 32;
+  options.prefix_cache = false;
+  FakeEngine engine(4096, options);
+  engine.model.pass_time = milliseconds(2);
+  // While reading a prompt, while generating, and before it was admitted.
+  auto reading = engine.Submit(FakeRequest(1, 3000, 10));
+  ASSERT_TRUE(Eventually([&] { return engine.service->Stats().kv_bytes > 0; }));
+  reading->Cancel();
+  EXPECT_EQ(Collect(*reading).reason, FinishReason::kCancelled);
+  ASSERT_TRUE(Eventually([&] { return engine.Idle(); }));
+  EXPECT_EQ(engine.service->Stats().kv_bytes, 0u);
+
+  auto generating = engine.Submit(FakeRequest(2, 10, 100000));
+  EXPECT_EQ(generating->Next(milliseconds(5000)).kind, EngineEvent::Kind::kStarted);
+  EXPECT_EQ(generating->Next(milliseconds(5000)).kind, EngineEvent::Kind::kToken);
+  const uint64_t before = engine.service->Stats().steps;
+  generating.reset();  // a dropped handle cancels
+  ASSERT_TRUE(Eventually([&] { return engine.Idle(); }));
+  EXPECT_LE(engine.service->Stats().steps, before + 3);
+  EXPECT_EQ(engine.service->Stats().kv_bytes, 0u);
+  EXPECT_EQ(engine.service->Stats().cancelled, 2u);
+}
+
+TEST(EngineService, Rule5_AFullQueueRefuses) {
+  EngineServiceOptions options;
+  options.max_running = 1;
+  options.max_waiting = 2;
+  FakeEngine engine(4096, options);
+  engine.model.pass_time = milliseconds(1);
+  auto running = engine.Submit(FakeRequest(1, 10, 100000));
+  ASSERT_TRUE(Eventually([&] { return engine.service->Stats().running == 1; }));
+  auto second = engine.Submit(FakeRequest(2, 10, 5));
+  auto third = engine.Submit(FakeRequest(3, 10, 5));
+  const auto refused = engine.service->Submit(FakeRequest(4, 10, 5));
+  ASSERT_FALSE(refused.has_value());
+  EXPECT_EQ(refused.error().code(), StatusCode::kResourceExhausted);
+  // A waiting request that is cancelled makes room, too.
+  third->Cancel();
+  EXPECT_EQ(Collect(*third).reason, FinishReason::kCancelled);
+  running->Cancel();
+  EXPECT_EQ(Collect(*second).tokens.size(), 5u);
+  EXPECT_EQ(engine.Ask(FakeRequest(4, 10, 5)).tokens.size(), 5u);
+}
+
+TEST(EngineService, Rule5_DrainLetsRunningRequestsFinish) {
+  FakeEngine engine;
+  auto handle = engine.Submit(FakeRequest(1, 500, 200));
+  EXPECT_TRUE(engine.service->Health().ok());
+  EXPECT_FALSE(engine.service->Drained());
+  engine.service->Drain();
+  EXPECT_EQ(engine.service->Health().code(), StatusCode::kUnavailable);
+  EXPECT_EQ(engine.service->Submit(FakeRequest(2, 5, 5)).error().code(), StatusCode::kUnavailable);
+  EXPECT_EQ(Collect(*handle).tokens.size(), 200u);
+  EXPECT_TRUE(Eventually([&] { return engine.service->Drained(); }));
+}
+
+TEST(EngineService, Rule5_HandlesOutliveTheService) {
+  std::vector<std::unique_ptr<RequestHandle>> handles;
+  {
+    EngineServiceOptions options;
+    options.max_running = 2;
+    FakeEngine engine(4096, options);
+    engine.model.pass_time = milliseconds(1);
+    for (uint64_t i = 0; i < 5; ++i) handles.push_back(engine.Submit(FakeRequest(i, 9, 100000)));
+  }
+  for (auto& handle : handles) {
+    EXPECT_EQ(Collect(*handle).status.code(), StatusCode::kUnavailable);
+    EXPECT_EQ(handle->Next(milliseconds(0)).kind, EngineEvent::Kind::kFailed);
+    handle->Cancel();
+  }
+}
+
+TEST(EngineService, Rule5_AFailingModelFailsTheService) {
+  FakeEngine engine;
+  engine.model.fail_after = 5;
+  auto a = engine.Submit(FakeRequest(1, 100, 1000));
+  auto b = engine.Submit(FakeRequest(2, 100, 1000));
+  EXPECT_EQ(Collect(*a).status.code(), StatusCode::kInternal);
+  const Answer second = Collect(*b);
+  EXPECT_FALSE(second.finished);
+  EXPECT_EQ(engine.service->Health().code(), StatusCode::kUnavailable);
+  EXPECT_EQ(engine.service->Submit(FakeRequest(3, 5, 5)).error().code(), StatusCode::kUnavailable);
+}
+
+TEST(EngineService, Rule6_AReaderThatDoesNotReadHoldsNobodyBack) {
+  FakeEngine engine;
+  auto slow = engine.Submit(FakeRequest(1, 10, 3000));
+  EXPECT_EQ(engine.Ask(FakeRequest(2, 10, 50)).tokens.size(), 50u);
+  ASSERT_TRUE(Eventually([&] { return engine.Idle(); }));  // all of it was computed and freed
+  EXPECT_EQ(Collect(*slow).tokens.size(), 3000u);
+}
+
+TEST(EngineService, Rule7_StopTokensAndMinTokens) {
+  FakeEngine engine;
+  EngineRequest request = FakeRequest(2, 20, 100);
+  const Answer free = engine.Ask(request);
+  request.stop_tokens = {free.tokens[10], free.tokens[3]};
+  const auto stop = static_cast<size_t>(
+      std::ranges::find_first_of(free.tokens, request.stop_tokens) - free.tokens.begin());
+  Answer answer = engine.Ask(request);
+  EXPECT_EQ(answer.reason, FinishReason::kStop);
+  EXPECT_EQ(answer.tokens.size(), stop + 1);  // the stop token is delivered
+  request.min_tokens = 30;
+  answer = engine.Ask(request);
+  EXPECT_GE(answer.tokens.size(), 30u);
+  for (size_t i = 0; i < 30; ++i) {
+    EXPECT_EQ(std::ranges::count(request.stop_tokens, answer.tokens[i]), 0) << i;
+  }
+}
+
+TEST(EngineService, Rule7_Logprobs) {
+  EngineServiceOptions options;
+  options.step_tokens = 50;
+  FakeEngine engine(4096, options);
+  EngineRequest request = FakeRequest(2, 130, 8);
+  request.want_logprobs = true;
+  request.top_logprobs = 4;
+  const Answer plain = engine.Ask(request);
+  request.want_prompt_logprobs = true;
+  const Answer answer = engine.Ask(request);
+  EXPECT_EQ(answer.cached_tokens, 0);  // never from the prefix cache
+  EXPECT_EQ(answer.tokens, plain.tokens);
+  ASSERT_EQ(answer.prompt_logprobs.size(), 129u);
+  for (size_t i = 0; i < 129; ++i) {
+    const GeneratedToken& entry = answer.prompt_logprobs[i];
+    EXPECT_EQ(entry.token, request.prompt[i + 1]);
+    EXPECT_LT(entry.logprob, 0.0f);
+    ASSERT_EQ(entry.top.size(), 4u);
+    EXPECT_GE(entry.top[0].logprob, entry.logprob);
+  }
+  for (const GeneratedToken& token : answer.details) {  // greedy: the most likely
+    EXPECT_EQ(token.top[0].token, token.token);
+    EXPECT_EQ(token.top[0].logprob, token.logprob);
+  }
+  // The prompt's logprobs say what generation would have drawn.
+  EngineRequest shorter = FakeRequest(2, 129, 1);
+  shorter.want_logprobs = true;
+  shorter.top_logprobs = 4;
+  const Answer last = FakeEngine::Alone(shorter);
+  EXPECT_EQ(last.details[0].top[0].token, answer.prompt_logprobs[128].top[0].token);
+  EXPECT_EQ(last.details[0].top[0].logprob, answer.prompt_logprobs[128].top[0].logprob);
+}
+
+TEST(EngineService, Rule7_BadRequestsAreRefused) {
+  EngineServiceOptions options;
+  options.max_context = 100;
+  FakeEngine engine(4096, options);
+  EXPECT_EQ(engine.service->max_context(), 100);
+  const auto code = [&](const std::function<void(EngineRequest&)>& change) {
+    EngineRequest request = FakeRequest(1, 10, 5);
+    change(request);
+    const auto result = engine.service->Submit(request);
+    return result.has_value() ? StatusCode::kOk : result.error().code();
+  };
+  EXPECT_EQ(code([](EngineRequest& r) { r.prompt.clear(); }), StatusCode::kInvalidArgument);
+  EXPECT_EQ(code([](EngineRequest& r) { r.prompt[3] = -1; }), StatusCode::kInvalidArgument);
+  EXPECT_EQ(code([](EngineRequest& r) { r.prompt[3] = FakeModel::kVocab; }),
+            StatusCode::kInvalidArgument);
+  EXPECT_EQ(code([](EngineRequest& r) { r.stop_tokens = {999}; }), StatusCode::kInvalidArgument);
+  EXPECT_EQ(code([](EngineRequest& r) { r.max_tokens = -1; }), StatusCode::kInvalidArgument);
+  EXPECT_EQ(code([](EngineRequest& r) { r.min_tokens = 6; }), StatusCode::kInvalidArgument);
+  EXPECT_EQ(code([](EngineRequest& r) { r.top_logprobs = -1; }), StatusCode::kInvalidArgument);
+  EXPECT_EQ(code([](EngineRequest& r) { r.sampling.temperature = NAN; }),
+            StatusCode::kInvalidArgument);
+  EXPECT_EQ(code([](EngineRequest& r) { r.prompt = FakeTokens(1, 100); }), StatusCode::kOutOfRange);
+  EXPECT_EQ(code([](EngineRequest& r) { r.prompt = FakeTokens(1, 99); }), StatusCode::kOk);
+  // The context ends an answer.
+  EngineRequest request = FakeRequest(1, 90, 0);
+  EXPECT_EQ(engine.Ask(request).tokens.size(), 10u);
+}
+
+TEST(EngineService, Rule8_SnapshotsAddUp) {
+  FakeEngine engine;
+  engine.model.pass_time = milliseconds(1);
+  auto handle = engine.Submit(FakeRequest(1, 900, 100000));
+  ASSERT_TRUE(Eventually([&] {
+    const auto infos = engine.service->Sequences();
+    return infos.size() == 1 && infos[0].usage.sealed_pages > 12;
+  }));
+  const SequenceInfo info = engine.service->Sequences()[0];
+  EXPECT_EQ(info.request_id, "r1");
+  EXPECT_TRUE(info.running);
+  EXPECT_EQ(info.pages.size(), info.usage.open_pages + info.usage.sealed_pages);
+  EXPECT_EQ(info.pages.substr(0, 3), "SQQ");  // shared with the prefix index
+  EXPECT_EQ(info.pages.back(), 'r');
+  const EngineStats stats = engine.service->Stats();
+  EXPECT_EQ(stats.running, 1);
+  EXPECT_GT(stats.bits_per_element, 2.25);
+  EXPECT_LT(stats.bits_per_element, 8.0);
+  EXPECT_EQ(stats.kv_budget_bytes, engine.pool.budget());
+  handle.reset();
+  ASSERT_TRUE(Eventually([&] { return engine.Idle(); }));
+  const auto kept = engine.service->Sequences();
+  ASSERT_EQ(kept.size(), 1u);
+  EXPECT_FALSE(kept[0].running);
+  EXPECT_EQ(kept[0].pages.substr(0, 3), "sqq");
+  EXPECT_EQ(engine.service->Stats().prefix_bytes, kept[0].usage.bytes);
+}
+
+TEST(EngineService, ManyThreadsSubmitReadAndCancel) {
+  EngineServiceOptions options;
+  options.max_waiting = 1000;
+  options.step_tokens = 64;
+  FakeEngine engine(40, options, {}, 2);
+  std::vector<std::thread> clients;
+  std::atomic<int> wrong{0}, finished{0};
+  for (uint64_t c = 0; c < 6; ++c) {
+    clients.emplace_back([&, c] {
+      for (uint64_t i = 0; i < 6; ++i) {
+        EngineRequest request = FakeRequest(10 * c + i, 10 + 60 * i, 30);
+        const Answer alone = i < 3 ? FakeEngine::Alone(request) : Answer{};
+        auto handle = engine.Submit(request);
+        if (i % 3 == 2) {
+          handle->Next(milliseconds(static_cast<int>(c)));
+          continue;  // walks away
+        }
+        const Answer answer = Collect(*handle);
+        finished += answer.finished ? 1 : 0;
+        if (i < 3 && answer.tokens != alone.tokens) ++wrong;
+        engine.service->Stats();
+        engine.service->Sequences();
+      }
+    });
+  }
+  for (std::thread& client : clients) client.join();
+  EXPECT_EQ(wrong.load(), 0);
+  EXPECT_EQ(finished.load(), 24);
+  ASSERT_TRUE(Eventually([&] { return engine.Idle(); }));
+  const EngineStats stats = engine.service->Stats();
+  EXPECT_EQ(stats.prefix_bytes, stats.kv_bytes);
+}
+
+}  // namespace
+}  // namespace oscar
