@@ -112,9 +112,10 @@ class ChatSession {
     g_interrupted.store(false);
     bool in_reasoning = false;
     const auto style = [&](bool reasoning) {  // reasoning is dim where the terminal can
-      if (is_tty_ && reasoning != in_reasoning)
-        fmt::print("{}", reasoning ? "\x1b[2m" : "\x1b[0m\n");
+      if (reasoning == in_reasoning) return;
       in_reasoning = reasoning;
+      if (is_tty_) fmt::print("{}", reasoning ? "\x1b[2m" : "\x1b[0m");
+      if (!reasoning) fmt::print("\n");
     };
     const Result<Completion> answer =
         model_.Chat(messages_.dump(-1, ' ', false, ordered_json::error_handler_t::replace),

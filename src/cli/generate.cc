@@ -57,10 +57,14 @@ Status RunGenerate(const GenerateOptions& options) {
   completion_options.sampling = options.sampling.Apply(model->default_sampling());
   completion_options.max_tokens = options.max_tokens;
   completion_options.template_arguments = options.template_arguments;
-  // Text streams as it comes; JSON is printed whole.
-  const auto print = [](std::string_view piece, bool) {
-    std::fwrite(piece.data(), 1, piece.size(), stdout);
-    std::fflush(stdout);
+  // Text streams as it comes, what the model thinks first to stderr; JSON is printed whole.
+  bool thought = false;
+  const auto print = [&thought](std::string_view piece, bool is_reasoning) {
+    if (thought && !is_reasoning) std::fputc('\n', stderr);
+    thought = is_reasoning;
+    std::FILE* const stream = is_reasoning ? stderr : stdout;
+    std::fwrite(piece.data(), 1, piece.size(), stream);
+    std::fflush(stream);
     return true;
   };
   const LanguageModel::OnText on_text = options.json ? LanguageModel::OnText() : print;

@@ -125,12 +125,14 @@ class Terminal:
         self.seen = ""
 
     def wait_for(self, text, seconds=60):
-        start, deadline = len(self.seen), time.time() + seconds
-        while text not in self.seen[start:]:
+        """Reads up to and including `text`; what follows stays for the next call."""
+        deadline = time.time() + seconds
+        while text not in self.seen:
             assert time.time() < deadline, f"no {text!r} in {self.seen[-2000:]!r}"
             if select.select([self.fd], [], [], 0.2)[0]:
                 self.seen += os.read(self.fd, 65536).decode(errors="replace")
-        return self.seen[start:]
+        before, _, self.seen = self.seen.partition(text)
+        return before + text
 
     def type(self, line):
         os.write(self.fd, line.encode() + b"\n")
