@@ -2,6 +2,8 @@
 #define HWY_TARGET_INCLUDE "simd/attention_decode.cc"
 #include <hwy/foreach_target.h>  // must come before the -inl.h
 
+#include <algorithm>
+
 #include "simd/attention.h"
 #include "simd/attention_codes-inl.h"
 #include "simd/attention_rows-inl.h"
@@ -46,7 +48,6 @@ void DecodeSplit(const AttentionLayer& layer, const DecodeQuery& query, int kv_h
     return query.sequence.pages[page] + (sealed ? layer.sealed_offset : layer.open_offset) +
            static_cast<size_t>(kv_head) * layout.block_bytes();
   };
-  state.Clear(g, dims);
   for (int base = 0; base < g; base += kMaxBlockHeads) {
     const int heads = g - base < kMaxBlockHeads ? g - base : kMaxBlockHeads;
     QueryCodes codes;
@@ -72,9 +73,14 @@ void DecodeSplit(const AttentionLayer& layer, const DecodeQuery& query, int kv_h
                                            ? ChooseCodePage<4, kVnni>(heads)
                                            : ChooseCodePage<2, kVnni>(heads);
     const RowPageFunction row_page = ChooseRowPage(heads);
-    float* m = state.m + base;
-    float* d = state.d + base;
-    float* o = state.o + base * dims;
+    // On the stack, not in `state`: neighbouring states belong to other threads, and the hardware
+    // prefetcher that follows each pass over o would fetch their lines away (0.98 us a page of two
+    // threads against 0.79 of one).
+    alignas(64) float o[kMaxBlockHeads * kMaxPageDims];
+    float m[kMaxBlockHeads], d[kMaxBlockHeads];
+    std::fill_n(o, heads * dims, 0.0f);
+    std::fill_n(m, heads, kEmptyMax);
+    std::fill_n(d, heads, 0.0f);
     for (int64_t page = first_page; page < end_page; ++page) {
       const bool sealed = query.sequence.is_sealed[page] != 0;
       const PageLayout& layout = sealed ? layer.sealed : layer.open;
@@ -90,6 +96,9 @@ void DecodeSplit(const AttentionLayer& layer, const DecodeQuery& query, int kv_h
                  reinterpret_cast<const Bf16*>(next), dims, visible, rows, m, d, o);
       }
     }
+    std::copy_n(o, heads * dims, state.o + base * dims);
+    std::copy_n(m, heads, state.m + base);
+    std::copy_n(d, heads, state.d + base);
   }
 }
 

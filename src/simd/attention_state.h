@@ -25,11 +25,6 @@ struct AttentionState {
   }
   AttentionState(float* memory, int heads) : m(memory), d(memory + heads), o(memory + 2 * heads) {}
 
-  void Clear(int heads, int head_dim) const {
-    std::fill_n(m, heads, kEmptyMax);
-    std::fill_n(d, heads, 0.0f);
-    std::fill_n(o, heads * head_dim, 0.0f);
-  }
   // Appends the part `other`, which comes later in the sequence.
   void Merge(const AttentionState& other, int heads, int head_dim) const {
     for (int h = 0; h < heads; ++h) {
