@@ -38,6 +38,31 @@ bool DeeperThan(std::string_view text, int max_depth, size_t* at) {
   return false;
 }
 
+// Finds an object with more than `max_keys` members. Each has one colon outside strings.
+bool WiderThan(std::string_view text, size_t max_keys, size_t* at) {
+  std::vector<size_t> keys;
+  bool in_string = false;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    if (in_string) {
+      if (c == '\\')
+        ++i;
+      else if (c == '"')
+        in_string = false;
+    } else if (c == '"') {
+      in_string = true;
+    } else if (c == '[' || c == '{') {
+      keys.push_back(0);
+    } else if (c == ']' || c == '}') {
+      if (!keys.empty()) keys.pop_back();
+    } else if (c == ':' && !keys.empty() && ++keys.back() > max_keys) {
+      *at = i;
+      return true;
+    }
+  }
+  return false;
+}
+
 template <typename Json>
 Result<Json> Parse(std::string_view text, std::string_view what, int max_depth,
                    const nlohmann::json::parser_callback_t& callback = nullptr) {
@@ -101,6 +126,11 @@ Result<nlohmann::json> ParseStrictJson(std::string_view text, std::string_view w
 
 Result<nlohmann::ordered_json> ParseOrderedJson(std::string_view text, std::string_view what,
                                                 int max_depth) {
+  size_t at = 0;
+  if (!DeeperThan(text, max_depth, &at) && WiderThan(text, kMaxOrderedKeys, &at)) {
+    return Unexpected(DataLoss(fmt::format("{}: a JSON object has more than {} members at byte {}",
+                                           what, kMaxOrderedKeys, at)));
+  }
   return Parse<nlohmann::ordered_json>(text, what, max_depth);
 }
 

@@ -3,6 +3,7 @@
 // appears in no other header.
 #pragma once
 
+#include <cstddef>
 #include <nlohmann/json_fwd.hpp>
 #include <string_view>
 
@@ -11,6 +12,8 @@
 namespace oscar {
 
 inline constexpr int kMaxJsonDepth = 64;
+// Inserting a member into an object that keeps its order compares it with all earlier ones.
+inline constexpr size_t kMaxOrderedKeys = 2048;
 
 // `what` names the source in errors ("config.json", "request body"). Duplicate keys: the last wins.
 Result<nlohmann::json> ParseJson(std::string_view text, std::string_view what,
@@ -18,7 +21,8 @@ Result<nlohmann::json> ParseJson(std::string_view text, std::string_view what,
 // Refuses duplicate keys: for files where two readers must not see two different values.
 Result<nlohmann::json> ParseStrictJson(std::string_view text, std::string_view what,
                                        int max_depth = kMaxJsonDepth);
-// Keeps the order of object keys, for chat templates and responses.
+// Keeps the order of object keys, for chat templates and responses. Objects of more than
+// kMaxOrderedKeys members are refused.
 Result<nlohmann::ordered_json> ParseOrderedJson(std::string_view text, std::string_view what,
                                                 int max_depth = kMaxJsonDepth);
 

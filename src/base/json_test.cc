@@ -57,5 +57,18 @@ TEST(Json, StrictRefusesDuplicateKeysAtAnyLevel) {
   }
 }
 
+TEST(Json, OrderedObjectsAreBounded) {
+  // Quadratic insertion: without the bound this body takes minutes.
+  const auto object = [](size_t members) {
+    std::string text = "[{";
+    for (size_t i = 0; i < members; ++i) text += (i ? ",\"" : "\"") + std::to_string(i) + ":\":{}";
+    return text + "}]";
+  };
+  EXPECT_TRUE(ParseOrderedJson(object(kMaxOrderedKeys), "body").has_value());
+  const auto wide = ParseOrderedJson(object(500'000), "body");
+  ASSERT_FALSE(wide.has_value());
+  EXPECT_EQ(wide.error().code(), StatusCode::kDataLoss);
+}
+
 }  // namespace
 }  // namespace oscar
