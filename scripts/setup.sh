@@ -7,9 +7,9 @@ set -euo pipefail
 packages=(
   g++ cmake ninja-build ccache pkg-config
   libeigen3-dev nlohmann-json3-dev libfmt-dev libspdlog-dev libcli11-dev libexpected-dev
-  libzip-dev libpcre2-dev libutf8proc-dev libxxhash-dev libhwy-dev libcpp-httplib-dev
+  libzip-dev libpcre2-dev libutf8proc-dev libxxhash-dev libhwy-dev libcpp-httplib-dev libssl-dev
   libgtest-dev libgmock-dev libbenchmark-dev xz-utils
-  python3 python3-pytest python3-httpx
+  python3 python3-pytest python3-httpx python3-prometheus-client
 )
 if [[ "${1:-}" == "--dev" ]]; then
   packages+=(clang clang-format clang-tidy libclang-rt-14-dev python3-jinja2)

@@ -24,6 +24,7 @@ void AddGenerateCommand(CLI::App& app, RunFunction& run);
 void AddInfoCommand(CLI::App& app, RunFunction& run);
 void AddInspectCommand(CLI::App& app, RunFunction& run);
 void AddRotationCommand(CLI::App& app, RunFunction& run);
+void AddServeCommand(CLI::App& app, RunFunction& run);
 void AddTokenizeCommand(CLI::App& app, RunFunction& run);
 
 }  // namespace oscar::cli

@@ -52,6 +52,7 @@ int Main(int argc, char** argv) {
   AddInspectCommand(app, run);
   AddInfoCommand(app, run);
   AddRotationCommand(app, run);
+  AddServeCommand(app, run);
   AddTokenizeCommand(app, run);
   NameEnvironmentVariables(app);
 

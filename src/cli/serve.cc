@@ -1,0 +1,209 @@
+// oscar serve: the OpenAI-compatible server.
+#include "server/serve.h"
+
+#include <fmt/core.h>
+
+#include <CLI/App.hpp>
+#include <CLI/Config.hpp>
+#include <CLI/Formatter.hpp>
+#include <chrono>
+#include <cstdio>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "base/progress.h"
+#include "cli/command.h"
+#include "cli/model_options.h"
+#include "engine/loaded_model.h"
+#include "server/model_host.h"
+
+namespace oscar::cli {
+namespace {
+
+using nlohmann::ordered_json;
+
+// The conversation that the memory plan counts in.
+constexpr int64_t kPlanTokens = 32768;
+
+struct ServeArguments {
+  ModelArguments model;
+  server::HttpOptions http;
+  std::vector<std::string> api_keys, names, cors_origins;
+  std::string api_key_file, chat_template;
+  bool open_metrics = false, isolate_keys = false, no_prefix_cache = false;
+  bool no_generation_config = false;
+  double request_timeout = 0.0, shutdown_timeout = 30.0, ping_interval = 15.0;
+  EngineServiceOptions engine;
+  bool dry_run = false, json = false;
+};
+
+std::chrono::milliseconds Milliseconds(double seconds) {
+  return std::chrono::milliseconds(static_cast<int64_t>(seconds * 1e3));
+}
+
+// How many conversations of `tokens` the budget holds with nothing shared.
+uint64_t Fit(const KvPlan& plan, uint64_t budget, int64_t tokens) {
+  return budget / std::max<uint64_t>(plan.StoredBytes(tokens), 1);
+}
+
+Status PrintPlan(const ServeArguments& arguments) {
+  OSCAR_ASSIGN_OR_RETURN(const auto planned, LoadedModel::Plan(arguments.model.options));
+  // The same model with a BF16 cache, for comparison.
+  ModelOptions plain = arguments.model.options;
+  plain.kv = "bf16";
+  plain.rotation.clear();
+  plain.sink.reset();
+  plain.recent.reset();
+  plain.group_dims.reset();
+  plain.k_clip.reset();
+  plain.v_clip.reset();
+  OSCAR_ASSIGN_OR_RETURN(const auto bf16, LoadedModel::Plan(plain));
+  const MemoryPlan& memory = planned->memory();
+  const int64_t tokens = std::min(kPlanTokens, planned->max_context());
+  const uint64_t ours = planned->kv().StoredBytes(tokens), theirs = bf16->kv().StoredBytes(tokens);
+  const uint64_t fit = Fit(planned->kv(), memory.kv_bytes, tokens);
+  const uint64_t fit_bf16 = Fit(bf16->kv(), memory.kv_bytes, tokens);
+  if (arguments.json) {
+    const ordered_json json = {{"weight_bytes", memory.weight_bytes},
+                               {"kv_budget_bytes", memory.kv_bytes},
+                               {"available_bytes", memory.available_bytes},
+                               {"open_page_bytes", memory.open_page_bytes},
+                               {"sealed_page_bytes", memory.sealed_page_bytes},
+                               {"max_context", planned->max_context()},
+                               {"method", planned->kv().method().name},
+                               {"conversation_tokens", tokens},
+                               {"conversation_bytes", ours},
+                               {"conversation_bytes_bf16", theirs},
+                               {"conversations", fit},
+                               {"conversations_bf16", fit_bf16},
+                               {"bits_per_element", planned->kv().StoredBits(tokens)}};
+    fmt::print("{}\n", json.dump(2));
+    return {};
+  }
+  fmt::print("weights           {:>12}  (read once)\n", FormatBytes(memory.weight_bytes));
+  fmt::print("cache budget      {:>12}  of {} free\n", FormatBytes(memory.kv_bytes),
+             FormatBytes(memory.available_bytes));
+  fmt::print("page of 64 tokens {:>12}  in BF16, {} sealed\n", FormatBytes(memory.open_page_bytes),
+             FormatBytes(memory.sealed_page_bytes));
+  fmt::print("cache             {}\n", planned->kv().Describe());
+  fmt::print("one conversation  {:>12}  for {} tokens, {:.2f} bits a number; {} in BF16\n",
+             FormatBytes(ours), tokens, planned->kv().StoredBits(tokens), FormatBytes(theirs));
+  fmt::print("conversations     {:>12}  fit at once; {} in BF16 ({:.1f} times as many)\n", fit,
+             fit_bf16, static_cast<double>(theirs) / static_cast<double>(ours));
+  return {};
+}
+
+Status RunServe(const ServeArguments& arguments) {
+  OSCAR_RETURN_IF_ERROR(CheckDevice(arguments.model));
+  if (arguments.dry_run) return PrintPlan(arguments);
+  server::ServeOptions options;
+  options.http = arguments.http;
+  for (const std::string& key : arguments.api_keys) {
+    OSCAR_RETURN_IF_ERROR(options.api.keys.Add(key));
+  }
+  if (!arguments.api_key_file.empty()) {
+    OSCAR_RETURN_IF_ERROR(options.api.keys.AddFile(arguments.api_key_file));
+  }
+  options.api.guard_metrics = !arguments.open_metrics;
+  options.api.isolate_keys = arguments.isolate_keys;
+  options.api.cors_origins = arguments.cors_origins;
+  options.api.request_timeout = Milliseconds(arguments.request_timeout);
+  options.api.ping_interval = Milliseconds(arguments.ping_interval);
+  options.shutdown_timeout = Milliseconds(arguments.shutdown_timeout);
+  server::HostOptions host;
+  host.names = arguments.names;
+  host.chat_template = arguments.chat_template;
+  host.use_generation_config = !arguments.no_generation_config;
+  host.engine = arguments.engine;
+  host.engine.prefix_cache = !arguments.no_prefix_cache;
+  return server::RunServer(options, [&]() -> Result<server::Loaded> {
+    OSCAR_ASSIGN_OR_RETURN(auto loaded, server::ModelHost::Load(arguments.model.options, host));
+    server::Loaded out;
+    out.model = loaded->served();
+    out.owner = std::shared_ptr<server::ModelHost>(std::move(loaded));
+    return out;
+  });
+}
+
+}  // namespace
+
+void AddServeCommand(CLI::App& app, RunFunction& run) {
+  auto arguments = std::make_shared<ServeArguments>();
+  ServeArguments& a = *arguments;
+  CLI::App* command = app.add_subcommand("serve", "Serve a model over the OpenAI API");
+  AddModelOptions(*command, a.model);
+
+  const char* group = "Server";
+  command->add_option("--host", a.http.host, "Address to listen on; 0.0.0.0 is every one")
+      ->capture_default_str()
+      ->group(group);
+  command->add_option("--port", a.http.port, "Port; 0 takes a free one")
+      ->capture_default_str()
+      ->check(CLI::Range(0, 65535))
+      ->group(group);
+  command->add_option("--model-name", a.names, "Name in the API, and aliases (repeatable)")
+      ->group(group);
+  command->add_option("--api-key", a.api_keys, "Key that clients must send (repeatable)")
+      ->group(group);
+  command->add_option("--api-key-file", a.api_key_file, "File with one key a line")->group(group);
+  command->add_flag("--open-metrics", a.open_metrics, "GET /metrics needs no key")->group(group);
+  command->add_option("--cors-origin", a.cors_origins, "Origin that browsers may call from, or *")
+      ->group(group);
+  command->add_option("--chat-template", a.chat_template, "Jinja file instead of the model's own")
+      ->group(group);
+  command
+      ->add_flag("--no-generation-config", a.no_generation_config,
+                 "Ignore the sampling defaults of generation_config.json")
+      ->group(group);
+
+  group = "Limits";
+  command->add_option("--max-num-seqs", a.engine.max_running, "Sequences in one batch")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 4096))
+      ->group(group);
+  command->add_option("--max-queue", a.engine.max_waiting, "Requests that may wait; more get 429")
+      ->capture_default_str()
+      ->check(CLI::Range(0, 1'000'000))
+      ->group(group);
+  command
+      ->add_option("--request-timeout", a.request_timeout, "Seconds for a request; 0 is no limit")
+      ->capture_default_str()
+      ->check(CLI::NonNegativeNumber)
+      ->group(group);
+  command
+      ->add_option("--shutdown-timeout", a.shutdown_timeout,
+                   "Seconds that requests may go on after the first signal")
+      ->capture_default_str()
+      ->check(CLI::NonNegativeNumber)
+      ->group(group);
+  command->add_option("--max-connections", a.http.max_connections, "Open connections")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 65536))
+      ->group(group);
+  command->add_option("--max-body", a.http.max_body_bytes, "Largest request body")
+      ->capture_default_str()
+      ->transform(CLI::AsSizeValue(false))
+      ->group(group);
+  command->add_option("--ping-interval", a.ping_interval, "Seconds between pings on quiet streams")
+      ->capture_default_str()
+      ->check(CLI::PositiveNumber)
+      ->group(group);
+
+  group = "Prefix cache";
+  command->add_flag("--no-prefix-cache", a.no_prefix_cache, "Compute every prompt anew")
+      ->group(group);
+  command
+      ->add_flag("--deterministic", a.engine.deterministic,
+                 "Use cached prefixes only where answers stay the same to the bit")
+      ->group(group);
+  command->add_flag("--isolate-keys", a.isolate_keys, "Keys do not share cached prefixes")
+      ->group(group);
+
+  group = "Plan";
+  CLI::Option* dry_run =
+      command->add_flag("--dry-run", a.dry_run, "Print the memory plan and stop")->group(group);
+  command->add_flag("--json", a.json, "Print the plan as JSON")->needs(dry_run)->group(group);
+  command->callback([arguments, &run] { run = [arguments] { return RunServe(*arguments); }; });
+}
+
+}  // namespace oscar::cli

@@ -1,0 +1,43 @@
+// KeyRing: the API keys that open the server. Keeps only SHA-256 hashes; a check compares with
+// every one of them in constant time, so that neither the number of matching bytes nor the place
+// of a key in the list shows. Immutable after loading; safe from any thread.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "oscar/status.h"
+#include "server/http.h"
+
+namespace oscar::server {
+
+class KeyRing {
+ public:
+  // Refuses empty keys and keys with spaces or control characters (they could not be sent).
+  Status Add(std::string_view key);
+  // One key a line; empty lines and lines that begin with '#' are skipped.
+  Status AddFile(const std::filesystem::path& path);
+
+  bool empty() const { return keys_.empty(); }
+  size_t size() const { return keys_.size(); }
+
+  // The key that the request carries (Authorization: Bearer, or X-Api-Key), as an id for logs and
+  // salts that does not reveal it; nothing where it carries none that fits.
+  std::optional<std::string> Check(const HttpRequest& request) const;
+
+ private:
+  using Hash = std::array<uint8_t, 32>;
+  struct Key {
+    Hash hash;
+    std::string id;
+  };
+  static Hash HashOf(std::string_view key);
+  std::vector<Key> keys_;
+};
+
+}  // namespace oscar::server

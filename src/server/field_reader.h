@@ -1,0 +1,63 @@
+// FieldReader: typed access to the fields of one JSON object of a request. Keeps the first error,
+// with the name of the field at fault; null is the same as absent; fields nobody asked for can be
+// listed. For .cc files that parse requests.
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <set>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "server/api_error.h"
+
+namespace oscar::server {
+
+class FieldReader {
+ public:
+  using Json = nlohmann::ordered_json;
+
+  // `prefix` is put before names in errors ("stream_options."). `object` must be an object.
+  explicit FieldReader(const Json& object, std::string prefix = "")
+      : object_(object), prefix_(std::move(prefix)) {}
+
+  // The value, or null where absent or JSON null. Marks the field as known.
+  const Json* Find(std::string_view name);
+
+  // Each leaves `out` alone where the field is absent, and records an error of type or range.
+  void Bool(std::string_view name, bool* out);
+  void Int(std::string_view name, int64_t low, int64_t high, int64_t* out);
+  void Int(std::string_view name, int64_t low, int64_t high, std::optional<int64_t>* out);
+  void Float(std::string_view name, double low, double high, float* out);
+  void String(std::string_view name, size_t max_bytes, std::string* out);
+  // A string or a list of them.
+  void Strings(std::string_view name, size_t max_count, size_t max_bytes,
+               std::vector<std::string>* out);
+  void TokenIds(std::string_view name, size_t max_count, std::vector<int32_t>* out);
+
+  // Fields of the API that are not served: 400 unless absent or equal to a harmless default.
+  void Unsupported(std::string_view name, const std::vector<Json>& harmless = {});
+  // Known, and without effect.
+  void Ignore(std::string_view name) { known_.emplace(name); }
+
+  void Fail(ApiError error);
+  void FailValue(std::string_view name, std::string message);
+  bool ok() const { return !error_.has_value(); }
+  const ApiError& error() const { return *error_; }
+  std::string ParamOf(std::string_view name) const { return prefix_ + std::string(name); }
+  // Field names that nothing above asked for.
+  std::vector<std::string> Unknown() const;
+
+ private:
+  const Json& object_;
+  std::string prefix_;
+  std::set<std::string, std::less<>> known_;
+  std::optional<ApiError> error_;
+};
+
+// "a number", "a string", ... for messages.
+std::string_view JsonTypeName(const nlohmann::ordered_json& value);
+
+}  // namespace oscar::server

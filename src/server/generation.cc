@@ -1,0 +1,190 @@
+#include "server/generation.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "base/log.h"
+
+namespace oscar::server {
+namespace {
+
+using std::chrono::milliseconds;
+
+// With several choices, how long one may be waited for before the others are looked at.
+constexpr milliseconds kSlice{4};
+
+}  // namespace
+
+uint64_t ChoiceSeed(uint64_t seed, uint64_t choice) {
+  if (choice == 0) return seed;
+  // splitmix64's finaliser over the choice's place in its sequence.
+  uint64_t z = seed + choice * 0x9E3779B97F4A7C15u;
+  z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
+  z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
+  return z ^ (z >> 31);
+}
+
+ApiResult<std::unique_ptr<Generation>> Generation::Start(EngineService& engine,
+                                                         const Tokenizer& tokenizer,
+                                                         GenerationPlan plan) {
+  std::unique_ptr<Generation> generation(new Generation(tokenizer, std::move(plan)));
+  const GenerationPlan& p = generation->plan_;
+  for (size_t prompt = 0; prompt < p.prompts.size(); ++prompt) {
+    for (int64_t k = 0; k < p.choices_per_prompt; ++k) {
+      Choice choice;
+      choice.prompt = prompt;
+      choice.assembler = std::make_unique<ChoiceAssembler>(tokenizer, p.choice);
+      choice.timing.submitted = Clock::now();
+      EngineRequest request = p.prototype;
+      const size_t index = generation->choices_.size();
+      request.id = index == 0 ? p.request_id : fmt::format("{}/{}", p.request_id, index);
+      request.prompt = p.prompts[prompt].tokens;
+      request.sampling.seed = ChoiceSeed(p.seed, static_cast<uint64_t>(k));
+      request.want_prompt_logprobs = p.prompt_logprobs;
+      if (p.prefill_only) request.max_tokens = 1;
+      auto handle = engine.Submit(std::move(request));
+      if (!handle.has_value()) return tl::unexpected(FromStatus(handle.error(), p.request_id));
+      choice.handle = std::move(*handle);
+      generation->choices_.push_back(std::move(choice));
+    }
+  }
+  generation->active_ = generation->choices_.size();
+  return generation;
+}
+
+Generation::Update Generation::Next(milliseconds timeout) {
+  Update update;
+  if (active_ == 0) {
+    update.kind = Update::Kind::kDone;
+    return update;
+  }
+  const auto deadline = Clock::now() + timeout;
+  while (true) {
+    for (size_t i = 0; i < choices_.size(); ++i) {
+      const size_t index = (cursor_ + i) % choices_.size();
+      if (choices_[index].done) continue;
+      if (Poll(index, milliseconds{0}, &update)) {
+        cursor_ = (index + 1) % choices_.size();
+        return update;
+      }
+    }
+    const auto left = std::chrono::duration_cast<milliseconds>(deadline - Clock::now());
+    if (left <= milliseconds{0}) return update;
+    while (choices_[cursor_].done) cursor_ = (cursor_ + 1) % choices_.size();
+    if (Poll(cursor_, active_ > 1 ? std::min(left, kSlice) : left, &update)) return update;
+  }
+}
+
+// True when `update` says something.
+bool Generation::Poll(size_t index, milliseconds timeout, Update* update) {
+  Choice& choice = choices_[index];
+  EngineEvent event = choice.handle->Next(timeout);
+  update->choice = index;
+  switch (event.kind) {
+    case EngineEvent::Kind::kTimeout:
+      return false;
+    case EngineEvent::Kind::kStarted:
+      // A preempted request starts again; its prompt has been shown by then.
+      if (choice.timing.has_started) return false;
+      choice.timing.has_started = true;
+      choice.timing.started = Clock::now();
+      choice.cached_tokens = event.cached_tokens;
+      update->kind = Update::Kind::kStarted;
+      if (plan_.echo) update->piece = EchoPiece(choice, event);
+      return true;
+    case EngineEvent::Kind::kToken: {
+      choice.timing.last_token = Clock::now();
+      if (!choice.timing.has_token) {
+        choice.timing.has_token = true;
+        choice.timing.first_token = choice.timing.last_token;
+      }
+      if (plan_.prefill_only) return false;
+      ++choice.timing.tokens;
+      const bool stopped = choice.assembler->OnToken(event.token, &update->piece);
+      if (stopped) {
+        choice.handle->Cancel();
+        EndChoice(choice);
+        update->kind = Update::Kind::kChoiceDone;
+        return true;
+      }
+      if (update->piece.empty() && update->piece.logprobs.empty() &&
+          update->piece.token_ids.empty()) {
+        return false;
+      }
+      update->kind = Update::Kind::kPiece;
+      return true;
+    }
+    case EngineEvent::Kind::kFinished:
+      choice.assembler->OnFinish(plan_.prefill_only ? FinishReason::kLength : event.reason,
+                                 &update->piece);
+      EndChoice(choice);
+      update->kind = Update::Kind::kChoiceDone;
+      return true;
+    case EngineEvent::Kind::kFailed:
+      if (event.status.code() == StatusCode::kInternal) {
+        LogError("request {}: {}", plan_.request_id, event.status.ToString());
+      }
+      update->kind = Update::Kind::kFailed;
+      update->error = FromStatus(event.status, plan_.request_id);
+      Cancel();
+      return true;
+  }
+  return false;
+}
+
+void Generation::EndChoice(Choice& choice) {
+  choice.done = true;
+  --active_;
+}
+
+void Generation::Cancel() {
+  for (Choice& choice : choices_) {
+    if (choice.done) continue;
+    choice.handle->Cancel();
+    EndChoice(choice);
+  }
+}
+
+ChoicePiece Generation::EchoPiece(const Choice& choice, const EngineEvent& event) const {
+  const GenerationPrompt& prompt = plan_.prompts[choice.prompt];
+  ChoicePiece piece;
+  piece.content = prompt.echo_text;
+  if (!plan_.prompt_logprobs || prompt.tokens.empty()) return piece;
+  LogprobEntry first;
+  first.bytes = tokenizer_.TokenBytes(prompt.tokens.front());
+  piece.logprobs.push_back(std::move(first));
+  for (const GeneratedToken& token : event.prompt_logprobs) {
+    piece.logprobs.push_back(MakeLogprobEntry(tokenizer_, token, /*skip_special=*/false));
+  }
+  return piece;
+}
+
+FinishInfo Generation::finish(size_t choice) const {
+  const ChoiceAssembler& assembler = *choices_[choice].assembler;
+  return {assembler.finish_reason(), assembler.stop_string(), assembler.stop_token()};
+}
+
+const std::vector<int32_t>& Generation::prompt_tokens(size_t choice) const {
+  return plan_.prompts[choices_[choice].prompt].tokens;
+}
+
+Usage Generation::usage() const {
+  // A prompt counts once, however many choices it has, and as cached only what its first choice
+  // found: the others find what that one left.
+  Usage usage;
+  for (size_t i = 0; i < choices_.size(); ++i) {
+    const Choice& choice = choices_[i];
+    usage.completion_tokens += choice.assembler->num_tokens();
+    if (const auto reasoning = choice.assembler->reasoning_tokens()) {
+      usage.reasoning_tokens = usage.reasoning_tokens.value_or(0) + *reasoning;
+    }
+    if (i > 0 && choices_[i - 1].prompt == choice.prompt) continue;
+    usage.prompt_tokens += static_cast<int64_t>(plan_.prompts[choice.prompt].tokens.size());
+    usage.cached_tokens += choice.cached_tokens;
+  }
+  return usage;
+}
+
+}  // namespace oscar::server

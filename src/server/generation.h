@@ -1,0 +1,103 @@
+// Generation: the choices of one request on the engine, pumped by the request's own thread. Owns
+// the engine handles: destroying a Generation cancels whatever still runs. One thread.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engine/service.h"
+#include "server/api_error.h"
+#include "server/choice.h"
+#include "server/openai_response.h"
+
+namespace oscar::server {
+
+// One prompt of a request, tokenised.
+struct GenerationPrompt {
+  std::vector<int32_t> tokens;
+  std::string echo_text;  // completions with echo
+};
+
+struct GenerationPlan {
+  std::string request_id;
+  bool chat = false;
+  std::vector<GenerationPrompt> prompts;
+  int64_t choices_per_prompt = 1;
+  EngineRequest prototype;  // everything but prompt, id and the choice's seed
+  uint64_t seed = 0;
+  ChoiceOptions choice;
+  bool echo = false;
+  bool prompt_logprobs = false;
+  // max_tokens 0: the engine draws one token, which nobody sees.
+  bool prefill_only = false;
+};
+
+// Mixes the seed of a request with the number of a choice; choice 0 keeps the seed itself.
+uint64_t ChoiceSeed(uint64_t seed, uint64_t choice);
+
+class Generation {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  // All choices or none.
+  static ApiResult<std::unique_ptr<Generation>> Start(EngineService& engine,
+                                                      const Tokenizer& tokenizer,
+                                                      GenerationPlan plan);
+
+  struct Update {
+    enum class Kind : uint8_t {
+      kIdle,     // nothing within the timeout
+      kStarted,  // `choice` was admitted; with echo `piece` holds the prompt
+      kPiece,    // new text of `choice`
+      kChoiceDone,
+      kFailed,  // `error`; the request is over
+      kDone,    // all choices are done
+    };
+    Kind kind = Kind::kIdle;
+    size_t choice = 0;
+    ChoicePiece piece;  // kStarted, kPiece, kChoiceDone
+    ApiError error;
+  };
+  // Waits at most `timeout` for something to happen to any choice.
+  Update Next(std::chrono::milliseconds timeout);
+  void Cancel();
+
+  size_t num_choices() const { return choices_.size(); }
+  size_t num_active() const { return active_; }
+  FinishInfo finish(size_t choice) const;
+  const std::vector<int32_t>& prompt_tokens(size_t choice) const;
+  Usage usage() const;
+
+  struct Timing {
+    Clock::time_point submitted, started, first_token, last_token;
+    int64_t tokens = 0;
+    bool has_started = false, has_token = false;
+  };
+  const Timing& timing(size_t choice) const { return choices_[choice].timing; }
+
+ private:
+  struct Choice {
+    size_t prompt = 0;
+    std::unique_ptr<RequestHandle> handle;
+    std::unique_ptr<ChoiceAssembler> assembler;
+    int64_t cached_tokens = 0;
+    bool done = false;
+    Timing timing;
+  };
+  Generation(const Tokenizer& tokenizer, GenerationPlan plan)
+      : tokenizer_(tokenizer), plan_(std::move(plan)) {}
+  bool Poll(size_t index, std::chrono::milliseconds timeout, Update* update);
+  ChoicePiece EchoPiece(const Choice& choice, const EngineEvent& event) const;
+  void EndChoice(Choice& choice);
+
+  const Tokenizer& tokenizer_;
+  GenerationPlan plan_;
+  std::vector<Choice> choices_;
+  size_t active_ = 0;
+  size_t cursor_ = 0;
+};
+
+}  // namespace oscar::server

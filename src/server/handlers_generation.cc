@@ -1,0 +1,408 @@
+// The two generation endpoints: from a parsed request to a plan, and from the engine's events to a
+// body or a stream.
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <chrono>
+#include <ctime>
+#include <random>
+#include <utility>
+
+#include "base/log.h"
+#include "server/api_server.h"
+#include "server/openai_response.h"
+
+namespace oscar::server {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using std::chrono::milliseconds;
+
+// How often a waiting request looks whether its client is still there.
+constexpr milliseconds kPollInterval{200};
+constexpr int64_t kDefaultCompletionTokens = 16;
+
+double Seconds(Clock::duration duration) { return std::chrono::duration<double>(duration).count(); }
+
+uint64_t DrawSeed() {
+  std::random_device device;
+  return (uint64_t{device()} << 32) | device();
+}
+
+// Fits the wanted number of tokens to the context. All three numbers are in the message.
+ApiResult<int64_t> FitTokens(std::optional<int64_t> wanted, int64_t fallback, int64_t prompt,
+                             int64_t context) {
+  const int64_t room = context - prompt;
+  const int64_t needed = wanted.value_or(1);
+  if (needed > room) {
+    ApiError error = MakeApiError(
+        400, "context_length_exceeded",
+        fmt::format("the prompt has {} tokens and {} more were asked for, but the context holds {}",
+                    prompt, needed, context));
+    error.param = "max_tokens";
+    return tl::unexpected(std::move(error));
+  }
+  if (wanted.has_value()) return *wanted;
+  return fallback > 0 ? std::min(fallback, room) : room;
+}
+
+}  // namespace
+
+// One request from admission to the log line. Shared between the handler that starts it and the
+// stream function that the HTTP layer calls later.
+class GenerationRun {
+ public:
+  GenerationRun(ApiServer& server, std::shared_ptr<const ServedModel> model, std::string endpoint,
+                std::string request_id, std::string key_id, ResponseHead head,
+                const GenerationParams& params, Clock::time_point received,
+                std::unique_ptr<Generation> generation)
+      : server_(server),
+        model_(std::move(model)),
+        endpoint_(std::move(endpoint)),
+        request_id_(std::move(request_id)),
+        key_id_(std::move(key_id)),
+        head_(std::move(head)),
+        include_usage_(params.include_usage),
+        continuous_usage_(params.continuous_usage_stats),
+        received_(received),
+        generation_(std::move(generation)),
+        offsets_(generation_->num_choices(), 0) {
+    ++server_.active_;
+    if (server_.options_.request_timeout > milliseconds{0}) {
+      deadline_ = received_ + server_.options_.request_timeout;
+    }
+  }
+  ~GenerationRun() {
+    // A stream function that was never called: the client left before the headers.
+    if (!recorded_) Record("cancelled", 499);
+    --server_.active_;
+  }
+  GenerationRun(const GenerationRun&) = delete;
+  GenerationRun& operator=(const GenerationRun&) = delete;
+
+  HttpResponse RunWhole(const HttpRequest& http) {
+    std::vector<ChoiceResult> results(generation_->num_choices());
+    for (size_t i = 0; i < results.size(); ++i) {
+      results[i].index = static_cast<int64_t>(i);
+      if (head_.return_token_ids) results[i].prompt_token_ids = generation_->prompt_tokens(i);
+    }
+    while (true) {
+      Generation::Update update = generation_->Next(kPollInterval);
+      if (auto error = Interrupted(http.peer_gone)) return Fail(*error);
+      if (update.kind == Generation::Update::Kind::kFailed) return Fail(update.error);
+      if (update.kind == Generation::Update::Kind::kDone) break;
+      results[update.choice].piece.Append(std::move(update.piece));
+    }
+    for (size_t i = 0; i < results.size(); ++i) results[i].finish = generation_->finish(i);
+    HttpResponse response;
+    response.body = ResponseBody(head_, results, generation_->usage());
+    Record(results.front().finish.finish_reason, 200);
+    return response;
+  }
+
+  // Waits for the engine's first word, so that what fails before it is an ordinary HTTP error.
+  std::optional<HttpResponse> AwaitStart(const HttpRequest& http) {
+    const auto ping_at = Clock::now() + server_.options_.ping_interval;
+    while (Clock::now() < ping_at) {
+      Generation::Update update = generation_->Next(kPollInterval);
+      if (auto error = Interrupted(http.peer_gone)) return Fail(*error);
+      if (update.kind == Generation::Update::Kind::kFailed) return Fail(update.error);
+      if (update.kind == Generation::Update::Kind::kIdle) continue;
+      first_ = std::move(update);
+      break;
+    }
+    return std::nullopt;
+  }
+
+  void RunStream(StreamSink& sink) {
+    ++server_.metrics_.streams;
+    Stream(sink);
+    --server_.metrics_.streams;
+  }
+
+ private:
+  using Kind = Generation::Update::Kind;
+
+  void Stream(StreamSink& sink) {
+    if (head_.chat) {
+      for (size_t i = 0; i < generation_->num_choices(); ++i) {
+        if (!Send(sink, RoleChunk(head_, static_cast<int64_t>(i), Continuous()))) return;
+      }
+    }
+    last_write_ = Clock::now();
+    const auto peer_gone = [&sink] { return sink.PeerGone(); };
+    while (true) {
+      Generation::Update update =
+          first_.has_value() ? std::move(*first_) : generation_->Next(kPollInterval);
+      first_.reset();
+      if (auto error = Interrupted(peer_gone)) return FailStream(sink, *error);
+      if (update.kind == Kind::kFailed) return FailStream(sink, update.error);
+      if (update.kind == Kind::kDone) break;
+      if (!Forward(sink, update)) return;
+    }
+    if (include_usage_ && !Send(sink, UsageChunk(head_, generation_->usage()))) return;
+    if (!sink.Write(kSseDone)) return Gone();
+    Record(generation_->finish(0).finish_reason, 200);
+  }
+
+  bool Forward(StreamSink& sink, Generation::Update& update) {
+    const auto index = static_cast<int64_t>(update.choice);
+    if (update.kind == Kind::kIdle) {
+      if (Clock::now() - last_write_ < server_.options_.ping_interval) return true;
+      last_write_ = Clock::now();
+      if (sink.Write(kSsePing)) return true;
+      Gone();
+      return false;
+    }
+    const bool has_text = !update.piece.empty() ||
+                          (head_.logprobs && !update.piece.logprobs.empty()) ||
+                          (head_.return_token_ids && !update.piece.token_ids.empty());
+    if (has_text && !Send(sink, PieceChunk(head_, index, update.piece, &offsets_[update.choice],
+                                           Continuous()))) {
+      return false;
+    }
+    if (update.kind != Kind::kChoiceDone) return true;
+    return Send(sink, FinishChunk(head_, index, generation_->finish(update.choice), Continuous()));
+  }
+
+  bool Send(StreamSink& sink, const std::string& json) {
+    last_write_ = Clock::now();
+    if (sink.Write(SseFrame(json))) return true;
+    Gone();
+    return false;
+  }
+
+  std::optional<Usage> Continuous() const {
+    if (!continuous_usage_) return std::nullopt;
+    return generation_->usage();
+  }
+
+  // What ends a request from outside: its client, its deadline, or the server. Looks at the socket
+  // a few times a second at most.
+  std::optional<ApiError> Interrupted(const std::function<bool()>& peer_gone) {
+    const auto now = Clock::now();
+    if (now >= next_check_) {
+      next_check_ = now + kPollInterval;
+      if (peer_gone && peer_gone()) return MakeApiError(499, "client_closed", "client closed");
+    }
+    if (server_.aborting_) {
+      return MakeApiError(503, "draining", "the server is shutting down");
+    }
+    if (deadline_.has_value() && now >= *deadline_) {
+      return MakeApiError(408, "request_timeout",
+                          fmt::format("the request took longer than {} s",
+                                      server_.options_.request_timeout.count() / 1000));
+    }
+    return std::nullopt;
+  }
+
+  HttpResponse Fail(const ApiError& error) {
+    generation_->Cancel();
+    if (error.http_status == 499) ++server_.metrics_.cancelled;
+    Record(error.http_status == 499 ? "cancelled" : "error", error.http_status);
+    HttpResponse response = ErrorResponse(error);
+    response.close = error.http_status == 499;
+    return response;
+  }
+
+  void FailStream(StreamSink& sink, const ApiError& error) {
+    if (error.http_status == 499) return Gone();
+    generation_->Cancel();
+    Record("error", error.http_status);
+    if (sink.Write(SseFrame(ErrorBody(error)))) sink.Write(kSseDone);
+  }
+
+  void Gone() {
+    generation_->Cancel();
+    ++server_.metrics_.cancelled;
+    Record("cancelled", 499);
+  }
+
+  void Record(std::string_view finish, int status) {
+    recorded_ = true;
+    ServerMetrics& metrics = server_.metrics_;
+    const auto now = Clock::now();
+    metrics.requests.Add({{"endpoint", endpoint_}, {"finish_reason", std::string(finish)}});
+    metrics.request_duration.Observe(Seconds(now - received_));
+    double first_token = 0.0, per_token = 0.0;  // of the slowest choice
+    for (size_t i = 0; i < generation_->num_choices(); ++i) {
+      const Generation::Timing& timing = generation_->timing(i);
+      if (timing.has_started) metrics.queue.Observe(Seconds(timing.started - timing.submitted));
+      if (!timing.has_token) continue;
+      const double ttft = Seconds(timing.first_token - received_);
+      metrics.time_to_first_token.Observe(ttft);
+      if (timing.has_started) metrics.prefill.Observe(Seconds(timing.first_token - timing.started));
+      if (timing.tokens > 1) {
+        const double tpot = Seconds(timing.last_token - timing.first_token) /
+                            static_cast<double>(timing.tokens - 1);
+        metrics.time_per_output_token.Observe(tpot);
+        per_token = std::max(per_token, tpot);
+      }
+      first_token = std::max(first_token, ttft);
+    }
+    const Usage usage = generation_->usage();
+    LogInfo(
+        "{} {} status={} finish={} key={} prompt={} cached={} completion={} ttft_ms={:.1f} "
+        "tpot_ms={:.2f} total_ms={:.1f}",
+        request_id_, endpoint_, status, finish, key_id_.empty() ? "-" : key_id_,
+        usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens, first_token * 1e3,
+        per_token * 1e3, Seconds(now - received_) * 1e3);
+  }
+
+  ApiServer& server_;
+  std::shared_ptr<const ServedModel> model_;
+  std::string endpoint_, request_id_, key_id_;
+  ResponseHead head_;
+  bool include_usage_, continuous_usage_;
+  Clock::time_point received_;
+  std::optional<Clock::time_point> deadline_;
+  Clock::time_point next_check_{};
+  Clock::time_point last_write_{};
+  std::unique_ptr<Generation> generation_;
+  std::vector<int64_t> offsets_;
+  std::optional<Generation::Update> first_;
+  bool recorded_ = false;
+};
+
+HttpResponse ApiServer::Generate(const Context& context, std::string endpoint,
+                                 const GenerationParams& params, GenerationPlan plan) {
+  const ServedModel& served = *context.model;
+  const bool chat = plan.chat;
+  int64_t longest = 0;
+  for (GenerationPrompt& prompt : plan.prompts) {
+    if (params.truncate_prompt_tokens.has_value() &&
+        static_cast<int64_t>(prompt.tokens.size()) > *params.truncate_prompt_tokens) {
+      prompt.tokens.erase(prompt.tokens.begin(),
+                          prompt.tokens.end() - *params.truncate_prompt_tokens);
+    }
+    if (prompt.tokens.empty()) {
+      return ErrorResponse(InvalidValue(chat ? "messages" : "prompt", "the prompt has no tokens"));
+    }
+    longest = std::max(longest, static_cast<int64_t>(prompt.tokens.size()));
+    if (plan.echo)
+      prompt.echo_text = served.tokenizer->Decode(prompt.tokens, /*skip_special=*/false);
+  }
+  plan.prefill_only = params.max_tokens == 0;
+  const auto max_tokens =
+      FitTokens(plan.prefill_only ? std::optional<int64_t>(1) : params.max_tokens,
+                chat ? 0 : kDefaultCompletionTokens, longest, served.engine->max_context());
+  if (!max_tokens.has_value()) return ErrorResponse(max_tokens.error());
+
+  plan.request_id = context.request_id;
+  plan.choices_per_prompt = params.n;
+  plan.seed = params.seed.has_value() ? static_cast<uint64_t>(*params.seed) : DrawSeed();
+  LogDebug("{} seed={}", context.request_id, plan.seed);
+  plan.prompt_logprobs = plan.echo && params.logprobs;
+  EngineRequest& engine = plan.prototype;
+  engine.sampling = params.sampling;
+  // A chat without a limit takes what each prompt leaves; 0 says so.
+  engine.max_tokens = chat && !params.max_tokens.has_value() ? 0 : *max_tokens;
+  engine.min_tokens = params.min_tokens;
+  engine.stop_tokens = params.stop_token_ids;
+  if (!params.ignore_eos) {
+    engine.stop_tokens.insert(engine.stop_tokens.end(), served.stop_tokens.begin(),
+                              served.stop_tokens.end());
+  }
+  engine.want_logprobs = params.logprobs;
+  engine.top_logprobs = static_cast<int>(params.top_logprobs);
+  engine.cache_salt = params.cache_salt;
+  if (options_.isolate_keys) engine.cache_salt += "\n" + context.key_id;
+  plan.choice.stop = params.stop;
+  plan.choice.stop_token_ids = params.stop_token_ids;
+  if (!params.ignore_eos) plan.choice.eos_ids = served.stop_tokens;
+  plan.choice.include_stop = params.include_stop_str_in_output;
+  plan.choice.skip_special = params.skip_special_tokens;
+  plan.choice.min_tokens = params.min_tokens;
+  plan.choice.logprobs = params.logprobs;
+  plan.choice.keep_token_ids = params.return_token_ids;
+
+  auto generation = Generation::Start(*served.engine, *served.tokenizer, std::move(plan));
+  if (!generation.has_value()) {
+    metrics_.requests.Add({{"endpoint", endpoint}, {"finish_reason", "refused"}});
+    LogInfo("{} {} status={} refused: {}", context.request_id, endpoint,
+            generation.error().http_status, generation.error().message);
+    return ErrorResponse(generation.error());
+  }
+  ResponseHead head;
+  head.chat = chat;
+  head.id = fmt::format("{}-{}", chat ? "chatcmpl" : "cmpl", context.request_id);
+  head.created = static_cast<int64_t>(std::time(nullptr));
+  head.model = params.model.empty() ? served.names.front() : params.model;
+  head.fingerprint = served.fingerprint;
+  head.usage_null = params.include_usage;
+  head.logprobs = params.logprobs;
+  head.return_token_ids = params.return_token_ids;
+  // Shared: the stream function must be copyable, and the last copy ends the run.
+  const auto run = std::make_shared<GenerationRun>(
+      *this, context.model, std::move(endpoint), context.request_id, context.key_id,
+      std::move(head), params, context.received, std::move(*generation));
+  if (!params.stream) return run->RunWhole(context.http);
+  if (auto failed = run->AwaitStart(context.http)) return std::move(*failed);
+  HttpResponse response;
+  response.content_type = "text/event-stream; charset=utf-8";
+  response.headers.emplace_back("Cache-Control", "no-cache");
+  response.headers.emplace_back("X-Accel-Buffering", "no");
+  response.stream = [run](StreamSink& sink) { run->RunStream(sink); };
+  return response;
+}
+
+ApiResult<TokenizedChat> TokenizeChat(const ServedModel& model, const ChatRequest& request,
+                                      std::string_view request_id) {
+  if (model.chat == nullptr) {
+    return tl::unexpected(
+        MakeApiError(400, "no_chat_template",
+                     fmt::format("this model has no chat template ({}); use /v1/completions",
+                                 model.no_chat_reason)));
+  }
+  auto rendered = model.chat->Render(request);
+  if (!rendered.has_value()) {
+    ApiError error = FromStatus(rendered.error(), request_id);
+    if (error.http_status == 400 && error.param.empty()) error.param = "messages";
+    return tl::unexpected(std::move(error));
+  }
+  std::vector<TextSegment> segments;
+  for (const PromptSegment& segment : rendered->segments) {
+    segments.push_back({segment.text, segment.trusted});
+  }
+  auto tokens = model.tokenizer->Encode(segments);
+  if (!tokens.has_value()) return tl::unexpected(FromStatus(tokens.error(), request_id));
+  return TokenizedChat{std::move(*rendered), std::move(*tokens)};
+}
+
+HttpResponse ApiServer::HandleChat(const Context& context) {
+  const ServedModel& served = *context.model;
+  auto request = ParseChatRequest(context.http.body, served.limits);
+  if (!request.has_value()) return ErrorResponse(request.error());
+  if (auto error = CheckModelName(served, request->params.model)) return ErrorResponse(*error);
+  auto chat = TokenizeChat(served, *request, context.request_id);
+  if (!chat.has_value()) return ErrorResponse(chat.error());
+  GenerationPlan plan;
+  plan.chat = true;
+  plan.prompts.push_back({std::move(chat->tokens), ""});
+  plan.choice.reasoning = served.chat->reasoning();
+  plan.choice.starts_in_reasoning = chat->rendered.opens_reasoning;
+  return Generate(context, "chat", request->params, std::move(plan));
+}
+
+HttpResponse ApiServer::HandleCompletions(const Context& context) {
+  const ServedModel& served = *context.model;
+  auto request = ParseCompletionRequest(context.http.body, served.limits);
+  if (!request.has_value()) return ErrorResponse(request.error());
+  if (auto error = CheckModelName(served, request->params.model)) return ErrorResponse(*error);
+  GenerationPlan plan;
+  plan.echo = request->echo;
+  for (PromptInput& input : request->prompts) {
+    if (input.is_tokens) {
+      plan.prompts.push_back({std::move(input.tokens), ""});
+      continue;
+    }
+    // A raw prompt: whoever writes it writes the special tokens too.
+    auto tokens =
+        served.tokenizer->Encode(input.text, {.parse_special = true, .add_special = true});
+    if (!tokens.has_value()) return ErrorResponse(FromStatus(tokens.error(), context.request_id));
+    plan.prompts.push_back({std::move(*tokens), ""});
+  }
+  return Generate(context, "completions", request->params, std::move(plan));
+}
+
+}  // namespace oscar::server

@@ -1,0 +1,195 @@
+// Endpoints that tell what the server is and how it does.
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "base/json.h"
+#include "oscar/version.h"
+#include "server/api_server.h"
+#include "server/openai_response.h"
+#include "server/web_page.h"
+
+namespace oscar::server {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+HttpResponse JsonResponse(const Json& json) {
+  HttpResponse response;
+  response.body = json.dump(-1, ' ', false, Json::error_handler_t::replace);
+  return response;
+}
+
+ModelCard CardOf(const ServedModel& model, const std::string& name) {
+  return {name, model.root, model.created, model.engine->max_context()};
+}
+
+void WriteEngine(const EngineStats& stats, ExpositionWriter* out) {
+  const auto number = [](uint64_t value) { return static_cast<double>(value); };
+  out->Counter("prompt_tokens_total", "Prompt tokens of admitted requests", stats.prompt_tokens);
+  out->Counter("cached_prompt_tokens_total", "Prompt tokens found in the prefix cache",
+               stats.cached_prompt_tokens);
+  out->Counter("generation_tokens_total", "Tokens generated", stats.generated_tokens);
+  out->Counter("preemptions_total", "Sequences set back to make room", stats.preemptions);
+  out->Counter("evictions_total", "Cached prefix pages dropped to make room", stats.evictions);
+  out->Counter("engine_cancelled_total", "Requests cancelled in the engine", stats.cancelled);
+  out->Counter("prefix_cache_queries_total", "Prompts looked up in the prefix cache",
+               stats.prefix_queries);
+  out->Counter("prefix_cache_hits_total", "Prompts of which a part was found", stats.prefix_hits);
+  out->Counter("engine_steps_total", "Forward passes", stats.steps);
+  out->Gauge("requests_running", "Sequences in the batch", static_cast<double>(stats.running));
+  out->Gauge("requests_waiting", "Sequences in the queue", static_cast<double>(stats.waiting));
+  out->Gauge("batch_tokens", "Tokens of the last forward pass", stats.batch_tokens_last);
+  out->Gauge("kv_bytes", "Bytes of cache pages by what they hold",
+             {{{{"region", "sink"}}, number(stats.sink_bytes)},
+              {{{"region", "bulk"}}, number(stats.quantized_bytes)},
+              {{{"region", "recent"}}, number(stats.recent_bytes)}});
+  out->Gauge("kv_used_bytes", "Bytes of all cache pages", number(stats.kv_bytes));
+  out->Gauge("kv_budget_bytes", "Bytes that cache pages may take", number(stats.kv_budget_bytes));
+  out->Gauge("kv_prefix_bytes", "Bytes of pages that only the prefix cache holds",
+             number(stats.prefix_bytes));
+  out->Gauge("kv_effective_bits", "Stored bits a K or V number, windows and metadata counted",
+             stats.bits_per_element);
+}
+
+Json SequenceJson(const SequenceInfo& sequence) {
+  const CacheUsage& usage = sequence.usage;
+  return {{"id", sequence.request_id},
+          {"running", sequence.running},
+          {"tokens", usage.tokens},
+          {"open_pages", usage.open_pages},
+          {"sealed_pages", usage.sealed_pages},
+          {"shared_pages", usage.shared_pages},
+          {"bytes", usage.bytes},
+          {"bf16_bytes", usage.bf16_bytes},
+          {"bits_per_element", usage.bits_per_element},
+          {"saturated", usage.saturated},
+          {"pages", sequence.pages}};
+}
+
+}  // namespace
+
+HttpResponse ApiServer::HandleHealth(const Context& context) {
+  if (auto error = Unready(context.model.get())) return ErrorResponse(*error);
+  return JsonResponse({{"status", "ok"}});
+}
+
+HttpResponse ApiServer::HandleModels(const Context& context) {
+  std::vector<ModelCard> cards;
+  for (const std::string& name : context.model->names)
+    cards.push_back(CardOf(*context.model, name));
+  HttpResponse response;
+  response.body = ModelListBody(cards);
+  return response;
+}
+
+HttpResponse ApiServer::HandleModel(const Context& context) {
+  constexpr std::string_view kPrefix = "/models/";
+  const std::string& path = context.http.path;
+  const std::string name = path.substr(path.find(kPrefix) + kPrefix.size());
+  if (auto error = CheckModelName(*context.model, name)) return ErrorResponse(*error);
+  HttpResponse response;
+  response.body = ModelBody(CardOf(*context.model, name));
+  return response;
+}
+
+HttpResponse ApiServer::HandleMetrics(const Context& context) {
+  ExpositionWriter out;
+  out.Counter("requests_total", "Generation requests by endpoint and how they ended",
+              metrics_.requests.Read());
+  out.Counter("http_responses_total", "HTTP responses by status code",
+              metrics_.http_responses.Read());
+  out.Counter("cancelled_total", "Requests whose client went away", metrics_.cancelled.load());
+  out.Gauge("streams", "Open event streams", static_cast<double>(metrics_.streams.load()));
+  out.Gauge("model_loaded", "1 once requests can be served", context.model == nullptr ? 0.0 : 1.0);
+  const ServedModel* model = context.model.get();
+  out.Gauge("build_info", "What is running; always 1",
+            {{{{"version", kVersion},
+               {"simd", model == nullptr ? "" : model->simd},
+               {"device", model == nullptr ? "" : model->device}},
+              1.0}});
+  if (model != nullptr) WriteEngine(model->engine->Stats(), &out);
+  out.Add("time_to_first_token_seconds", "From the request's arrival to its first token",
+          metrics_.time_to_first_token);
+  out.Add("time_per_output_token_seconds", "Mean time between the tokens of a choice",
+          metrics_.time_per_output_token);
+  out.Add("request_duration_seconds", "From the request's arrival to its end",
+          metrics_.request_duration);
+  out.Add("queue_seconds", "Waiting for admission", metrics_.queue);
+  out.Add("prefill_seconds", "From admission to the first token", metrics_.prefill);
+  HttpResponse response;
+  response.content_type = "text/plain; version=0.0.4; charset=utf-8";
+  response.body = out.text();
+  return response;
+}
+
+HttpResponse ApiServer::HandleVersion(const Context&) {
+  return JsonResponse({{"version", kVersion}});
+}
+
+HttpResponse ApiServer::HandleProps(const Context& context) {
+  const ServedModel& served = *context.model;
+  const RequestLimits& limits = served.limits;
+  const SamplingOptions& sampling = limits.defaults;
+  Json body = {
+      {"version", kVersion},
+      {"model", served.names.front()},
+      {"aliases", served.names},
+      {"system_fingerprint", served.fingerprint},
+      {"max_model_len", served.engine->max_context()},
+      {"chat_template", served.chat != nullptr},
+      {"simd", served.simd},
+      {"device", served.device},
+      {"limits",
+       {{"json_depth", limits.max_json_depth},
+        {"messages", limits.max_messages},
+        {"n", limits.max_n},
+        {"stops", limits.max_stops},
+        {"stop_bytes", limits.max_stop_bytes},
+        {"top_logprobs", limits.max_top_logprobs},
+        {"logit_bias", limits.max_logit_bias},
+        {"prompts", limits.max_prompts},
+        {"request_timeout_s", static_cast<double>(options_.request_timeout.count()) / 1e3}}},
+      {"default_generation_settings",
+       {{"temperature", sampling.temperature},
+        {"top_p", sampling.top_p},
+        {"top_k", sampling.top_k},
+        {"min_p", sampling.min_p},
+        {"repetition_penalty", sampling.repetition_penalty}}}};
+  if (!served.properties.empty()) {
+    if (auto extra = ParseOrderedJson(served.properties, "properties"); extra.has_value()) {
+      body.update(*extra, /*merge_objects=*/true);
+    }
+  }
+  return JsonResponse(body);
+}
+
+HttpResponse ApiServer::HandleCache(const Context& context) {
+  const EngineStats stats = context.model->engine->Stats();
+  Json sequences = Json::array();
+  for (const SequenceInfo& sequence : context.model->engine->Sequences()) {
+    sequences.push_back(SequenceJson(sequence));
+  }
+  return JsonResponse({{"budget_bytes", stats.kv_budget_bytes},
+                       {"used_bytes", stats.kv_bytes},
+                       {"sink_bytes", stats.sink_bytes},
+                       {"quantized_bytes", stats.quantized_bytes},
+                       {"recent_bytes", stats.recent_bytes},
+                       {"prefix_bytes", stats.prefix_bytes},
+                       {"bits_per_element", stats.bits_per_element},
+                       {"running", stats.running},
+                       {"waiting", stats.waiting},
+                       {"sequences", std::move(sequences)}});
+}
+
+HttpResponse ApiServer::HandlePage(const Context&) {
+  HttpResponse response;
+  response.content_type = "text/html; charset=utf-8";
+  response.headers.emplace_back("X-Content-Type-Options", "nosniff");
+  response.headers.emplace_back("Content-Security-Policy",
+                                "default-src 'none'; style-src 'unsafe-inline'; "
+                                "script-src 'unsafe-inline'; connect-src 'self'; img-src data:");
+  response.body = WebPage();
+  return response;
+}
+
+}  // namespace oscar::server

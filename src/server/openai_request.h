@@ -1,0 +1,102 @@
+// Requests of the OpenAI-compatible API: JSON bodies in, plain structs out. Together with
+// openai_response, the only place where field names are spelled. Everything is checked here: types,
+// ranges, counts, sizes; null is the same as absent; a known field that is not served is refused,
+// an unknown one is ignored with a debug line. Pure functions, safe from any thread.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <nlohmann/json_fwd.hpp>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "oscar/options.h"
+#include "server/api_error.h"
+
+namespace oscar::server {
+
+struct RequestLimits {
+  int max_json_depth = 64;
+  size_t max_messages = 4096;
+  int64_t max_n = 8;
+  size_t max_stops = 4;
+  size_t max_stop_bytes = 256;
+  int64_t max_top_logprobs = 20;
+  size_t max_logit_bias = 1024;
+  size_t max_prompts = 64;
+  size_t max_tools = 512;
+  int vocab_size = 0;
+  // What a request that leaves the sampling fields out gets (generation_config.json).
+  SamplingOptions defaults;
+};
+
+// What the two generation endpoints share.
+struct GenerationParams {
+  std::string model;         // empty: whatever is served
+  SamplingOptions sampling;  // validated; its seed is left unset
+  std::optional<int64_t> seed;
+  std::optional<int64_t> max_tokens;
+  int64_t min_tokens = 0;
+  int64_t n = 1;
+  std::vector<std::string> stop;
+  std::vector<int32_t> stop_token_ids;
+  bool ignore_eos = false;
+  bool include_stop_str_in_output = false;
+  bool skip_special_tokens = true;
+  bool stream = false;
+  bool include_usage = false;
+  bool continuous_usage_stats = false;
+  bool logprobs = false;
+  int64_t top_logprobs = 0;
+  bool return_token_ids = false;
+  std::optional<int64_t> truncate_prompt_tokens;  // keep the last ones
+  std::string request_id;
+  std::string cache_salt;
+};
+
+struct ChatRequest {
+  GenerationParams params;
+  // What the template sees; shared because a struct of an incomplete type cannot own it by value.
+  std::shared_ptr<const nlohmann::ordered_json> messages;         // a list of objects
+  std::shared_ptr<const nlohmann::ordered_json> tools;            // null: none
+  std::shared_ptr<const nlohmann::ordered_json> template_kwargs;  // an object, or null
+  bool add_generation_prompt = true;
+  bool continue_final_message = false;
+};
+
+struct PromptInput {
+  std::string text;
+  std::vector<int32_t> tokens;  // used where is_tokens
+  bool is_tokens = false;
+};
+
+struct CompletionRequest {
+  GenerationParams params;
+  std::vector<PromptInput> prompts;  // at least one
+  bool echo = false;
+};
+
+struct TokenizeRequest {
+  std::string model;
+  PromptInput prompt;
+  std::optional<ChatRequest> chat;  // instead of a prompt: what the template makes of messages
+  bool add_special_tokens = false;
+  bool parse_special = true;
+  bool return_token_strings = false;
+};
+
+struct DetokenizeRequest {
+  std::string model;
+  std::vector<int32_t> tokens;
+};
+
+ApiResult<ChatRequest> ParseChatRequest(std::string_view body, const RequestLimits& limits);
+ApiResult<CompletionRequest> ParseCompletionRequest(std::string_view body,
+                                                    const RequestLimits& limits);
+ApiResult<TokenizeRequest> ParseTokenizeRequest(std::string_view body, const RequestLimits& limits);
+ApiResult<DetokenizeRequest> ParseDetokenizeRequest(std::string_view body,
+                                                    const RequestLimits& limits);
+
+}  // namespace oscar::server

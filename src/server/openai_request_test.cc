@@ -1,0 +1,310 @@
+#include "server/openai_request.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+namespace oscar::server {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+using Json = nlohmann::ordered_json;
+
+RequestLimits Limits() {
+  RequestLimits limits;
+  limits.vocab_size = 100;
+  limits.defaults.temperature = 0.7f;
+  return limits;
+}
+
+Json Chat(const Json& extra = Json::object()) {
+  Json body = {{"messages", Json::array({{{"role", "user"}, {"content", "hi"}}})}};
+  body.update(extra);
+  return body;
+}
+
+ApiResult<ChatRequest> ParseChat(const Json& body) {
+  return ParseChatRequest(body.dump(), Limits());
+}
+ApiResult<CompletionRequest> ParseCompletion(const Json& body) {
+  return ParseCompletionRequest(body.dump(), Limits());
+}
+
+TEST(ChatRequest, Defaults) {
+  const auto request = ParseChat(Chat());
+  ASSERT_TRUE(request.has_value()) << request.error().message;
+  EXPECT_FLOAT_EQ(request->params.sampling.temperature, 0.7f);
+  EXPECT_FALSE(request->params.max_tokens.has_value());
+  EXPECT_FALSE(request->params.stream);
+  EXPECT_EQ(request->params.n, 1);
+  EXPECT_TRUE(request->add_generation_prompt);
+  EXPECT_EQ(request->messages->at(0).at("content"), "hi");
+}
+
+TEST(ChatRequest, EveryFieldIsRead) {
+  const auto request = ParseChat(Chat({{"model", "m"},
+                                       {"max_tokens", 5},
+                                       {"max_completion_tokens", 7},
+                                       {"temperature", 0},
+                                       {"top_p", 0.5},
+                                       {"top_k", -1},
+                                       {"min_p", 0.1},
+                                       {"n", 3},
+                                       {"stop", "x"},
+                                       {"seed", -5},
+                                       {"stream", true},
+                                       {"stream_options", {{"include_usage", true}}},
+                                       {"logprobs", true},
+                                       {"top_logprobs", 20},
+                                       {"frequency_penalty", -2},
+                                       {"presence_penalty", 2},
+                                       {"repetition_penalty", 1.1},
+                                       {"logit_bias", {{"99", -100}, {"0", 1.5}}},
+                                       {"min_tokens", 2},
+                                       {"stop_token_ids", {4, 5}},
+                                       {"ignore_eos", true},
+                                       {"skip_special_tokens", false},
+                                       {"include_stop_str_in_output", true},
+                                       {"chat_template_kwargs", {{"enable_thinking", false}}},
+                                       {"response_format", {{"type", "text"}}},
+                                       {"tools", Json::array({{{"type", "function"}}})},
+                                       {"user", "someone"}}));
+  ASSERT_TRUE(request.has_value()) << request.error().message;
+  const GenerationParams& p = request->params;
+  EXPECT_EQ(p.model, "m");
+  EXPECT_EQ(p.max_tokens, 7);
+  EXPECT_EQ(p.sampling.temperature, 0.0f);
+  EXPECT_EQ(p.sampling.top_k, 0);
+  EXPECT_EQ(p.n, 3);
+  EXPECT_THAT(p.stop, ElementsAre("x"));
+  EXPECT_EQ(p.seed, -5);
+  EXPECT_TRUE(p.stream && p.include_usage && p.logprobs && p.ignore_eos);
+  EXPECT_EQ(p.top_logprobs, 20);
+  EXPECT_THAT(p.sampling.logit_bias, ElementsAre(std::pair(99, -100.0f), std::pair(0, 1.5f)));
+  EXPECT_THAT(p.stop_token_ids, ElementsAre(4, 5));
+  EXPECT_FALSE(p.skip_special_tokens);
+  EXPECT_EQ(request->template_kwargs->at("enable_thinking"), false);
+  EXPECT_EQ(request->tools->size(), 1u);
+}
+
+TEST(ChatRequest, NullIsAbsentForEveryField) {
+  Json body = Chat();
+  for (const char* name : {"model",
+                           "max_tokens",
+                           "max_completion_tokens",
+                           "temperature",
+                           "top_p",
+                           "n",
+                           "stop",
+                           "seed",
+                           "stream",
+                           "stream_options",
+                           "logprobs",
+                           "top_logprobs",
+                           "frequency_penalty",
+                           "presence_penalty",
+                           "logit_bias",
+                           "user",
+                           "response_format",
+                           "tools",
+                           "tool_choice",
+                           "parallel_tool_calls",
+                           "top_k",
+                           "min_p",
+                           "repetition_penalty",
+                           "ignore_eos",
+                           "min_tokens",
+                           "stop_token_ids",
+                           "include_stop_str_in_output",
+                           "skip_special_tokens",
+                           "chat_template_kwargs",
+                           "add_generation_prompt",
+                           "continue_final_message",
+                           "return_token_ids",
+                           "prompt_logprobs",
+                           "truncate_prompt_tokens",
+                           "priority",
+                           "request_id",
+                           "bad_words",
+                           "functions",
+                           "function_call",
+                           "modalities",
+                           "audio"}) {
+    body[name] = nullptr;
+  }
+  const auto request = ParseChat(body);
+  EXPECT_TRUE(request.has_value()) << request.error().message;
+}
+
+struct Bad {
+  const char* field;
+  Json value;
+  const char* code = "invalid_value";
+};
+
+TEST(ChatRequest, WrongTypesAndRangesNameTheField) {
+  const std::vector<Bad> cases = {
+      {"model", 5},
+      {"max_tokens", "5"},
+      {"max_tokens", 0},
+      {"max_tokens", -1},
+      {"max_tokens", 1.5},
+      {"max_tokens", 1e300},
+      {"max_tokens", 18446744073709551615u},
+      {"max_completion_tokens", true},
+      {"temperature", "hot"},
+      {"temperature", -0.1},
+      {"temperature", 2.1},
+      {"top_p", 0},
+      {"top_p", 1.1},
+      {"top_k", -2},
+      {"min_p", 2},
+      {"n", 0},
+      {"n", 9},
+      {"n", "1"},
+      {"stop", 5},
+      {"stop", Json::array({1})},
+      {"stop", ""},
+      {"stop", Json::array({"a", "b", "c", "d", "e"})},
+      {"stop", std::string(257, 'x')},
+      {"seed", 1.5},
+      {"seed", "x"},
+      {"stream", 1},
+      {"logprobs", 1},
+      {"top_logprobs", 21},
+      {"top_logprobs", 1},
+      {"frequency_penalty", 3},
+      {"presence_penalty", -3},
+      {"logit_bias", Json::array()},
+      {"logit_bias", {{"x", 1}}},
+      {"logit_bias", {{"100", 1}}},
+      {"logit_bias", {{"-1", 1}}},
+      {"logit_bias", {{"1", 101}}},
+      {"logit_bias", {{"1", "a"}}},
+      {"min_tokens", -1},
+      {"stop_token_ids", 1},
+      {"stop_token_ids", {-1}},
+      {"stop_token_ids", {100}},
+      {"stop_token_ids", {"a"}},
+      {"ignore_eos", "yes"},
+      {"chat_template_kwargs", 1},
+      {"chat_template_kwargs", {{"messages", 1}}},
+      {"response_format", "text"},
+      {"response_format", {{"type", "json_object"}}, "unsupported_parameter"},
+      {"response_format", {{"type", "json_schema"}}, "unsupported_parameter"},
+      {"tools", 1},
+      {"tools", {1}},
+      {"tool_choice", "required", "unsupported_parameter"},
+      {"functions", Json::array(), "unsupported_parameter"},
+      {"modalities", {"audio"}, "unsupported_parameter"},
+      {"bad_words", {"x"}, "unsupported_parameter"},
+      {"guided_json", {{"a", 1}}, "unsupported_parameter"},
+      {"prompt_logprobs", 1, "unsupported_parameter"},
+      {"priority", 1, "unsupported_parameter"},
+      {"best_of", 2, "unsupported_parameter"},
+      {"suffix", "x", "unsupported_parameter"},
+      {"truncate_prompt_tokens", 0},
+      {"stream_options", {{"include_usage", true}}},
+  };
+  for (const Bad& bad : cases) {
+    const auto request = ParseChat(Chat({{bad.field, bad.value}}));
+    ASSERT_FALSE(request.has_value()) << bad.field << " " << bad.value;
+    EXPECT_EQ(request.error().param, bad.field) << request.error().message;
+    EXPECT_EQ(request.error().code, bad.code) << request.error().message;
+    EXPECT_EQ(request.error().http_status, 400);
+    EXPECT_FALSE(request.error().message.empty());
+  }
+}
+
+TEST(ChatRequest, MessagesAreChecked) {
+  const auto error = [](const Json& messages) {
+    const auto request = ParseChat({{"messages", messages}});
+    return request.has_value() ? ApiError{} : request.error();
+  };
+  EXPECT_EQ(error("x").param, "messages");
+  EXPECT_EQ(error(Json::array()).param, "messages");
+  EXPECT_EQ(error({1}).param, "messages[0]");
+  EXPECT_EQ(error({{{"content", "x"}}}).param, "messages[0].role");
+  EXPECT_EQ(error({{{"role", "king"}, {"content", "x"}}}).param, "messages[0].role");
+  EXPECT_EQ(error({{{"role", "user"}, {"content", 5}}}).param, "messages[0].content");
+  EXPECT_EQ(error({{{"role", "user"}}}).param, "messages[0].content");
+  const ApiError image =
+      error({{{"role", "user"}, {"content", Json::array({{{"type", "image_url"}}})}}});
+  EXPECT_EQ(image.code, "unsupported_parameter");
+  EXPECT_EQ(image.param, "messages[0].content[0]");
+  EXPECT_EQ(ParseChat(Json::object()).error().code, "missing_required_parameter");
+  Json many = Json::array();
+  for (int i = 0; i < 4097; ++i) many.push_back({{"role", "user"}, {"content", ""}});
+  EXPECT_THAT(error(many).message, HasSubstr("4097"));
+}
+
+TEST(ChatRequest, MessagesAreNormalised) {
+  const auto request = ParseChat(
+      {{"messages",
+        {{{"role", "developer"}, {"content", "be brief"}},
+         {{"role", "user"},
+          {"content",
+           Json::array({{{"type", "text"}, {"text", "a"}}, {{"type", "text"}, {"text", "b"}}})}},
+         {{"role", "assistant"},
+          {"content", nullptr},
+          {"tool_calls", Json::array({{{"function", {{"arguments", "{\"x\": 1}"}}}}})}},
+         {{"role", "assistant"}, {"content", nullptr}},
+         {{"role", "tool"}, {"content", "4"}, {"tool_call_id", "c"}, {"name", nullptr}}}}});
+  ASSERT_TRUE(request.has_value()) << request.error().message;
+  const Json& messages = *request->messages;
+  EXPECT_EQ(messages[0]["role"], "system");
+  EXPECT_EQ(messages[1]["content"], "a\nb");
+  EXPECT_TRUE(messages[2]["content"].is_null());
+  EXPECT_EQ(messages[2]["tool_calls"][0]["function"]["arguments"]["x"], 1);
+  EXPECT_EQ(messages[3]["content"], "");
+  EXPECT_EQ(messages[4]["tool_call_id"], "c");
+  EXPECT_FALSE(messages[4].contains("name"));
+}
+
+TEST(Requests, BodiesThatAreNoJsonObjects) {
+  for (const std::string& body :
+       {std::string(), std::string("{"), std::string("[]"), std::string("5"),
+        std::string("{\"messages\": \"\xff\"}"), std::string("{\"a\": \"\\ud800\"}"),
+        std::string(100, '[') + std::string(100, ']'), std::string("nul\0l", 5)}) {
+    for (const auto& error :
+         {ParseChatRequest(body, Limits()).error(), ParseCompletionRequest(body, Limits()).error(),
+          ParseTokenizeRequest(body, Limits()).error(),
+          ParseDetokenizeRequest(body, Limits()).error()}) {
+      EXPECT_EQ(error.code, "invalid_json") << body;
+      EXPECT_EQ(error.http_status, 400);
+    }
+  }
+}
+
+TEST(CompletionRequest, FourShapesOfPrompt) {
+  EXPECT_EQ(ParseCompletion({{"prompt", "a"}})->prompts[0].text, "a");
+  EXPECT_EQ(ParseCompletion({{"prompt", {"a", "b"}}})->prompts.size(), 2u);
+  EXPECT_THAT(ParseCompletion({{"prompt", {1, 2}}})->prompts[0].tokens, ElementsAre(1, 2));
+  const auto lists = ParseCompletion({{"prompt", {{1, 2}, {3}}}});
+  EXPECT_THAT(lists->prompts[1].tokens, ElementsAre(3));
+  for (const Json& bad :
+       {Json(5), Json::array(), Json({1, "a"}), Json({100}), Json({-1}), Json({1.5}),
+        Json({Json::array({"a"})}), Json({nullptr}), Json(std::vector<std::string>(65, "x"))}) {
+    const auto request = ParseCompletion({{"prompt", bad}});
+    ASSERT_FALSE(request.has_value()) << bad;
+    EXPECT_EQ(request.error().param, "prompt") << bad;
+  }
+  EXPECT_EQ(ParseCompletion(Json::object()).error().code, "missing_required_parameter");
+}
+
+TEST(CompletionRequest, LogprobsBestOfAndSuffix) {
+  const auto request = ParseCompletion(
+      {{"prompt", "a"}, {"logprobs", 0}, {"echo", true}, {"max_tokens", 0}, {"best_of", 1}});
+  ASSERT_TRUE(request.has_value()) << request.error().message;
+  EXPECT_TRUE(request->params.logprobs && request->echo);
+  EXPECT_EQ(request->params.max_tokens, 0);
+  EXPECT_FALSE(ParseCompletion({{"prompt", "a"}, {"logprobs", false}})->params.logprobs);
+  EXPECT_EQ(ParseCompletion({{"prompt", "a"}, {"logprobs", 21}}).error().param, "logprobs");
+  EXPECT_EQ(ParseCompletion({{"prompt", "a"}, {"best_of", 2}}).error().param, "best_of");
+  EXPECT_EQ(ParseCompletion({{"prompt", "a"}, {"suffix", "b"}}).error().param, "suffix");
+}
+
+}  // namespace
+}  // namespace oscar::server

@@ -1,0 +1,89 @@
+#include "server/serve.h"
+
+#include <fmt/core.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <future>
+#include <thread>
+#include <utility>
+
+#include "base/log.h"
+#include "server/signals.h"
+
+namespace oscar::server {
+namespace {
+
+using std::chrono::milliseconds;
+using Clock = std::chrono::steady_clock;
+
+constexpr milliseconds kTick{20};
+// After the drain: for error chunks to go out and connections to end.
+constexpr milliseconds kAbortGrace{5000};
+constexpr milliseconds kCloseGrace{2000};
+
+bool WaitForRequests(const ApiServer& api, milliseconds timeout) {
+  const auto deadline = Clock::now() + timeout;
+  while (api.active_requests() > 0) {
+    if (Clock::now() >= deadline) return false;
+    std::this_thread::sleep_for(kTick);
+  }
+  return true;
+}
+
+Status Shutdown(ApiServer& api, HttpServer& http, const ServedModel& model, milliseconds timeout) {
+  LogInfo("shutting down: {} requests running, at most {} s; a second signal ends at once",
+          api.active_requests(), timeout.count() / 1000);
+  api.BeginDrain();
+  // Requests that were admitted to HTTP but not yet to the engine are refused by it from here on.
+  model.engine->Drain();
+  const bool clean = WaitForRequests(api, timeout);
+  if (!clean) {
+    LogWarning("{} requests did not end in time and are cancelled", api.active_requests());
+    api.Abort();
+    WaitForRequests(api, kAbortGrace);
+  }
+  if (!http.Stop(kCloseGrace)) LogWarning("{} connections still open", http.num_connections());
+  if (!clean)
+    return {StatusCode::kDeadlineExceeded, "some requests were cancelled by the shutdown"};
+  LogInfo("all requests have ended");
+  return {};
+}
+
+}  // namespace
+
+Status RunServer(const ServeOptions& options, const LoadFunction& load) {
+  SignalWatch signals;
+  // In the order of destruction, reversed: the model outlives the handlers, they the connections.
+  Loaded loaded;
+  ApiServer api(options.api);
+  OSCAR_ASSIGN_OR_RETURN(const std::unique_ptr<HttpServer> http, HttpServer::Bind(options.http));
+  http->Start(api);
+  const std::string url = fmt::format("http://{}:{}", options.http.host, http->port());
+  LogInfo("listening on {}, loading the model", url);
+  const bool local = options.http.host == "127.0.0.1" || options.http.host == "localhost" ||
+                     options.http.host == "::1";
+  if (!local && options.api.keys.empty()) {
+    LogWarning("{} is open to the network without an API key; add --api-key", options.http.host);
+  }
+
+  std::future<Result<Loaded>> loading = std::async(std::launch::async, load);
+  while (loading.wait_for(kTick) != std::future_status::ready) {
+    if (!signals.Wait(milliseconds{0})) continue;
+    // Nothing to drain, and weights may take minutes to read: leave without unwinding.
+    LogInfo("interrupted while loading");
+    std::fflush(nullptr);
+    ::_exit(0);
+  }
+  OSCAR_ASSIGN_OR_RETURN(loaded, loading.get());
+  api.SetModel(loaded.model);
+  // Not a log line: scripts wait for it whatever the log level.
+  fmt::print(stderr, "oscar: ready: serving {} on {}/v1\n", loaded.model->names.front(), url);
+  std::fflush(stderr);
+
+  while (!signals.Wait(milliseconds{3'600'000})) {
+  }
+  return Shutdown(api, *http, *loaded.model, options.shutdown_timeout);
+}
+
+}  // namespace oscar::server

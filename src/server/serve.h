@@ -1,0 +1,32 @@
+// RunServer: the life of `oscar serve`: bind, answer "loading" while the model loads, serve, and
+// on a signal drain and leave.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <memory>
+
+#include "oscar/status.h"
+#include "server/api_server.h"
+#include "server/http_server.h"
+
+namespace oscar::server {
+
+struct ServeOptions {
+  HttpOptions http;
+  ApiOptions api;
+  // How long running requests may go on after the first signal.
+  std::chrono::milliseconds shutdown_timeout{30'000};
+};
+
+// What loading yields: the model, and whatever keeps it alive.
+struct Loaded {
+  std::shared_ptr<const ServedModel> model;
+  std::shared_ptr<void> owner;  // shared because its type is the loader's business
+};
+using LoadFunction = std::function<Result<Loaded>()>;
+
+// Returns after a signal: OK when every request had ended by itself.
+Status RunServer(const ServeOptions& options, const LoadFunction& load);
+
+}  // namespace oscar::server

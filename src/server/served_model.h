@@ -1,0 +1,52 @@
+// ServedModel: everything the handlers need of a loaded model, behind small interfaces, so that
+// tests serve a fake one. Immutable once published; what it points to must outlive the server.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "engine/service.h"
+#include "server/openai_request.h"
+#include "text/reasoning.h"
+#include "text/tokenizer.h"
+
+namespace oscar::server {
+
+struct PromptSegment {
+  std::string text;
+  bool trusted = false;  // written by the template: may hold special tokens
+};
+
+struct RenderedChat {
+  std::vector<PromptSegment> segments;
+  bool opens_reasoning = false;  // the answer starts inside a block of reasoning
+};
+
+// Turns messages into a prompt. Safe from any thread.
+class ChatFormat {
+ public:
+  virtual ~ChatFormat() = default;
+  // kInvalidArgument with the template's own words where it refuses the messages.
+  virtual Result<RenderedChat> Render(const ChatRequest& request) const = 0;
+  // How the model marks its reasoning; nothing where it does not.
+  virtual std::optional<ReasoningFormat> reasoning() const { return std::nullopt; }
+};
+
+struct ServedModel {
+  std::vector<std::string> names;  // the first is the one responses carry
+  std::string root;                // the directory it came from, its last component
+  int64_t created = 0;
+  EngineService* engine = nullptr;
+  const Tokenizer* tokenizer = nullptr;
+  const ChatFormat* chat = nullptr;  // null: the model has no template
+  std::string no_chat_reason;        // why
+  RequestLimits limits;
+  std::vector<int32_t> stop_tokens;  // end of text or turn
+  std::string fingerprint;           // build, model and cache format
+  std::string properties;            // a JSON object for GET /props
+  std::string simd, device;          // for build_info
+};
+
+}  // namespace oscar::server
