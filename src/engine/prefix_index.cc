@@ -259,6 +259,7 @@ void PrefixIndex::Insert(const PageKey& key, const SequenceCache& cache, int64_t
       form.exact_tokens = exact;
       form.group = sealed ? group : 0;
     }
+    if (full && (sealed || j < sink_pages())) Store(*node, form.page, sealed);
     at = node;
   }
   if (at->parent != nullptr) {
@@ -266,6 +267,61 @@ void PrefixIndex::Insert(const PageKey& key, const SequenceCache& cache, int64_t
   } else if (at->children.empty()) {
     roots_.erase(std::string(key.salt));
   }
+}
+
+void PrefixIndex::AttachStore(PrefixStore* store) {
+  store_ = nullptr;
+  if (store == nullptr) return;
+  OSCAR_CHECK(group_pages() == 1 && !exact_only_);
+  store->Load(config_.open.bytes(), config_.sealed.bytes(),
+              [&](const PageRecord& record) { return Restore(record); });
+  std::vector<Node*> leaves;
+  for (Node* node : recency_) {
+    if (node->children.empty()) leaves.push_back(node);
+  }
+  for (Node* leaf : leaves) Touch(leaf);
+  store_ = store;
+}
+
+bool PrefixIndex::Restore(const PageRecord& record) {
+  Node* parent = nullptr;
+  if (record.index == 0 && record.parent == HashSalt("")) {
+    std::unique_ptr<Node>& root = roots_[""];
+    if (root == nullptr) root = std::make_unique<Node>();
+    parent = root.get();
+  } else if (const auto found = nodes_.find(record.parent); found != nodes_.end()) {
+    parent = found->second.get();
+  }
+  const bool in_sink = record.index < sink_pages();
+  if (parent == nullptr || parent->index + 1 != record.index || record.sealed == in_sink) {
+    return true;  // its parent is gone
+  }
+  const PageShape& shape = record.sealed ? config_.sealed : config_.open;
+  if (pool_.bytes_in_use() + shape.bytes() > pool_.budget() / 2) return false;
+  Result<PageRef> page = pool_.Allocate(shape);
+  if (!page.has_value()) return false;
+  Node* const node = AddChild(parent, record.hash, record.tokens);
+  if (node == nullptr) return true;
+  std::ranges::copy(record.payload, page->data());
+  Form& form = record.sealed ? node->sealed : node->open;
+  form.page = std::move(*page);
+  form.group = record.sealed ? next_group_++ : 0;
+  return true;
+}
+
+void PrefixIndex::Store(const Node& node, const PageRef& page, bool sealed) {
+  if (store_ == nullptr || store_->Has(node.hash)) return;
+  const Node* root = node.parent;
+  while (root->parent != nullptr) root = root->parent;
+  const auto unsalted = roots_.find("");
+  if (unsalted == roots_.end() || unsalted->second.get() != root) return;
+  const uint64_t parent = node.index == 0 ? HashSalt("") : node.parent->hash;
+  store_->Put({parent,
+               node.hash,
+               node.index,
+               sealed,
+               node.tokens,
+               {page.data(), page.data() + page.shape().bytes()}});
 }
 
 void PrefixIndex::Touch(Node* leaf) {

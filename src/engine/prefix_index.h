@@ -20,6 +20,7 @@
 
 #include "cache/block_pool.h"
 #include "cache/sequence_cache.h"
+#include "engine/prefix_store.h"
 
 namespace oscar {
 
@@ -67,6 +68,11 @@ class PrefixIndex {
   // Keeps the pages of `cache`, which holds the first tokens of `key`; `exact_tokens` of them are
   // exact. What is there already stays, unless it is less exact.
   void Insert(const PageKey& key, const SequenceCache& cache, int64_t exact_tokens, Keep keep);
+
+  // Pages without a salt that never change are also handed to `store`, which may be null, and those
+  // it has from an earlier run are taken up, as far as half of the budget reaches. They are not
+  // exact: another processor may have computed them. For methods that seal page by page.
+  void AttachStore(PrefixStore* store);
 
   // Drops least recently used pages that nobody else holds until `bytes` can be allocated. False
   // when they do not suffice.
@@ -126,6 +132,8 @@ class PrefixIndex {
   Node* AddChild(Node* parent, uint64_t hash, std::span<const int32_t> tokens);
   bool KeepTail(Node* parent, std::span<const int32_t> tokens, int exact_tokens) const;
   void Touch(Node* leaf);
+  bool Restore(const PageRecord& record);
+  void Store(const Node& node, const PageRef& page, bool sealed);
   void Remove(Node* node);
   void RemoveSubtree(Node* node);
   bool Removable(const Node& node, const Form& form, const Form& twin) const;
@@ -137,6 +145,7 @@ class PrefixIndex {
   std::unordered_map<uint64_t, std::unique_ptr<Node>> nodes_;
   // Least recent first. A node is never more recent than its parent.
   std::list<Node*> recency_;
+  PrefixStore* store_ = nullptr;
   uint64_t next_group_ = 1;
   uint64_t evictions_ = 0;
 };

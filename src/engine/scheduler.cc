@@ -3,6 +3,7 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <cmath>
 #include <unordered_set>
 
 #include "base/check.h"
@@ -45,6 +46,27 @@ Scheduler::Scheduler(Model& model, BlockPool& pool, ThreadPool& threads,
       config_(model.kv().cache()),
       index_(config_, pool, options.deterministic) {
   OSCAR_CHECK(options.max_running > 0 && options.step_tokens > 0);
+  if (options.prefix_cache && !options.prefix_dir.empty()) OpenStore();
+}
+
+void Scheduler::OpenStore() {
+  if (options_.deterministic ||
+      (config_.sealer != nullptr && config_.sealer->pages_together() > 1)) {
+    LogWarning(
+        "{}: not used: prefix pages survive a restart neither with --deterministic nor "
+        "with methods that seal several pages together",
+        options_.prefix_dir);
+    return;
+  }
+  auto store =
+      PrefixStore::Open(options_.prefix_dir, PrefixStoreKey(model_), options_.prefix_dir_bytes);
+  if (!store.has_value()) {
+    LogWarning("prefix pages will not survive a restart: {}", store.error().message());
+    return;
+  }
+  store_ = std::move(*store);
+  index_.AttachStore(store_.get());
+  LogInfo("{}: {} prefix pages taken up", options_.prefix_dir, index_.num_nodes());
 }
 
 void Scheduler::Enqueue(std::unique_ptr<Sequence> sequence) {
@@ -409,6 +431,10 @@ void Scheduler::TakePromptLogprobs(const Work& work, std::span<const float> logi
 
 void Scheduler::Draw(Sequence& sequence, std::span<const float> logits, GeneratedToken* drawn) {
   const EngineRequest& request = sequence.request;
+  if (std::ranges::any_of(logits, [](float x) { return std::isnan(x); })) {
+    drawn->token = -1;
+    return;
+  }
   const bool may_stop = sequence.generated() >= request.min_tokens;
   drawn->token = sequence.sampler.Sample(
       logits, may_stop ? std::span<const int32_t>{} : std::span(request.stop_tokens));
@@ -450,6 +476,14 @@ void Scheduler::Absorb() {
     Sequence& sequence = *drawing.sequence;
     if (!sequence.started) Start(sequence);
     const int32_t token = drawing.token.token;
+    if (token < 0) {
+      EngineEvent event;
+      event.kind = EngineEvent::Kind::kFailed;
+      event.status = Internal("the model's output is not a number");
+      sequence.channel->Push(std::move(event));
+      ended_.push_back(&sequence);
+      continue;
+    }
     sequence.tokens.push_back(token);
     ++counts_.generated_tokens;
     EngineEvent event;

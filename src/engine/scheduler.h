@@ -12,6 +12,7 @@
 
 #include "engine/event_channel.h"
 #include "engine/prefix_index.h"
+#include "engine/prefix_store.h"
 #include "engine/sampler.h"
 #include "engine/service.h"
 #include "model/model.h"
@@ -80,6 +81,7 @@ class Scheduler {
     int num_logits;
   };
 
+  void OpenStore();
   void ReapCancelled();
   void Plan();
   void PlanDecodes(int cap);
@@ -108,6 +110,7 @@ class Scheduler {
   ThreadPool& threads_;
   const EngineServiceOptions options_;
   const CacheConfig& config_;
+  std::unique_ptr<PrefixStore> store_;
   PrefixIndex index_;
   std::vector<std::unique_ptr<Sequence>> running_;  // by arrival
   std::deque<std::unique_ptr<Sequence>> waiting_;   // by arrival; preempted ones are the oldest

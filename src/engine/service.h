@@ -113,6 +113,10 @@ struct EngineServiceOptions {
   int64_t max_context = 0;  // 0: the model's
   bool prefix_cache = true;
   bool deterministic = false;  // accept only exact prefix hits (--deterministic)
+  // Where given, immutable prefix pages of requests without a salt survive a restart in this
+  // folder; not with `deterministic`, nor with methods that seal several pages together.
+  std::string prefix_dir;
+  uint64_t prefix_dir_bytes = uint64_t{8} << 30;
 };
 
 // `model` and `pool` must outlive the service and are used by its thread alone from here on.
