@@ -126,9 +126,6 @@ int32_t Sampler::DrawFrom(std::vector<Candidate>& candidates) {
   const auto weight = [&](const Candidate& c) {
     return std::exp((static_cast<double>(c.logit) - largest) * inverse);
   };
-  if (options_.min_p > 0.0f) {
-    std::erase_if(candidates, [&](const Candidate& c) { return weight(c) < options_.min_p; });
-  }
   double total = 0.0;
   if (options_.top_p < 1.0f) {
     double all = 0.0;
@@ -147,6 +144,11 @@ int32_t Sampler::DrawFrom(std::vector<Candidate>& candidates) {
     }
     candidates.resize(kept);
   } else {
+    for (const Candidate& c : candidates) total += weight(c);
+  }
+  if (options_.min_p > 0.0f) {  // the most likely token has weight 1 and always stays
+    std::erase_if(candidates, [&](const Candidate& c) { return weight(c) < options_.min_p; });
+    total = 0.0;
     for (const Candidate& c : candidates) total += weight(c);
   }
   const auto block = Philox(seed_, 0).Block(step_);

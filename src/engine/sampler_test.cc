@@ -64,6 +64,20 @@ TEST(Sampler, FiltersKeepExactlyTheRightTokens) {
   EXPECT_EQ(drawn(options), (std::set<int32_t>{3, 7, 150}));
 }
 
+TEST(Sampler, TopPComesBeforeMinP) {
+  // 0.4, 0.3, 0.2, 0.1: top-p 0.5 of everything keeps two, and min-p both of them; the other way
+  // round, 0.4 would be more than half of what min-p had left.
+  const std::vector<float> logits = {std::log(0.4f), std::log(0.3f), std::log(0.2f),
+                                     std::log(0.1f)};
+  SamplingOptions options = Seeded(1.0f);
+  options.top_p = 0.5f;
+  options.min_p = 0.6f;
+  Sampler sampler(options);
+  std::set<int32_t> seen;
+  for (int i = 0; i < 1000; ++i) seen.insert(sampler.Sample(logits));
+  EXPECT_EQ(seen, (std::set<int32_t>{0, 1}));
+}
+
 TEST(Sampler, SameSeedSameDrawsAndStepsDiffer) {
   const std::vector<float> logits(1000, 0.0f);
   Sampler a(Seeded(1.0f)), b(Seeded(1.0f));
