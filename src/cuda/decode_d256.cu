@@ -1,0 +1,12 @@
+#include "cuda/decode_kernels-inl.cuh"
+
+namespace oscar::cuda {
+
+const DecodeKernelInfo kDecodeKernelsD256[] = {
+    DecodeKernel<PageKind::kInt2, 256, 256, 1>(), DecodeKernel<PageKind::kInt2, 256, 128, 1>(),
+    DecodeKernel<PageKind::kInt2, 256, 64, 1>(),  DecodeKernel<PageKind::kInt2, 256, 32, 1>(),
+    DecodeKernel<PageKind::kInt4, 256, 256, 1>(), DecodeKernel<PageKind::kInt4, 256, 128, 1>(),
+    DecodeKernel<PageKind::kInt4, 256, 64, 1>(),  DecodeKernel<PageKind::kInt4, 256, 32, 1>(),
+    DecodeKernel<PageKind::kBf16, 256, 256, 1>(), {}};
+
+}  // namespace oscar::cuda

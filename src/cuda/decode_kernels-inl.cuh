@@ -1,0 +1,23 @@
+// Makes a row of the kernel table out of a DecodeTraits.
+#pragma once
+
+#include "cuda/decode_kernels.h"
+#include "cuda/kernels/decode_attention.cuh"
+
+namespace oscar::cuda {
+
+template <PageKind kKind, int kDim, int kGroup, int kNB>
+DecodeKernelInfo DecodeKernel() {
+  using T = DecodeTraits<kKind, kDim, kGroup, kNB>;
+  return {
+      kKind,
+      kDim,
+      kGroup,
+      T::kHeads,
+      T::kCtasPerSm,
+      T::kStageBytes,
+      reinterpret_cast<const void*>(&DecodeAttentionKernel<T>),
+      [](int stages, int heads, int batch) { return DecodeShared<T>(stages, heads, batch).total; }};
+}
+
+}  // namespace oscar::cuda

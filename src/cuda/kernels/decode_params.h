@@ -1,0 +1,56 @@
+// What launcher and decode kernel agree on: the parameters, and how lengths become work items.
+// Host and device.
+#pragma once
+
+#include <vector_types.h>
+
+#include <cstdint>
+
+#include "cuda/cache_view.h"
+
+namespace oscar::cuda {
+
+struct DecodeKernelParams {
+  CacheView cache;
+  const SequenceView* sequences;  // [batch]
+  const uint16_t* q;              // [batch, q_heads, D] BF16, rotated
+  void* out;                      // [batch, q_heads, D] BF16 or fp32
+  float* partial_o;               // [batch, kv_heads, head_blocks, slots, heads, D]
+  float2* partial_ml;             // the same without D: (R, l)
+  uint32_t* arrived;              // [batch, kv_heads, head_blocks], zero between launches
+  uint32_t* queue;                // [2]: items taken, blocks left; zero between launches
+  float scale_log2;               // softmax scale * log2(e)
+  int32_t batch;
+  int32_t num_kv_heads;
+  int32_t group_size;   // query heads a KV head
+  int32_t head_blocks;  // ceil(group_size / heads a block handles)
+  int32_t slots;        // partial states a (sequence, head) may have
+  int32_t stages;
+  int32_t min_split_pages;
+  int32_t max_splits;
+  bool out_fp32;
+};
+
+inline constexpr int kDecodeWarps = 7;
+inline constexpr int kDecodeThreads = (kDecodeWarps + 1) * 32;
+inline constexpr int kUnitTokens = 16;  // BF16 rows are dealt to warps in units of 16 tokens
+inline constexpr int kUnitsPerPage = kPageTokens / kUnitTokens;
+inline constexpr int kUnitsPerItem = 32;
+
+// Items of one sequence, from its lengths alone.
+struct DecodeItems {
+  int window;       // items of up to kUnitsPerItem window units
+  int history;      // splits
+  int split_pages;  // pages a split
+};
+OSCAR_HD inline DecodeItems ItemsOf(const SequenceView& sequence, int min_split_pages,
+                                    int max_splits) {
+  const int units = (sequence.sink_tokens + kUnitTokens - 1) / kUnitTokens +
+                    (sequence.recent_tokens + kUnitTokens - 1) / kUnitTokens;
+  const int even = (sequence.history_pages + max_splits - 1) / max_splits;
+  const int pages = even > min_split_pages ? even : min_split_pages;
+  return {(units + kUnitsPerItem - 1) / kUnitsPerItem, (sequence.history_pages + pages - 1) / pages,
+          pages};
+}
+
+}  // namespace oscar::cuda
