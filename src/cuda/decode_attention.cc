@@ -12,10 +12,10 @@
 namespace oscar::cuda {
 namespace {
 
-constexpr int kMaxStages = 4;
-constexpr int kMaxBatch = 4096;  // the plan takes 8 bytes of shared memory a row
+constexpr int kMaxStages = 6;
+constexpr int kMaxBatch = 1024;  // the plan takes 24 bytes of shared memory a row
 constexpr int kMaxSplits = 128;
-constexpr int kSplitBytes = 128 << 10;  // a split reads at least this much
+constexpr int kSplitRounds = 8;  // pages a consumer warp reads in a split, at least
 
 const DecodeKernelInfo* FindKernel(const AttentionShape& shape, int heads) {
   const DecodeKernelInfo* table = shape.head_dim == 64    ? kDecodeKernelsD64
@@ -102,8 +102,11 @@ Result<DecodeAttention> DecodeAttention::Create(const AttentionShape& shape, int
       (max_window_tokens / kUnitTokens + 2 + kUnitsPerItem - 1) / kUnitsPerItem;
   self.max_splits_ =
       std::clamp(self.blocks_ / (shape.num_kv_heads * self.head_blocks_) - 1, 1, kMaxSplits);
-  self.min_split_pages_ =
-      std::max(1, kSplitBytes / static_cast<int>(shape.history_layout().block_bytes()));
+  // BF16 pages are dealt to warps in four units.
+  const bool bf16 = shape.history_kind == PageKind::kBf16;
+  self.warps_ = bf16 ? 1 : kernel->warps;
+  self.split_pages_ = bf16 ? kSplitRounds : kSplitRounds * kernel->warps;
+  self.threads_ = kernel->threads;
   self.slots_ = self.max_splits_ + window_items;
   OSCAR_RETURN_IF_ERROR(
       CudaStatus(cudaFuncSetAttribute(self.kernel_, cudaFuncAttributeMaxDynamicSharedMemorySize,
@@ -115,7 +118,7 @@ Result<DecodeAttention> DecodeAttention::Create(const AttentionShape& shape, int
 int DecodeAttention::NumSplits(int history_pages) const {
   SequenceView sequence;
   sequence.history_pages = history_pages;
-  return ItemsOf(sequence, min_split_pages_, max_splits_).history;
+  return ItemsOf(sequence, split_pages_, max_splits_, warps_).history;
 }
 
 size_t DecodeAttention::workspace_bytes() const {
@@ -151,7 +154,7 @@ Status DecodeAttention::Launch(const DecodeArguments& args, Stream stream) const
   params.head_blocks = head_blocks_;
   params.slots = slots_;
   params.stages = stages_;
-  params.min_split_pages = min_split_pages_;
+  params.split_pages = split_pages_;
   params.max_splits = max_splits_;
   params.out_fp32 = args.out_fp32;
 
@@ -160,7 +163,7 @@ Status DecodeAttention::Launch(const DecodeArguments& args, Stream stream) const
   overlap.val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(static_cast<unsigned>(blocks_));
-  config.blockDim = dim3(kDecodeThreads);
+  config.blockDim = dim3(static_cast<unsigned>(threads_));
   config.dynamicSmemBytes = static_cast<size_t>(shared_bytes_);
   config.stream = stream;
   config.attrs = &overlap;

@@ -52,7 +52,9 @@ class DecodeAttention {
   int heads_ = 0;  // query heads a block handles
   int head_blocks_ = 1;
   int max_splits_ = 1;
-  int min_split_pages_ = 1;
+  int split_pages_ = 1;
+  int warps_ = 1;
+  int threads_ = 0;
   int slots_ = 1;
   int shared_bytes_ = 0;
 };

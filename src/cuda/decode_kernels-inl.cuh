@@ -15,6 +15,8 @@ DecodeKernelInfo DecodeKernel() {
       kGroup,
       T::kHeads,
       T::kCtasPerSm,
+      T::kWarps,
+      T::kThreads,
       T::kStageBytes,
       reinterpret_cast<const void*>(&DecodeAttentionKernel<T>),
       [](int stages, int heads, int batch) { return DecodeShared<T>(stages, heads, batch).total; }};

@@ -11,6 +11,8 @@ struct DecodeKernelInfo {
   int group_dims;
   int heads;  // query heads a block handles: 8 or 16
   int ctas_per_sm;
+  int warps;  // consumers; what a page's split is a multiple of
+  int threads;
   int stage_bytes;
   const void* function;
   int (*shared_bytes)(int stages, int heads, int batch);

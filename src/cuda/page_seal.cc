@@ -31,7 +31,7 @@ Result<PageSeal> PageSeal::Create(const AttentionShape& shape, const PageRules& 
       shape.history_kind == PageKind::kInt2 ? kSealKernelsInt2 : kSealKernelsInt4;
   for (; kernel->function != nullptr; ++kernel) {
     if (kernel->head_dim == shape.head_dim && kernel->group_dims == shape.group_dims &&
-        kernel->fits == fits) {
+        (kernel->fits || !fits)) {
       break;
     }
   }

@@ -2,23 +2,15 @@
 
 namespace oscar::cuda {
 
-const SealKernelInfo kSealKernelsInt2[] = {SealKernel<PageKind::kInt2, 64, 64, false>(),
+const SealKernelInfo kSealKernelsInt2[] = {SealKernel<PageKind::kInt2, 128, 128, false>(),
                                            SealKernel<PageKind::kInt2, 64, 64, true>(),
-                                           SealKernel<PageKind::kInt2, 64, 32, false>(),
                                            SealKernel<PageKind::kInt2, 64, 32, true>(),
-                                           SealKernel<PageKind::kInt2, 128, 128, false>(),
                                            SealKernel<PageKind::kInt2, 128, 128, true>(),
-                                           SealKernel<PageKind::kInt2, 128, 64, false>(),
                                            SealKernel<PageKind::kInt2, 128, 64, true>(),
-                                           SealKernel<PageKind::kInt2, 128, 32, false>(),
                                            SealKernel<PageKind::kInt2, 128, 32, true>(),
-                                           SealKernel<PageKind::kInt2, 256, 256, false>(),
                                            SealKernel<PageKind::kInt2, 256, 256, true>(),
-                                           SealKernel<PageKind::kInt2, 256, 128, false>(),
                                            SealKernel<PageKind::kInt2, 256, 128, true>(),
-                                           SealKernel<PageKind::kInt2, 256, 64, false>(),
                                            SealKernel<PageKind::kInt2, 256, 64, true>(),
-                                           SealKernel<PageKind::kInt2, 256, 32, false>(),
                                            SealKernel<PageKind::kInt2, 256, 32, true>(),
                                            {}};
 

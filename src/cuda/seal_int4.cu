@@ -2,24 +2,11 @@
 
 namespace oscar::cuda {
 
-const SealKernelInfo kSealKernelsInt4[] = {SealKernel<PageKind::kInt4, 64, 64, false>(),
-                                           SealKernel<PageKind::kInt4, 64, 64, true>(),
-                                           SealKernel<PageKind::kInt4, 64, 32, false>(),
-                                           SealKernel<PageKind::kInt4, 64, 32, true>(),
-                                           SealKernel<PageKind::kInt4, 128, 128, false>(),
-                                           SealKernel<PageKind::kInt4, 128, 128, true>(),
-                                           SealKernel<PageKind::kInt4, 128, 64, false>(),
-                                           SealKernel<PageKind::kInt4, 128, 64, true>(),
-                                           SealKernel<PageKind::kInt4, 128, 32, false>(),
-                                           SealKernel<PageKind::kInt4, 128, 32, true>(),
-                                           SealKernel<PageKind::kInt4, 256, 256, false>(),
-                                           SealKernel<PageKind::kInt4, 256, 256, true>(),
-                                           SealKernel<PageKind::kInt4, 256, 128, false>(),
-                                           SealKernel<PageKind::kInt4, 256, 128, true>(),
-                                           SealKernel<PageKind::kInt4, 256, 64, false>(),
-                                           SealKernel<PageKind::kInt4, 256, 64, true>(),
-                                           SealKernel<PageKind::kInt4, 256, 32, false>(),
-                                           SealKernel<PageKind::kInt4, 256, 32, true>(),
-                                           {}};
+const SealKernelInfo kSealKernelsInt4[] = {
+    SealKernel<PageKind::kInt4, 64, 64, true>(),   SealKernel<PageKind::kInt4, 64, 32, true>(),
+    SealKernel<PageKind::kInt4, 128, 128, true>(), SealKernel<PageKind::kInt4, 128, 64, true>(),
+    SealKernel<PageKind::kInt4, 128, 32, true>(),  SealKernel<PageKind::kInt4, 256, 256, true>(),
+    SealKernel<PageKind::kInt4, 256, 128, true>(), SealKernel<PageKind::kInt4, 256, 64, true>(),
+    SealKernel<PageKind::kInt4, 256, 32, true>(),  {}};
 
 }  // namespace oscar::cuda

@@ -9,11 +9,11 @@ struct SealKernelInfo {
   PageKind kind;
   int head_dim;
   int group_dims;
-  bool fits;  // has the least-squares rules
+  bool fits;  // has the least-squares rules, too; without them more blocks fit on an SM
   const void* function;
 };
 
-// Null-terminated (function == nullptr).
+// Null-terminated (function == nullptr); the first match is the best.
 extern const SealKernelInfo kSealKernelsInt2[];
 extern const SealKernelInfo kSealKernelsInt4[];
 

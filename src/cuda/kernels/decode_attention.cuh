@@ -1,14 +1,14 @@
 // Decode attention over a paged cache: one query token a sequence against its BF16 windows and its
 // INT2, INT4 or BF16 history, in one launch.
 //
-// Grid       persistent: SMs x kCtasPerSm blocks of 7 consumer warps and 1 producer warp. Work
-//            items are (sequence, KV head, split); their number follows from lengths alone, so each
-//            producer lays the plan out itself (a scan over the batch, nothing over the context)
-//            and takes items off one counter. Splits depend on a sequence's own length and the
-//            device. Items of window units come first, then history.
-// Shared     7 rings of `stages` blocks (one page of codes, or 16 BF16 rows of K or V, a stage),
-//            7 partial states [heads, D] fp32, two item slots with their Q, the plan (8 B a row).
-//            INT2, D 128, 4 heads: 112 KiB, two blocks an SM.
+// Grid       persistent: one block an SM of 12 consumer warps (two of 6 for BF16), a producer and a
+//            merger. Work items are (sequence, KV head, split); their number follows from lengths
+//            alone, so each producer lays the plan out itself (a scan over the batch, nothing over
+//            the context) and takes items off one counter, one ahead. Splits depend on a sequence's
+//            own length and the device. Items of window units come first, then history.
+// Shared     a ring of `stages` blocks a consumer (one page of codes, or 16 BF16 rows of K or V, a
+//            stage), two partial states [heads, D] fp32 a consumer, two item slots with their Q,
+//            the plan (24 B a row). INT2, D 128, 4 heads: 217 KiB.
 // Bytes      the cache once (4608 B a page and head at INT2, D 128, group 128), and 2 x heads x D x
 //            4 B of partial state a split, which stay in L2.
 // Bound      memory. H200, INT2, 32 / 8 heads, D 128: see docs/benchmarks.md.
@@ -54,8 +54,14 @@ struct DecodeTraits {
   static constexpr int kStageBytes =
       kQuantised && kBlockBytes > kUnitBytes ? kBlockBytes : kUnitBytes;
   static constexpr int kStateStride = kDim + 4;  // floats; conflict-free for the epilogue
-  // Two blocks an SM leave 128 registers a thread.
-  static constexpr int kCtasPerSm = kDim <= 128 && kNB == 1 && kGroups <= 2 ? 2 : 1;
+  // Consumer warps, and registers a thread. Quantised pages: one block an SM, 12 consumers measured
+  // best on an H200 (541 us at 32 x 100K; 8: 581, 10: 589, 14: 559, 18 with 96 registers: 613).
+  // BF16 pages are bound by memory, and smaller blocks have shorter tails.
+  static constexpr bool kSmall = kDim <= 128 && kNB == 1 && kGroups <= 2;
+  static constexpr int kWarps = kSmall && kQuantised ? 12 : 6;
+  static constexpr int kCtasPerSm = kSmall && !kQuantised ? 2 : 1;
+  static constexpr int kRegisters = kSmall ? 128 : 255;
+  static constexpr int kThreads = (kWarps + 2) * 32;  // with a producer and a merger
 
   // Power of two that position `step` of a word carries, relative to 2^-24.
   static constexpr int Exponent(int step) { return kBits * (step % kPerWord % (kPerWord / 2)); }
@@ -77,13 +83,26 @@ struct DecodeShared {
   int ring, state, ml, item, q, plan, bars, total;
   OSCAR_HD constexpr DecodeShared(int stages, int heads, int batch)
       : ring(0),
-        state(ring + kDecodeWarps * stages * T::kStageBytes),
-        ml(state + kDecodeWarps * heads * T::kStateStride * 4),
-        item(ml + kDecodeWarps * heads * 8),
+        state(ring + T::kWarps * stages * T::kStageBytes),
+        ml(state + T::kWarps * heads * T::kStateStride * 4),
+        item((ml + T::kWarps * heads * 8 + 15) / 16 * 16),
         q(item + 2 * 64),
-        plan(q + 2 * T::kHeads * T::kDim * 2),
-        bars((plan + 2 * (batch + 1) * 4 + 7) / 8 * 8),
-        total(bars + (2 * kDecodeWarps * stages + 4) * 8 + 16) {}
+        plan(q + 2 * heads * T::kDim * 2),
+        bars((plan + batch * 16 + 2 * (batch + 1) * 4 + 7) / 8 * 8),
+        total(bars + (2 * T::kWarps * stages + kItemBars) * 8 + 16) {}
+
+  // Barriers after those of the stages: item slots full and empty (two each), states full and
+  // empty, and the end.
+  static constexpr int kItemFull = 0, kItemEmpty = 2, kStateFull = 4, kStateEmpty = 5, kEnd = 6;
+  static constexpr int kItemBars = 7;
+  __device__ uint32_t Bar(uint32_t base, int stages, int index) const {
+    return base + static_cast<uint32_t>(bars + (2 * T::kWarps * stages + index) * 8);
+  }
+  // Set by the merger at the end: the slot of the item whose (sequence, head) the whole block
+  // merges, or -1.
+  __device__ int64_t* LastSlot(uint8_t* shared, int stages) const {
+    return reinterpret_cast<int64_t*>(shared + bars + (2 * T::kWarps * stages + kItemBars) * 8);
+  }
 };
 
 // ---- the producer warp ----
@@ -100,11 +119,13 @@ class DecodeProducer {
     Plan();
     int slot = 0;
     uint32_t slot_parity = 1;
-    for (int64_t id = blockIdx.x;;) {
-      DecodeItem item;
-      const SequenceView sequence = Locate(id, &item);
-      const uint32_t full = ItemBar(slot), empty = ItemBar(2 + slot);
-      BarrierWait(empty, slot_parity);
+    DecodeItem item;
+    SequenceView sequence = Locate(blockIdx.x, &item);
+    int id = PageId(item, sequence, lane_);
+    uint32_t ticket = Ticket();  // of the item after this one; on its way while this one is filled
+    while (true) {
+      const uint32_t full = at_.Bar(base_, p_.stages, at_.kItemFull + slot);
+      BarrierWait(at_.Bar(base_, p_.stages, at_.kItemEmpty + slot), slot_parity);
       if (lane_ == 0) {
         *reinterpret_cast<DecodeItem*>(shared_ + at_.item + slot * 64) = item;
         BarrierArrive(full);
@@ -116,42 +137,49 @@ class DecodeProducer {
       if (item.kind != kItemEnd) {
         const int64_t head = (int64_t{item.row} * p_.num_kv_heads + item.kv_head) * p_.group_size +
                              item.head_block * T::kHeads;
-        fill.Copy(base_ + at_.q + slot * T::kHeads * T::kDim * 2, p_.q + head * T::kDim, q_bytes);
+        const int slot_bytes = min(p_.group_size, T::kHeads) * T::kDim * 2;
+        fill.Copy(base_ + at_.q + slot * slot_bytes, p_.q + head * T::kDim, q_bytes);
       }
       fill.End();
       if (item.kind == kItemEnd) break;
       if (++slot == 2) slot = 0, slot_parity ^= 1;
-      if (T::kQuantised && item.kind == kItemPages) {
-        FillPages(item, sequence);
-      } else {
-        FillUnits(item, sequence);
-      }
-      uint32_t taken = 0;
-      if (lane_ == 0) taken = atomicAdd(p_.queue, 1u);
-      id = int64_t{gridDim.x} + __shfl_sync(~0u, taken, 0);
+      DecodeItem next;
+      const SequenceView next_sequence =
+          Locate(int64_t{gridDim.x} + __shfl_sync(~0u, ticket, 0), &next);
+      const int next_id = PageId(next, next_sequence, lane_);
+      ticket = Ticket();
+      Fill(item, sequence, id);
+      item = next;
+      sequence = next_sequence;
+      id = next_id;
     }
-    // The last block to leave clears the queue for the next launch.
-    if (lane_ == 0 && atomicAdd(p_.queue + 1, 1u) == gridDim.x - 1) {
+    // The last block to leave clears the queue for the next launch. The sum waits for this block's
+    // last ticket, which would otherwise be free to arrive after the clearing.
+    const uint32_t one = ticket == ~0u ? 2u : 1u;
+    if (lane_ == 0 && atomicAdd(p_.queue + 1, one) == gridDim.x - 1) {
       p_.queue[0] = 0;
       p_.queue[1] = 0;
     }
   }
 
  private:
-  __device__ uint32_t ItemBar(int index) const {
-    return base_ + at_.bars + (2 * kDecodeWarps * p_.stages + index) * 8;
-  }
+  __device__ uint32_t Ticket() const { return lane_ == 0 ? atomicAdd(p_.queue, 1u) : 0u; }
 
   // Exclusive prefix sums over the batch: window items, then history items, a (KV head, head
   // block).
   __device__ void Plan() {
-    int* windows = reinterpret_cast<int*>(shared_ + at_.plan);
+    auto* views = reinterpret_cast<SequenceView*>(shared_ + at_.plan);
+    int* windows = reinterpret_cast<int*>(views + p_.batch);
     int* splits = windows + p_.batch + 1;
     int window_sum = 0, split_sum = 0;
     for (int begin = 0; begin < p_.batch; begin += 32) {
       const int row = begin + lane_;
       DecodeItems n{0, 0, 0};
-      if (row < p_.batch) n = ItemsOf(Load(row), p_.min_split_pages, p_.max_splits);
+      if (row < p_.batch) {
+        const SequenceView view = Load(row);
+        views[row] = view;
+        n = ItemsOf(view, p_.split_pages, p_.max_splits, T::kQuantised ? T::kWarps : 1);
+      }
       int w = n.window, s = n.history;
       for (int step = 1; step < 32; step *= 2) {
         const int w_below = __shfl_up_sync(~0u, w, step), s_below = __shfl_up_sync(~0u, s, step);
@@ -180,7 +208,8 @@ class DecodeProducer {
 
   __device__ SequenceView Locate(int64_t id, DecodeItem* item) const {
     const int per_split = p_.num_kv_heads * p_.head_blocks;
-    const int* prefix = reinterpret_cast<const int*>(shared_ + at_.plan);
+    const auto* views = reinterpret_cast<const SequenceView*>(shared_ + at_.plan);
+    const int* prefix = reinterpret_cast<const int*>(views + p_.batch);
     int64_t at = id / per_split;
     const int head = static_cast<int>(id % per_split);
     item->kind = kItemUnits;
@@ -202,8 +231,9 @@ class DecodeProducer {
         high = middle - 1;
       }
     }
-    const SequenceView sequence = Load(low);
-    const DecodeItems n = ItemsOf(sequence, p_.min_split_pages, p_.max_splits);
+    const SequenceView sequence = views[low];
+    const DecodeItems n =
+        ItemsOf(sequence, p_.split_pages, p_.max_splits, T::kQuantised ? T::kWarps : 1);
     const int index = static_cast<int>(at) - prefix[low];
     item->row = low;
     item->kv_head = head / p_.head_blocks;
@@ -232,16 +262,6 @@ class DecodeProducer {
     return sequence;
   }
 
-  // The next free stage of consumer warp `warp`; lane w holds warp w's position.
-  __device__ __forceinline__ int Acquire(int warp) {
-    const int packed = __shfl_sync(~0u, ring_, warp);
-    const int stage = packed >> 1;
-    BarrierWait(StageBar(warp, stage, 1), static_cast<uint32_t>(packed & 1) ^ 1u);
-    if (lane_ == warp) {
-      ring_ = stage + 1 == p_.stages ? (packed & 1) ^ 1 : packed + 2;
-    }
-    return stage;
-  }
   __device__ uint32_t StageBar(int warp, int stage, int empty) const {
     return base_ + at_.bars + ((warp * p_.stages + stage) * 2 + empty) * 8;
   }
@@ -249,69 +269,94 @@ class DecodeProducer {
     return base_ + at_.ring + (warp * p_.stages + stage) * T::kStageBytes;
   }
 
-  __device__ void FillPages(const DecodeItem& item, const SequenceView& sequence) {
-    const int32_t* table = p_.cache.history_table +
-                           int64_t{sequence.table_row} * p_.cache.history_table_stride + item.first;
-    const std::byte* pool =
-        p_.cache.history_pool + static_cast<int64_t>(item.kv_head) * T::kBlockBytes;
-    int ids = lane_ < item.count ? __ldg(table + lane_) : 0;
-    int warp = 0;
-    for (int begin = 0; begin < item.count; begin += 32) {
-      const int next = begin + 32 + lane_;
-      const int next_ids = next < item.count ? __ldg(table + next) : 0;
-      const int batch = min(32, item.count - begin);
-      for (int i = 0; i < batch; ++i) {
-        const int64_t page = __shfl_sync(~0u, ids, i);
-        const int stage = Acquire(warp);
-        const StageFill fill(StageBar(warp, stage, 0), T::kBlockBytes, lane_);
-        fill.Copy(StageAddress(warp, stage), pool + page * p_.cache.history_page_stride,
-                  T::kBlockBytes);
-        fill.End();
-        if (++warp == kDecodeWarps) warp = 0;
-      }
-      ids = next_ids;
+  // Id of the page that holds page or unit `index` of the item.
+  __device__ __forceinline__ int PageId(const DecodeItem& item, const SequenceView& sequence,
+                                        int index) const {
+    if (item.kind == kItemEnd || index >= item.count) return 0;
+    const CacheView& cache = p_.cache;
+    const int64_t row = sequence.table_row;
+    if (item.kind == kItemPages) {
+      const int page = item.first + index;
+      return __ldg(cache.history_table + row * cache.history_table_stride +
+                   (T::kQuantised ? page : page / kUnitsPerPage));
     }
+    const int unit = item.first + index;
+    int entry = unit / kUnitsPerPage;
+    if (unit >= item.sink_units) {
+      const int ring_begin = sequence.sink_tokens / kPageTokens + sequence.history_pages;
+      entry = cache.sink_pages +
+              (ring_begin + (unit - item.sink_units) / kUnitsPerPage) % cache.ring_pages;
+    }
+    return __ldg(cache.window_table + row * cache.window_table_stride + entry);
   }
 
-  // A unit is two stages: 16 rows of K, then the same rows of V.
-  __device__ void FillUnits(const DecodeItem& item, const SequenceView& sequence) {
-    constexpr int kSideBytes = kPageTokens * T::kDim * 2;
-    const bool is_window = item.kind == kItemUnits;
-    const CacheView& cache = p_.cache;
-    const int32_t* table =
-        is_window ? cache.window_table + int64_t{sequence.table_row} * cache.window_table_stride
-                  : cache.history_table + int64_t{sequence.table_row} * cache.history_table_stride;
-    const std::byte* pool = (is_window ? cache.window_pool : cache.history_pool) +
-                            static_cast<int64_t>(item.kv_head) * 2 * kSideBytes;
-    const int64_t page_stride = is_window ? cache.window_page_stride : cache.history_page_stride;
-    const int ring_begin = sequence.sink_tokens / kPageTokens + sequence.history_pages;
-    int ids = 0, warp = 0;
-    for (int i = 0; i < item.count; ++i) {
-      if (i % 32 == 0) {
-        const int unit = item.first + i + lane_;
-        int entry = unit / kUnitsPerPage;
-        if (is_window && unit >= item.sink_units) {
-          entry = cache.sink_pages +
-                  (ring_begin + (unit - item.sink_units) / kUnitsPerPage) % cache.ring_pages;
-        }
-        ids = i + lane_ < item.count ? __ldg(table + entry) : 0;
-      }
-      const int64_t page = __shfl_sync(~0u, ids, i % 32);
-      const int unit = item.first + i;
-      const int part =
-          (is_window && unit >= item.sink_units ? unit - item.sink_units : unit) % kUnitsPerPage;
-      const std::byte* source = pool + page * page_stride + part * (kUnitTokens * 128);
-      for (int side = 0; side < 2; ++side) {
-        const int stage = Acquire(warp);
-        const StageFill fill(StageBar(warp, stage, 0), T::kUnitBytes, lane_);
-        for (int plane = 0; plane < T::kDim / 64; ++plane) {
-          fill.Copy(StageAddress(warp, stage) + plane * (kUnitTokens * 128),
-                    source + side * kSideBytes + plane * (kPageTokens * 128), kUnitTokens * 128);
-        }
-        fill.End();
-      }
-      if (++warp == kDecodeWarps) warp = 0;
+  // Deals page or unit i to consumer i % kWarps. Lane w fills the ring of consumer w, each at its
+  // consumer's pace; id: that of the lane's first one, the next is always on its way. A page is one
+  // stage, a unit two: 16 rows of K, then the same rows of V. Without bulk copies, where a whole
+  // warp copies a block, the warp serves one ring after the other.
+  __device__ void Fill(const DecodeItem& item, const SequenceView& sequence, int id) {
+    const bool pages = T::kQuantised && item.kind == kItemPages;
+    const int mine = lane_ < T::kWarps ? (item.count - lane_ + T::kWarps - 1) / T::kWarps : 0;
+    const int fills = pages ? mine : 2 * mine;
+    int next_id = PageId(item, sequence, lane_ + T::kWarps);
+    int done = 0;
+#if OSCAR_BULK_COPY
+    while (__any_sync(~0u, done < fills)) {
+      if (done >= fills || !BarrierTest(StageBar(lane_, stage_, 1), parity_ ^ 1u)) continue;
+      FillStage(item, pages, id, lane_, stage_, done, 0);
+      Advance(item, sequence, pages, &done, &id, &next_id);
     }
+#else
+    const int rounds = (item.count + T::kWarps - 1) / T::kWarps * (pages ? 1 : 2);
+    for (int round = 0; round < rounds; ++round) {
+      for (int warp = 0; warp < T::kWarps; ++warp) {
+        if (__shfl_sync(~0u, fills, warp) <= round) continue;
+        const int stage = __shfl_sync(~0u, stage_, warp);
+        BarrierWait(StageBar(warp, stage, 1), __shfl_sync(~0u, parity_, warp) ^ 1u);
+        FillStage(item, pages, __shfl_sync(~0u, id, warp), warp, stage, round, lane_);
+        if (lane_ == warp) Advance(item, sequence, pages, &done, &id, &next_id);
+        __syncwarp();
+      }
+    }
+#endif
+  }
+  __device__ __forceinline__ void Advance(const DecodeItem& item, const SequenceView& sequence,
+                                          bool pages, int* done, int* id, int* next_id) {
+    ++*done;
+    if (++stage_ == p_.stages) stage_ = 0, parity_ ^= 1;
+    if (!pages && (*done & 1) != 0) return;  // V of the same unit is next
+    *id = *next_id;
+    *next_id = PageId(item, sequence, lane_ + ((pages ? *done : *done / 2) + 1) * T::kWarps);
+  }
+  // The `fill`th stage of this item for one consumer.
+  __device__ __forceinline__ void FillStage(const DecodeItem& item, bool pages, int64_t id,
+                                            int warp, int stage, int fill, int copy_lane) const {
+    constexpr int kSideBytes = kPageTokens * T::kDim * 2;
+    const CacheView& cache = p_.cache;
+    const uint32_t target = StageAddress(warp, stage);
+    if (pages) {
+      const StageFill copy(StageBar(warp, stage, 0), T::kBlockBytes, copy_lane);
+      copy.Copy(target,
+                cache.history_pool + int64_t{item.kv_head} * T::kBlockBytes +
+                    id * cache.history_page_stride,
+                T::kBlockBytes);
+      copy.End();
+      return;
+    }
+    const bool is_window = item.kind == kItemUnits;
+    const int unit = item.first + warp + fill / 2 * T::kWarps;
+    const int part =
+        (is_window && unit >= item.sink_units ? unit - item.sink_units : unit) % kUnitsPerPage;
+    const std::byte* source = (is_window ? cache.window_pool + id * cache.window_page_stride
+                                         : cache.history_pool + id * cache.history_page_stride) +
+                              int64_t{item.kv_head} * (2 * kSideBytes) + (fill & 1) * kSideBytes +
+                              part * (kUnitTokens * 128);
+    const StageFill copy(StageBar(warp, stage, 0), T::kUnitBytes, copy_lane);
+    for (int plane = 0; plane < T::kDim / 64; ++plane) {
+      copy.Copy(target + plane * (kUnitTokens * 128), source + plane * (kPageTokens * 128),
+                kUnitTokens * 128);
+    }
+    copy.End();
   }
 
   const DecodeKernelParams& p_;
@@ -319,8 +364,11 @@ class DecodeProducer {
   const DecodeShared<T>& at_;
   const int lane_;
   const uint32_t base_;
-  int ring_ = 0;  // stage << 1 | parity
+  int stage_ = 0;  // of the ring of consumer `lane`
+  uint32_t parity_ = 0;
 };
+
+inline constexpr float kEmptyReference = -1e30f;
 
 // ---- consumer warps ----
 
@@ -340,42 +388,34 @@ class DecodeConsumer {
 
   __device__ void Run() {
     int slot = 0;
-    uint32_t slot_parity = 0;
-    BarrierWait(ItemBar(0), 0);
+    uint32_t parity = 0, state_parity = 0;
     while (true) {
-      const DecodeItem& item = Item(slot);
+      BarrierWait(at_.Bar(base_, p_.stages, at_.kItemFull + slot), parity);
+      const DecodeItem& item = *reinterpret_cast<const DecodeItem*>(shared_ + at_.item + slot * 64);
       if (item.kind == kItemEnd) break;
       const bool pages = T::kQuantised && item.kind == kItemPages;
       LoadQ(item, slot, pages);
       Reset();
       if (pages) {
         if constexpr (T::kQuantised) {
-          for (int i = warp_; i < item.count; i += kDecodeWarps) Page();
+          for (int i = warp_; i < item.count; i += T::kWarps) Page();
         }
       } else {
-        for (int i = warp_; i < item.count; i += kDecodeWarps)
-          Unit(ValidRows(item, item.first + i));
+        for (int i = warp_; i < item.count; i += T::kWarps) Unit(ValidRows(item, item.first + i));
       }
-      const int used = slot;
-      if (++slot == 2) slot = 0, slot_parity ^= 1;
-      BarrierWait(ItemBar(slot), slot_parity);
-      Finish(item, pages, Item(slot).kind == kItemEnd);
-      __syncwarp();
-      if (lane_ == 0) BarrierArrive(ItemBar(2 + used));
+      BarrierWait(at_.Bar(base_, p_.stages, at_.kStateEmpty), state_parity ^ 1u);
+      state_parity ^= 1;
+      WriteState(item, pages);
+      BarrierArrive(at_.Bar(base_, p_.stages, at_.kStateFull));
+      BarrierArrive(at_.Bar(base_, p_.stages, at_.kItemEmpty + slot));
+      if (++slot == 2) slot = 0, parity ^= 1;
     }
   }
 
  private:
   static constexpr float kSlack = 4.0f;      // log2; how far the reference may lag
   static constexpr int kScaleExponent = 10;  // V scales are lifted to just below 2^11
-  static constexpr float kEmpty = -1e30f;
 
-  __device__ const DecodeItem& Item(int slot) const {
-    return *reinterpret_cast<const DecodeItem*>(shared_ + at_.item + slot * 64);
-  }
-  __device__ uint32_t ItemBar(int index) const {
-    return base_ + at_.bars + (2 * kDecodeWarps * p_.stages + index) * 8;
-  }
   __device__ __forceinline__ uint32_t StageBar(int empty) const {
     return base_ + at_.bars + ((warp_ * p_.stages + stage_) * 2 + empty) * 8;
   }
@@ -399,7 +439,7 @@ class DecodeConsumer {
   // B operand: column = head row_ of a block of 8, k = dims. For quantised pages fp16, times
   // 2^(4 - exponent of the k-step) and a power of two a head; for BF16 pages as it is.
   __device__ void LoadQ(const DecodeItem& item, int slot, bool pages) {
-    const uint8_t* q = shared_ + at_.q + slot * T::kHeads * T::kDim * 2;
+    const uint8_t* q = shared_ + at_.q + slot * min(p_.group_size, T::kHeads) * T::kDim * 2;
 #pragma unroll
     for (int nb = 0; nb < T::kNB; ++nb) {
       const int head = nb * 8 + row_;
@@ -468,8 +508,8 @@ class DecodeConsumer {
       }
 #pragma unroll
       for (int c = 0; c < 2; ++c) {
-        max_[nb][c] = kEmpty;
-        reference_[nb][c] = kEmpty;
+        max_[nb][c] = kEmptyReference;
+        reference_[nb][c] = kEmptyReference;
         l_[nb][c] = 0.0f;
 #pragma unroll
         for (int g = 0; g < T::kGroups; ++g) z_[nb][g][c] = 0.0f;
@@ -769,13 +809,10 @@ class DecodeConsumer {
     __syncwarp();
   }
 
-  // Merges the warps' states; writes the output, or a partial state that the last block to finish
-  // this (sequence, head) merges in slot order: windows first, then history by position.
-  __device__ void Finish(const DecodeItem& item, bool pages, bool last_item) {
-    constexpr int kThreads = kDecodeWarps * 32, kColumns = T::kDim / 4;
+  // Hands this warp's state to the merger.
+  __device__ void WriteState(const DecodeItem& item, bool pages) {
     float* states = reinterpret_cast<float*>(shared_ + at_.state);
     float2* ml = reinterpret_cast<float2*>(shared_ + at_.ml);
-    NamedSync(1, kThreads);  // the previous item's states have been read
 #pragma unroll
     for (int nb = 0; nb < T::kNB; ++nb) {
 #pragma unroll
@@ -798,89 +835,87 @@ class DecodeConsumer {
         if (row_ == 0) ml[warp_ * item.heads + head] = {reference_[nb][c], l_[nb][c]};
       }
     }
-    NamedSync(1, kThreads);
-    const int64_t head_index =
-        (int64_t{item.row} * p_.num_kv_heads + item.kv_head) * p_.head_blocks + item.head_block;
-    const int64_t partial = (head_index * p_.slots + item.slot) * T::kHeads;
-    const int thread = warp_ * 32 + lane_;
-    for (int i = thread; i < item.heads * kColumns; i += kThreads) {
-      const int head = i / kColumns, column = i % kColumns;
-      float2 of_warp[kDecodeWarps];
-      float reference = kEmpty, l = 0.0f;
-#pragma unroll
-      for (int w = 0; w < kDecodeWarps; ++w) {
-        of_warp[w] = ml[w * item.heads + head];
-        reference = fmaxf(reference, of_warp[w].x);
-      }
-      float4 sum = {0.0f, 0.0f, 0.0f, 0.0f};
-#pragma unroll
-      for (int w = 0; w < kDecodeWarps; ++w) {
-        const float f = Exp2(of_warp[w].x - reference);
-        const float4 o = *reinterpret_cast<const float4*>(
-            states + (w * item.heads + head) * T::kStateStride + column * 4);
-        Accumulate(sum, o, f);
-        l = fmaf(of_warp[w].y, f, l);
-      }
-      if (item.slots == 1) {
-        Store(p_, item, head, column, sum, l);
-      } else {
-        __stcg(reinterpret_cast<float4*>(p_.partial_o + (partial + head) * T::kDim) + column, sum);
-        if (column == 0) __stcg(p_.partial_ml + partial + head, float2{reference, l});
-      }
-    }
-    if (item.slots == 1) return;
-    // Nobody waits for the counter unless there is nothing else to do: one warp sees to it.
-    uint32_t is_last = 0;
-    if (last_item) {
-      uint32_t* flag = reinterpret_cast<uint32_t*>(ml);
-      NamedSync(1, kThreads);
-      if (thread == 0) *flag = Arrive(head_index, item.slots);
-      NamedSync(1, kThreads);
-      is_last = *flag;
-      if (is_last) MergeSlots(p_, item, head_index, thread, kThreads);
-    } else if (warp_ == kDecodeWarps - 1) {
-      NamedSync(2, kThreads);
-      if (lane_ == 0) is_last = Arrive(head_index, item.slots);
-      if (__shfl_sync(~0u, is_last, 0)) MergeSlots(p_, item, head_index, lane_, 32);
-    } else {
-      NamedArrive(2, kThreads);
-    }
   }
-
   __device__ static __forceinline__ float TokenSum(float x) {
 #pragma unroll
     for (int step = 4; step < 32; step *= 2) x += __shfl_xor_sync(~0u, x, step);
     return x;
   }
-  __device__ static __forceinline__ void Accumulate(float4& sum, const float4& o, float f) {
-    sum.x = fmaf(o.x, f, sum.x);
-    sum.y = fmaf(o.y, f, sum.y);
-    sum.z = fmaf(o.z, f, sum.z);
-    sum.w = fmaf(o.w, f, sum.w);
+
+  static constexpr int kSubBytes = kPageTokens * (T::kSubSteps * 16) * T::kBits / 8;
+
+  const DecodeKernelParams& p_;
+  uint8_t* shared_;
+  const DecodeShared<T>& at_;
+  const int warp_, lane_, row_, quad_;  // row_: token or dim row of a fragment; quad_: its columns
+  const uint32_t base_;
+  int stage_ = 0;
+  uint32_t parity_ = 0;
+
+  uint32_t q_[T::kNB][T::kSteps][2];
+  float q_sum_[T::kNB][T::kGroups][2];
+  float factor_[T::kNB][2];  // raw logit -> log2 units, columns 2 quad_ + {0, 1}
+  float o_[T::kNB][T::kSteps][4];
+  float z_[T::kNB][T::kGroups][2];
+  float l_[T::kNB][2], max_[T::kNB][2], reference_[T::kNB][2];
+  int lift_;
+  float largest_scale_;
+};
+
+// ---- the merger warp ----
+
+// Merges the consumers' states of an item while they work on the next one. Writes the output, or a
+// partial state that the last block to finish this (sequence, head) merges in slot order: windows
+// first, then history by position.
+template <typename T>
+class DecodeMerger {
+ public:
+  __device__ DecodeMerger(const DecodeKernelParams& p, uint8_t* shared, const DecodeShared<T>& at,
+                          int lane)
+      : p_(p), shared_(shared), at_(at), lane_(lane), base_(SharedAddress(shared)) {}
+
+  __device__ void Run() {
+    int slot = 0;
+    uint32_t parity = 0, state_parity = 0;
+    int64_t last_slot = -1;
+    BarrierWait(at_.Bar(base_, p_.stages, at_.kItemFull), 0);
+    while (true) {
+      const DecodeItem item = Item(slot);
+      if (item.kind == kItemEnd) break;
+      BarrierWait(at_.Bar(base_, p_.stages, at_.kStateFull), state_parity);
+      state_parity ^= 1;
+      Combine(item);
+      BarrierArrive(at_.Bar(base_, p_.stages, at_.kStateEmpty));
+      BarrierArrive(at_.Bar(base_, p_.stages, at_.kItemEmpty + slot));
+      __syncwarp();  // before one lane releases the warp's partial state
+      if (++slot == 2) slot = 0, parity ^= 1;
+      const int64_t head = HeadIndex(p_, item);
+      uint32_t is_last = 0;
+      if (item.slots > 1 && lane_ == 0) is_last = Arrive(head, item.slots);
+      is_last = __shfl_sync(~0u, is_last, 0);
+      BarrierWait(at_.Bar(base_, p_.stages, at_.kItemFull + slot), parity);
+      if (is_last == 0) continue;
+      if (Item(slot).kind == kItemEnd) {
+        last_slot = slot ^ 1;  // nothing else to do: the whole block merges
+      } else {
+        Merge(p_, item, lane_, 32);
+      }
+    }
+    if (lane_ == 0) {
+      *at_.LastSlot(shared_, p_.stages) = last_slot;
+      BarrierArrive(at_.Bar(base_, p_.stages, at_.kEnd));
+    }
   }
 
-  // Counts this block's slot in; true for the last one. Releases the block's partial state (ordered
-  // by the barrier before it) and acquires everybody else's.
-  __device__ uint32_t Arrive(int64_t head_index, int slots) const {
-    uint32_t before;
-    asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;"
-                 : "=r"(before)
-                 : "l"(p_.arrived + head_index)
-                 : "memory");
-    if (before != static_cast<uint32_t>(slots - 1)) return 0;
-    p_.arrived[head_index] = 0;
-    return 1;
-  }
-
-  // Static, and Store with it: the address of this object would move its registers to memory.
-  __device__ static __forceinline__ void MergeSlots(const DecodeKernelParams& p,
-                                                    const DecodeItem& item, int64_t head_index,
-                                                    int thread, int threads) {
-    constexpr int kColumns = T::kDim / 4, kBatch = 12;
+  // Merges the partial states of one (sequence, head) with `threads` threads.
+  __device__ static __forceinline__ void Merge(const DecodeKernelParams& p, const DecodeItem& item,
+                                               int thread, int threads) {
+    constexpr int kBatch = 12;
+    const int64_t head_index = HeadIndex(p, item);
     for (int i = thread; i < item.heads * kColumns; i += threads) {
       const int head = i / kColumns, column = i % kColumns;
       float4 sum = {0.0f, 0.0f, 0.0f, 0.0f};
-      float reference = kEmpty, l = 0.0f;
+      float reference = kEmptyReference, l = 0.0f;
       for (int begin = 0; begin < item.slots; begin += kBatch) {
         float4 o[kBatch];
         float2 ml[kBatch];
@@ -909,6 +944,67 @@ class DecodeConsumer {
     }
   }
 
+ private:
+  static constexpr int kColumns = T::kDim / 4;  // of float4
+
+  __device__ const DecodeItem& Item(int slot) const {
+    return *reinterpret_cast<const DecodeItem*>(shared_ + at_.item + slot * 64);
+  }
+  __device__ static int64_t HeadIndex(const DecodeKernelParams& p, const DecodeItem& item) {
+    return (int64_t{item.row} * p.num_kv_heads + item.kv_head) * p.head_blocks + item.head_block;
+  }
+  __device__ static __forceinline__ void Accumulate(float4& sum, const float4& o, float f) {
+    sum.x = fmaf(o.x, f, sum.x);
+    sum.y = fmaf(o.y, f, sum.y);
+    sum.z = fmaf(o.z, f, sum.z);
+    sum.w = fmaf(o.w, f, sum.w);
+  }
+
+  __device__ void Combine(const DecodeItem& item) const {
+    const float* states = reinterpret_cast<const float*>(shared_ + at_.state);
+    const float2* ml = reinterpret_cast<const float2*>(shared_ + at_.ml);
+    const int64_t partial = (HeadIndex(p_, item) * p_.slots + item.slot) * T::kHeads;
+    for (int i = lane_; i < item.heads * kColumns; i += 32) {
+      const int head = i / kColumns, column = i % kColumns;
+      float2 of_warp[T::kWarps];
+      float reference = kEmptyReference, l = 0.0f;
+#pragma unroll
+      for (int w = 0; w < T::kWarps; ++w) {
+        of_warp[w] = ml[w * item.heads + head];
+        reference = fmaxf(reference, of_warp[w].x);
+      }
+      float4 sum = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll
+      for (int w = 0; w < T::kWarps; ++w) {
+        const float f = Exp2(of_warp[w].x - reference);
+        Accumulate(sum,
+                   *reinterpret_cast<const float4*>(
+                       states + (w * item.heads + head) * T::kStateStride + column * 4),
+                   f);
+        l = fmaf(of_warp[w].y, f, l);
+      }
+      if (item.slots == 1) {
+        Store(p_, item, head, column, sum, l);
+      } else {
+        __stcg(reinterpret_cast<float4*>(p_.partial_o + (partial + head) * T::kDim) + column, sum);
+        if (column == 0) __stcg(p_.partial_ml + partial + head, float2{reference, l});
+      }
+    }
+  }
+
+  // Counts this block's slot in; 1 for the last one. Releases the warp's partial state (ordered by
+  // the __syncwarp before it) and acquires everybody else's.
+  __device__ uint32_t Arrive(int64_t head_index, int slots) const {
+    uint32_t before;
+    asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;"
+                 : "=r"(before)
+                 : "l"(p_.arrived + head_index)
+                 : "memory");
+    if (before != static_cast<uint32_t>(slots - 1)) return 0;
+    p_.arrived[head_index] = 0;
+    return 1;
+  }
+
   __device__ static __forceinline__ void Store(const DecodeKernelParams& p, const DecodeItem& item,
                                                int head, int column, float4 sum, float l) {
     const float f = l > 0.0f ? 1.0f / l : 0.0f;
@@ -924,51 +1020,53 @@ class DecodeConsumer {
     }
   }
 
-  static constexpr int kSubBytes = kPageTokens * (T::kSubSteps * 16) * T::kBits / 8;
-
   const DecodeKernelParams& p_;
   uint8_t* shared_;
   const DecodeShared<T>& at_;
-  const int warp_, lane_, row_, quad_;  // row_: token or dim row of a fragment; quad_: its columns
+  const int lane_;
   const uint32_t base_;
-  int stage_ = 0;
-  uint32_t parity_ = 0;
-
-  uint32_t q_[T::kNB][T::kSteps][2];
-  float q_sum_[T::kNB][T::kGroups][2];
-  float factor_[T::kNB][2];  // raw logit -> log2 units, columns 2 quad_ + {0, 1}
-  float o_[T::kNB][T::kSteps][4];
-  float z_[T::kNB][T::kGroups][2];
-  float l_[T::kNB][2], max_[T::kNB][2], reference_[T::kNB][2];
-  int lift_;
-  float largest_scale_;
 };
 
 template <typename T>
-__global__ void __launch_bounds__(kDecodeThreads, T::kCtasPerSm)
+__global__ void __maxnreg__(T::kRegisters)
     DecodeAttentionKernel(const __grid_constant__ DecodeKernelParams p) {
   extern __shared__ __align__(128) uint8_t shared[];
   const DecodeShared<T> at(p.stages, min(p.group_size, T::kHeads), p.batch);
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   if (threadIdx.x == 0) {
     const uint32_t bars = SharedAddress(shared + at.bars);
-    for (int i = 0; i < kDecodeWarps * p.stages; ++i) {
+    for (int i = 0; i < T::kWarps * p.stages; ++i) {
       BarrierInit(bars + i * 16, FullArrivals());
       BarrierInit(bars + i * 16 + 8, 1);
     }
-    const uint32_t items = bars + 2 * kDecodeWarps * p.stages * 8;
+    const uint32_t items = bars + 2 * T::kWarps * p.stages * 8;
     for (int i = 0; i < 2; ++i) {
-      BarrierInit(items + i * 8, FullArrivals() + 1);
-      BarrierInit(items + (2 + i) * 8, kDecodeWarps);
+      BarrierInit(items + (at.kItemFull + i) * 8, FullArrivals() + 1);
+      BarrierInit(items + (at.kItemEmpty + i) * 8, (T::kWarps + 1) * 32);
     }
+    BarrierInit(items + at.kStateFull * 8, T::kWarps * 32);
+    BarrierInit(items + at.kStateEmpty * 8, 32);
+    BarrierInit(items + at.kEnd * 8, 1);
     BarrierInitFence();
   }
   LetSuccessorStart();
   __syncthreads();
-  if (warp == kDecodeWarps) {
+  if (warp == T::kWarps) {
     DecodeProducer<T>(p, shared, at, lane).Run();
+    return;
+  }
+  if (warp == T::kWarps + 1) {
+    DecodeMerger<T>(p, shared, at, lane).Run();
   } else {
     DecodeConsumer<T>(p, shared, at, warp, lane).Run();
+  }
+  // Everybody but the producer merges what only this block is left to merge.
+  BarrierWait(at.Bar(SharedAddress(shared), p.stages, at.kEnd), 0);
+  const int64_t slot = *at.LastSlot(shared, p.stages);
+  if (slot >= 0) {
+    const DecodeItem item = *reinterpret_cast<const DecodeItem*>(shared + at.item + slot * 64);
+    const int helper = warp < T::kWarps ? warp : T::kWarps;
+    DecodeMerger<T>::Merge(p, item, helper * 32 + lane, (T::kWarps + 1) * 32);
   }
 }
 

@@ -26,13 +26,11 @@ struct DecodeKernelParams {
   int32_t head_blocks;  // ceil(group_size / heads a block handles)
   int32_t slots;        // partial states a (sequence, head) may have
   int32_t stages;
-  int32_t min_split_pages;
+  int32_t split_pages;
   int32_t max_splits;
   bool out_fp32;
 };
 
-inline constexpr int kDecodeWarps = 7;
-inline constexpr int kDecodeThreads = (kDecodeWarps + 1) * 32;
 inline constexpr int kUnitTokens = 16;  // BF16 rows are dealt to warps in units of 16 tokens
 inline constexpr int kUnitsPerPage = kPageTokens / kUnitTokens;
 inline constexpr int kUnitsPerItem = 32;
@@ -43,14 +41,18 @@ struct DecodeItems {
   int history;      // splits
   int split_pages;  // pages a split
 };
-OSCAR_HD inline DecodeItems ItemsOf(const SequenceView& sequence, int min_split_pages,
-                                    int max_splits) {
+// As many splits as have `split_pages` pages, up to `max_splits`; a split is a whole number of
+// rounds of the block's `warps`.
+OSCAR_HD inline DecodeItems ItemsOf(const SequenceView& sequence, int split_pages, int max_splits,
+                                    int warps) {
   const int units = (sequence.sink_tokens + kUnitTokens - 1) / kUnitTokens +
                     (sequence.recent_tokens + kUnitTokens - 1) / kUnitTokens;
-  const int even = (sequence.history_pages + max_splits - 1) / max_splits;
-  const int pages = even > min_split_pages ? even : min_split_pages;
-  return {(units + kUnitsPerItem - 1) / kUnitsPerItem, (sequence.history_pages + pages - 1) / pages,
-          pages};
+  int splits = sequence.history_pages / split_pages;
+  splits = splits < 1 ? 1 : splits > max_splits ? max_splits : splits;
+  int pages = (sequence.history_pages + splits - 1) / splits;
+  pages = (pages + warps - 1) / warps * warps;
+  return {(units + kUnitsPerItem - 1) / kUnitsPerItem,
+          pages == 0 ? 0 : (sequence.history_pages + pages - 1) / pages, pages};
 }
 
 }  // namespace oscar::cuda

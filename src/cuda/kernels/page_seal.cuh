@@ -58,9 +58,9 @@ __device__ __forceinline__ int FirstOnGrid(float guess, Predicate holds) {
   return above;
 }
 
+// What one row writes to, and the arithmetic that both ways of sealing share.
 template <PageKind kKind, int kDim, int kGroup>
-class RowSealer {
- public:
+struct RowTarget {
   static constexpr PageLayout kLayout{kKind, CodeOrder::kTensorCore, kDim, kGroup};
   // The same as a value: device code cannot take the address of a static member.
   __device__ static constexpr PageLayout Layout() {
@@ -71,8 +71,316 @@ class RowSealer {
   static constexpr int kLevels = (1 << kBits) - 1;
   static constexpr float kInverseGroup = 1.0f / kGroup;  // exact: a power of two
 
-  __device__ RowSealer(uint8_t* block, int token, bool is_k)
-      : block_(block), token_(token), is_k_(is_k) {}
+  uint8_t* block;
+  int token;
+  bool is_k;
+
+  struct Choice {
+    float score = 0.0f, slope = 0.0f, sqx = 0.0f, step = 0.0f;
+    int sum = 0;
+    int t_low = kSaturatedKey + 1, t_zero = kSaturatedKey + 1, t_high = kSaturatedKey + 1;
+  };
+  __device__ static __forceinline__ float RoundFp16(float x) {
+    return __half2float(__float2half_rn(fminf(fmaxf(x, -kFp16Max), kFp16Max)));
+  }
+  // The specified summation order: 16 lanes, then folds of 8, 4, 2, 1.
+  __device__ static __forceinline__ float Fold(float (&lane)[16]) {
+#pragma unroll
+    for (int l = 0; l < 8; ++l) lane[l] = __fadd_rn(lane[l], lane[l + 8]);
+#pragma unroll
+    for (int l = 0; l < 4; ++l) lane[l] = __fadd_rn(lane[l], lane[l + 4]);
+#pragma unroll
+    for (int l = 0; l < 2; ++l) lane[l] = __fadd_rn(lane[l], lane[l + 2]);
+    lane[0] = __fadd_rn(lane[0], lane[1]);
+    return lane[0];
+  }
+  // Keeps a step if its score is higher; sum and squares are those of its codes.
+  __device__ static __forceinline__ bool Improve(Choice* best, int sum, int squares, float sqx) {
+    const int spread = kGroup * squares - sum * sum;
+    if (spread == 0) return false;
+    const float variance = static_cast<float>(spread) * kInverseGroup;
+    const float score = __fdiv_rn(__fmul_rn(sqx, sqx), variance);
+    if (!(score > best->score)) return false;
+    best->score = score;
+    best->slope = __fdiv_rn(sqx, variance);
+    best->sqx = sqx;
+    best->sum = sum;
+    return true;
+  }
+
+  __device__ void StoreMeta(int group, float scale, float minimum) const {
+    const uint32_t at = is_k ? Layout().KScale(token, group) : Layout().VScale(token, group);
+    *reinterpret_cast<uint32_t*>(block + at) = PackHalf(scale, minimum);
+  }
+
+  __device__ void StoreFit(int group, RowRule rule, float mean, float sxx,
+                           const Choice& best) const {
+    float slope = best.slope;
+    if (rule == RowRule::kMseFitUnbiased && best.sqx > 0.0f) {
+      const float longer = __fdiv_rn(sxx, __fmul_rn(best.slope, best.sqx));
+      slope = __fmul_rn(slope, fminf(fmaxf(longer, 0.5f), 2.0f));
+    }
+    const float scale = fmaxf(RoundFp16(slope), kMinScale);
+    const float mean_code = static_cast<float>(best.sum) * kInverseGroup;
+    StoreMeta(group, scale, RoundFp16(__fsub_rn(mean, __fmul_rn(scale, mean_code))));
+  }
+
+  // Codes of the pair (dim, dim + 1) and of those at the same place in the steps after it.
+  __device__ __forceinline__ void StoreWord(int dim, uint32_t word) const {
+    if (is_k) {
+      const CodePosition at = Layout().KCode(token, dim);
+      atomicOr(reinterpret_cast<uint32_t*>(block + at.offset), word << at.shift);
+    } else {
+      const CodePosition even = Layout().VCode(token, dim), odd = Layout().VCode(token, dim + 1);
+      atomicOr(reinterpret_cast<uint32_t*>(block + even.offset), (word & 0xffffu) << even.shift);
+      atomicOr(reinterpret_cast<uint32_t*>(block + odd.offset), (word >> 16) << odd.shift);
+    }
+  }
+  __device__ void StoreCode(int dim, uint32_t code) const {
+    const CodePosition at = is_k ? Layout().KCode(token, dim) : Layout().VCode(token, dim);
+    atomicOr(reinterpret_cast<uint32_t*>(block + at.offset), code << at.shift);
+  }
+};
+
+// A row sealed the plain way, a value at a time out of shared memory: what is rare.
+template <PageKind kKind, int kDim, int kGroup>
+struct PlainSealer {
+  using Target = RowTarget<kKind, kDim, kGroup>;
+  Target target;
+  const uint8_t* source;  // the page side
+  float clip;
+
+  __device__ float PlainValue(int dim) const {
+    const uint32_t at = (dim / 64 * kPageTokens + target.token) * 128 +
+                        ((dim % 64 / 8) ^ (target.token & 7)) * 16 + dim % 8 * 2;
+    const float x =
+        __uint_as_float(uint32_t{*reinterpret_cast<const uint16_t*>(source + at)} << 16);
+    return isnan(x) ? 0.0f : fminf(fmaxf(x, -clip), clip);
+  }
+  __device__ static uint32_t CodeOf(float centred, float step) {
+    constexpr float kHalf = 1 << (Target::kBits - 1);
+    if (Target::kBits == 2) {
+      return (centred >= -step ? 1u : 0u) + (centred >= 0.0f ? 1u : 0u) +
+             (centred >= step ? 1u : 0u);
+    }
+    const float q = floorf(__fdiv_rn(centred, step));
+    return static_cast<uint32_t>(fminf(fmaxf(q, -kHalf), kHalf - 1.0f) + kHalf);
+  }
+  template <typename Term>
+  __device__ __forceinline__ float PlainSum(int group, Term term) const {
+    float lane[16];
+#pragma unroll
+    for (int l = 0; l < 16; ++l) lane[l] = term(PlainValue(group * kGroup + l));
+#pragma unroll 1
+    for (int i = 16; i < kGroup; i += 16) {
+#pragma unroll
+      for (int l = 0; l < 16; ++l) {
+        lane[l] = __fadd_rn(lane[l], term(PlainValue(group * kGroup + i + l)));
+      }
+    }
+    return Target::Fold(lane);
+  }
+  __device__ __noinline__ void Seal(RowRule rule, int group) const {
+    if (rule == RowRule::kSymmetric) {
+      constexpr float kHalf = 1 << (Target::kBits - 1);
+      float largest = 0.0f;
+      for (int d = group * kGroup; d < (group + 1) * kGroup; ++d) {
+        largest = fmaxf(largest, fabsf(PlainValue(d)));
+      }
+      const float rounded = Target::RoundFp16(__fdiv_rn(fmaxf(largest, 1e-8f), kHalf - 1.0f));
+      const float scale = fminf(fmaxf(rounded, kMinScale), kFp16Max / kHalf);
+      target.StoreMeta(group, scale, -kHalf * scale);
+      for (int d = group * kGroup; d < (group + 1) * kGroup; ++d) {
+        const float q = rintf(__fdiv_rn(PlainValue(d), scale));
+        target.StoreCode(d, static_cast<uint32_t>(fminf(fmaxf(q, -kHalf), kHalf - 1.0f) + kHalf));
+      }
+      return;
+    }
+    const float mean = PlainSum(group, [](float x) { return x; }) * Target::kInverseGroup;
+    const float sxx = PlainSum(group, [&](float x) {
+      const float c = __fsub_rn(x, mean);
+      return __fmul_rn(c, c);
+    });
+    const float deviation = __fsqrt_rn(sxx * Target::kInverseGroup);
+    typename Target::Choice best;
+    for (int f = 0; f < 5; ++f) {
+      const float factor = f == 0   ? 0.75f
+                           : f == 1 ? 0.85f
+                           : f == 2 ? 0.95f
+                           : f == 3 ? 1.05f
+                                    : 1.15f;
+      const float step =
+          __fmul_rn(__fmul_rn(factor, Target::kBits == 2 ? 1.0f : 0.3365f), deviation);
+      if (!(step > 0.0f)) break;
+      int sum = 0, squares = 0;
+      const float sqx = PlainSum(group, [&](float x) {
+        const float c = __fsub_rn(x, mean);
+        const auto q = static_cast<int>(CodeOf(c, step));
+        sum += q;
+        squares += q * q;
+        return __fmul_rn(static_cast<float>(q), c);
+      });
+      if (Target::Improve(&best, sum, squares, sqx)) best.step = step;
+    }
+    if (best.score > 0.0f) {
+      for (int d = group * kGroup; d < (group + 1) * kGroup; ++d) {
+        target.StoreCode(d, CodeOf(__fsub_rn(PlainValue(d), mean), best.step));
+      }
+    }
+    target.StoreFit(group, rule, mean, sxx, best);
+  }
+};
+
+// A row sealed by least squares at 2 bits. Reads the row out of shared memory 16 values at a time,
+// in loops: unrolled over the whole row the code would not fit the instruction cache.
+template <PageKind kKind, int kDim, int kGroup>
+struct FitSealer {
+  using Target = RowTarget<kKind, kDim, kGroup>;
+  Target target;
+  const uint8_t* source;  // the page side; every value within the range
+
+  // Values [16 step, 16 step + 16) of the row, in pairs.
+  __device__ __forceinline__ void Load(uint32_t (&pair)[8], int step) const {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int chunk = step * 2 + half;
+      const uint4 v =
+          *reinterpret_cast<const uint4*>(source + (chunk / 8 * kPageTokens + target.token) * 128 +
+                                          ((chunk % 8) ^ (target.token & 7)) * 16);
+      pair[half * 4] = v.x;
+      pair[half * 4 + 1] = v.y;
+      pair[half * 4 + 2] = v.z;
+      pair[half * 4 + 3] = v.w;
+    }
+  }
+  // -0 + x is x for every x, so lanes may start there.
+  template <typename Term>
+  __device__ __forceinline__ float Sum(int group, Term term) const {
+    float lane[16];
+#pragma unroll
+    for (int l = 0; l < 16; ++l) lane[l] = -0.0f;
+#pragma unroll 2
+    for (int step = group * kSteps; step < (group + 1) * kSteps; ++step) {
+      uint32_t pair[8];
+      Load(pair, step);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        lane[2 * i] = __fadd_rn(lane[2 * i], term(Bf16Low(pair[i])));
+        lane[2 * i + 1] = __fadd_rn(lane[2 * i + 1], term(Bf16High(pair[i])));
+      }
+    }
+    return Target::Fold(lane);
+  }
+
+  __device__ __forceinline__ void Seal(RowRule rule, int group) const {
+    const float mean = Sum(group, [](float x) { return x; }) * Target::kInverseGroup;
+    const float sxx = Sum(group, [&](float x) {
+      const float c = __fsub_rn(x, mean);
+      return __fmul_rn(c, c);
+    });
+    const float deviation = __fsqrt_rn(sxx * Target::kInverseGroup);
+    constexpr float kFactors[5] = {0.75f, 0.85f, 0.95f, 1.05f, 1.15f};
+    typename Target::Choice best;
+    if (__fmul_rn(kFactors[4], deviation) > 0.0f) {  // else a constant row
+      const int zero = FirstOnGrid(mean, [&](float x) { return __fsub_rn(x, mean) >= 0.0f; });
+      const __half2 b_zero = AsHalf2(GridPair(zero));
+      int low[5], high[5];
+      float lane[5][16];
+      __half2 count_low[5], count_high[5], count_zero = AsHalf2(0);
+#pragma unroll
+      for (int f = 0; f < 5; ++f) {
+        const float step = __fmul_rn(kFactors[f], deviation);
+        low[f] = FirstOnGrid(mean - step, [&](float x) { return __fsub_rn(x, mean) >= -step; });
+        high[f] = FirstOnGrid(mean + step, [&](float x) { return __fsub_rn(x, mean) >= step; });
+        count_low[f] = AsHalf2(0);
+        count_high[f] = AsHalf2(0);
+#pragma unroll
+        for (int l = 0; l < 16; ++l) lane[f][l] = -0.0f;
+      }
+#pragma unroll 1
+      for (int step = group * kSteps; step < (group + 1) * kSteps; ++step) {
+        uint32_t pair[8];
+        Load(pair, step);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+          const __half2 x = AsHalf2(pair[i]);
+          const float c0 = __fsub_rn(Bf16Low(pair[i]), mean);
+          const float c1 = __fsub_rn(Bf16High(pair[i]), mean);
+          const __half2 above_zero = __hge2(x, b_zero);
+          count_zero = __hadd2(count_zero, above_zero);
+#pragma unroll
+          for (int f = 0; f < 5; ++f) {
+            const __half2 above_low = __hge2(x, AsHalf2(GridPair(low[f])));
+            const __half2 above_high = __hge2(x, AsHalf2(GridPair(high[f])));
+            count_low[f] = __hadd2(count_low[f], above_low);
+            count_high[f] = __hadd2(count_high[f], above_high);
+            const float2 q = __half22float2(__hadd2(__hadd2(above_low, above_zero), above_high));
+            lane[f][2 * i] = __fadd_rn(lane[f][2 * i], __fmul_rn(q.x, c0));
+            lane[f][2 * i + 1] = __fadd_rn(lane[f][2 * i + 1], __fmul_rn(q.y, c1));
+          }
+        }
+      }
+      const int n_zero = Total(count_zero);
+#pragma unroll
+      for (int f = 0; f < 5; ++f) {
+        const int n_low = Total(count_low[f]), n_high = Total(count_high[f]);
+        const float sqx = Target::Fold(lane[f]);
+        if (__fmul_rn(kFactors[f], deviation) > 0.0f &&
+            Target::Improve(&best, n_low + n_zero + n_high, n_low + 3 * n_zero + 5 * n_high, sqx)) {
+          best.t_low = low[f];
+          best.t_zero = zero;
+          best.t_high = high[f];
+        }
+      }
+    }
+    Pack(group, best);
+    target.StoreFit(group, rule, mean, sxx, best);
+  }
+
+ private:
+  static constexpr int kSteps = kGroup / 16;
+
+  __device__ static __forceinline__ __half2 AsHalf2(uint32_t x) {
+    return *reinterpret_cast<const __half2*>(&x);
+  }
+  __device__ static __forceinline__ int Total(__half2 count) {
+    return static_cast<int>(__low2float(count) + __high2float(count));
+  }
+  // Eight words of codes, one a place in the 16-dim steps; as many steps as share a word.
+  __device__ __forceinline__ void Pack(int group, const typename Target::Choice& best) const {
+    constexpr int kPerWord = 8 < kSteps ? 8 : kSteps;
+    const __half2 b1 = AsHalf2(GridPair(best.t_low)), b2 = AsHalf2(GridPair(best.t_zero)),
+                  b3 = AsHalf2(GridPair(best.t_high));
+    for (int first = 0; first < kSteps; first += kPerWord) {
+      uint32_t word[8] = {};
+#pragma unroll 1
+      for (int i = 0; i < kPerWord; ++i) {
+        uint32_t pair[8];
+        Load(pair, group * kSteps + first + i);
+#pragma unroll
+        for (int w = 0; w < 8; ++w) {
+          const __half2 x = AsHalf2(pair[w]);
+          const uint32_t m1 = __hge2_mask(x, b1), m2 = __hge2_mask(x, b2), m3 = __hge2_mask(x, b3);
+          word[w] |= ((m1 ^ m2 ^ m3) & (0x00010001u << (2 * i))) | (m2 & (0x00020002u << (2 * i)));
+        }
+      }
+#pragma unroll
+      for (int w = 0; w < 8; ++w) target.StoreWord(group * kGroup + first * 16 + w * 2, word[w]);
+    }
+  }
+};
+
+template <PageKind kKind, int kDim, int kGroup>
+class RowSealer {
+ public:
+  using Target = RowTarget<kKind, kDim, kGroup>;
+  using Choice = typename Target::Choice;
+  static constexpr PageLayout kLayout = Target::kLayout;
+  static constexpr int kBits = Target::kBits, kLevels = Target::kLevels;
+  static constexpr int kPairs = Target::kPairs, kGroupPairs = Target::kGroupPairs;
+  static constexpr float kInverseGroup = Target::kInverseGroup;
+
+  __device__ RowSealer(uint8_t* block, int token, bool is_k) : target_{block, token, is_k} {}
 
   // Reads the row out of a BF16 page side in tensor-core order. Returns how many values were NaN
   // (now 0) or beyond the range (now +-65536, clamped later).
@@ -80,8 +388,9 @@ class RowSealer {
     uint32_t over = 0;
 #pragma unroll
     for (int chunk = 0; chunk < kDim / 8; ++chunk) {
-      const uint4 v = *reinterpret_cast<const uint4*>(
-          side + (chunk / 8 * kPageTokens + token_) * 128 + ((chunk % 8) ^ (token_ & 7)) * 16);
+      const uint4 v =
+          *reinterpret_cast<const uint4*>(side + (chunk / 8 * kPageTokens + target_.token) * 128 +
+                                          ((chunk % 8) ^ (target_.token & 7)) * 16);
       x_[chunk * 4] = v.x;
       x_[chunk * 4 + 1] = v.y;
       x_[chunk * 4 + 2] = v.z;
@@ -108,21 +417,33 @@ class RowSealer {
     return changed;
   }
 
+  // `source`: the page side the row was loaded from; `changed`: what Load returned.
   template <bool kFit>
-  __device__ void Seal(const SealSide& side) {
+  __device__ void Seal(const SealSide& side, const uint8_t* source, int changed) {
     const auto rule = static_cast<RowRule>(side.rule);
-    const bool fits = kFit && (rule == RowRule::kMseFit || rule == RowRule::kMseFitUnbiased);
+    const bool fits = rule == RowRule::kMseFit || rule == RowRule::kMseFitUnbiased;
     clip_ = kFp16Max;
     if (!fits && side.clip_index >= 0) clip_ = fminf(ClipThreshold(side.clip_index), kFp16Max);
-    Groups<0, kFit>(rule, fits);
+    // What is rare is written as plainly as the scalar code: other rules, rows with values beyond
+    // the range.
+    if (rule == RowRule::kSymmetric || (fits && (kBits != 2 || changed > 0))) {
+      const PlainSealer<kKind, kDim, kGroup> plain{target_, source, clip_};
+      for (int group = 0; group < kDim / kGroup; ++group) plain.Seal(rule, group);
+      return;
+    }
+    if constexpr (kFit) {
+      if (fits) {
+        const FitSealer<kKind, kDim, kGroup> fit{target_, source};
+        for (int group = 0; group < kDim / kGroup; ++group) fit.Seal(rule, group);
+        return;
+      }
+    }
+    Groups<0>();
   }
 
  private:
   __device__ static __forceinline__ __half2 AsHalf2(uint32_t x) {
     return *reinterpret_cast<const __half2*>(&x);
-  }
-  __device__ static __forceinline__ float RoundFp16(float x) {
-    return __half2float(__float2half_rn(fminf(fmaxf(x, -kFp16Max), kFp16Max)));
   }
   __device__ __forceinline__ float Clamp(float x) const { return fminf(fmaxf(x, -clip_), clip_); }
   __device__ __forceinline__ float Value(int element) const {
@@ -174,23 +495,12 @@ class RowSealer {
     return static_cast<int>(__low2float(sum) + __high2float(sum));
   }
 
-  template <int kIndex, bool kFit>
-  __device__ __forceinline__ void Groups(RowRule rule, bool fits) {
+  template <int kIndex>
+  __device__ __forceinline__ void Groups() {
     if constexpr (kIndex < kDim / kGroup) {
-      if (fits) {
-        if constexpr (kFit) Fit<kIndex>(rule);
-      } else if (rule == RowRule::kSymmetric) {
-        Symmetric<kIndex>();
-      } else {
-        MinMax<kIndex>();
-      }
-      Groups<kIndex + 1, kFit>(rule, fits);
+      MinMax<kIndex>();
+      Groups<kIndex + 1>();
     }
-  }
-
-  __device__ void StoreMeta(int group, float scale, float minimum) {
-    const uint32_t at = is_k_ ? Layout().KScale(token_, group) : Layout().VScale(token_, group);
-    *reinterpret_cast<uint32_t*>(block_ + at) = PackHalf(scale, minimum);
   }
 
   // Codes of one group by thresholds: code = number of t[k] that a value reaches (2 bits).
@@ -226,17 +536,7 @@ class RowSealer {
         for (int i = 0; i < kPerWord; ++i) {
           word |= codes(kIndex * kGroupPairs + (first + i) * 8 + w, kBits * i);
         }
-        const int dim = kIndex * kGroup + first * 16 + w * 2;
-        if (is_k_) {
-          const CodePosition at = Layout().KCode(token_, dim);
-          atomicOr(reinterpret_cast<uint32_t*>(block_ + at.offset), word << at.shift);
-        } else {
-          const CodePosition even = Layout().VCode(token_, dim),
-                             odd = Layout().VCode(token_, dim + 1);
-          atomicOr(reinterpret_cast<uint32_t*>(block_ + even.offset), (word & 0xffffu)
-                                                                          << even.shift);
-          atomicOr(reinterpret_cast<uint32_t*>(block_ + odd.offset), (word >> 16) << odd.shift);
-        }
+        target_.StoreWord(kIndex * kGroup + first * 16 + w * 2, word);
       }
     }
   }
@@ -254,10 +554,10 @@ class RowSealer {
     float lowest = Clamp(fminf(Bf16Low(l), Bf16High(l)));
     const float highest = Clamp(fmaxf(Bf16Low(h), Bf16High(h)));
     if (lowest == 0.0f) lowest = FirstZero<kIndex>();
-    const float scale =
-        fmaxf(RoundFp16(__fdiv_rn(fmaxf(__fsub_rn(highest, lowest), 1e-8f), kLevels)), kMinScale);
-    const float minimum = RoundFp16(lowest);
-    StoreMeta(kIndex, scale, minimum);
+    const float scale = fmaxf(
+        Target::RoundFp16(__fdiv_rn(fmaxf(__fsub_rn(highest, lowest), 1e-8f), kLevels)), kMinScale);
+    const float minimum = Target::RoundFp16(lowest);
+    target_.StoreMeta(kIndex, scale, minimum);
     const auto rounded = [&](float x) {
       return __fadd_rn(__fdiv_rn(__fsub_rn(Clamp(x), minimum), scale), 0.5f);
     };
@@ -293,200 +593,16 @@ class RowSealer {
     return first;
   }
 
-  template <int kIndex>
-  __device__ __forceinline__ void Symmetric() {
-    constexpr float kHalf = 1 << (kBits - 1);
-    float largest = 0.0f;
-#pragma unroll
-    for (int i = 0; i < kGroup; ++i) {
-      largest = fmaxf(largest, fabsf(Clamp(Value(kIndex * kGroup + i))));
-    }
-    const float scale = fmaxf(RoundFp16(__fdiv_rn(fmaxf(largest, 1e-8f), kHalf - 1.0f)), kMinScale);
-    StoreMeta(kIndex, scale, -kHalf * scale);
-    PackByValue<kIndex>([&](float x) {
-      const float q = rintf(__fdiv_rn(Clamp(x), scale));
-      return static_cast<uint32_t>(fminf(fmaxf(q, -kHalf), kHalf - 1.0f) + kHalf);
-    });
-  }
-
-  // The specified summation order: 16 lanes, then folds of 8, 4, 2, 1.
-  __device__ static __forceinline__ float Fold(float (&lane)[16]) {
-#pragma unroll
-    for (int width = 8; width > 0; width /= 2) {
-#pragma unroll
-      for (int l = 0; l < width; ++l) lane[l] = __fadd_rn(lane[l], lane[l + width]);
-    }
-    return lane[0];
-  }
-  template <int kIndex, typename Term>
-  __device__ __forceinline__ float Sum(Term term) const {
-    float lane[16];
-#pragma unroll
-    for (int i = 0; i < kGroup; ++i) {
-      uint32_t pair;  // opaque: expanded again by each sum, not kept
-      asm volatile("mov.b32 %0, %1;" : "=r"(pair) : "r"(x_[(kIndex * kGroup + i) / 2]));
-      const float x = term(Clamp(i & 1 ? Bf16High(pair) : Bf16Low(pair)));
-      lane[i % 16] = i < 16 ? x : __fadd_rn(lane[i % 16], x);
-    }
-    return Fold(lane);
-  }
-
-  template <int kIndex>
-  __device__ __forceinline__ void Fit(RowRule rule) {
-    const float mean = Sum<kIndex>([](float x) { return x; }) * kInverseGroup;
-    const float sxx = Sum<kIndex>([&](float x) {
-      const float c = __fsub_rn(x, mean);
-      return __fmul_rn(c, c);
-    });
-    const float deviation = __fsqrt_rn(sxx * kInverseGroup);
-    constexpr float kStepScale = kBits == 2 ? 1.0f : 0.3365f;
-    constexpr float kFactors[5] = {0.75f * kStepScale, 0.85f * kStepScale, 0.95f * kStepScale,
-                                   1.05f * kStepScale, 1.15f * kStepScale};
-    Choice best;
-    if constexpr (kBits == 2) {
-      best = SearchByThresholds<kIndex>(mean, deviation, kFactors);
-      PackByThresholds<kIndex>(best.t_low, best.t_zero, best.t_high);
-    } else {
-      best = SearchByValue<kIndex>(mean, deviation, kFactors);
-      if (best.score > 0.0f) {
-        PackByValue<kIndex>([&](float x) { return CodeOf(__fsub_rn(Clamp(x), mean), best.step); });
-      }
-    }
-    float slope = best.slope;
-    if (rule == RowRule::kMseFitUnbiased && best.sqx > 0.0f) {
-      const float longer = __fdiv_rn(sxx, __fmul_rn(best.slope, best.sqx));
-      slope = __fmul_rn(slope, fminf(fmaxf(longer, 0.5f), 2.0f));
-    }
-    const float scale = fmaxf(RoundFp16(slope), kMinScale);
-    const float mean_code = static_cast<float>(best.sum) * kInverseGroup;
-    StoreMeta(kIndex, scale, RoundFp16(__fsub_rn(mean, __fmul_rn(scale, mean_code))));
-  }
-
-  struct Choice {
-    float score = 0.0f, slope = 0.0f, sqx = 0.0f, step = 0.0f;
-    int sum = 0;
-    int t_low = kSaturatedKey + 1, t_zero = kSaturatedKey + 1, t_high = kSaturatedKey + 1;
-  };
-  // Keeps a step if its score is higher; sum and squares are those of its codes.
-  __device__ static __forceinline__ bool Improve(Choice* best, int sum, int squares, float sqx) {
-    const int spread = kGroup * squares - sum * sum;
-    if (spread == 0) return false;
-    const float variance = static_cast<float>(spread) * kInverseGroup;
-    const float score = __fdiv_rn(__fmul_rn(sqx, sqx), variance);
-    if (!(score > best->score)) return false;
-    best->score = score;
-    best->slope = __fdiv_rn(sqx, variance);
-    best->sqx = sqx;
-    best->sum = sum;
-    return true;
-  }
-
-  // The steps in passes over the row, several at a time as registers allow.
-  template <int kIndex>
-  __device__ __forceinline__ Choice SearchByThresholds(float mean, float deviation,
-                                                       const float (&factors)[5]) const {
-    constexpr int kPass = kDim > 128 ? 1 : 3;
-    Choice best;
-    if (!(__fmul_rn(factors[4], deviation) > 0.0f)) return best;  // constant row
-    const int zero = FirstOnGrid(mean, [&](float x) { return __fsub_rn(Clamp(x), mean) >= 0.0f; });
-    SearchPasses<kIndex, 0, kPass>(mean, deviation, factors, zero, &best);
-    return best;
-  }
-  template <int kIndex, int kFirst, int kPass>
-  __device__ __forceinline__ void SearchPasses(float mean, float deviation,
-                                               const float (&factors)[5], int zero,
-                                               Choice* best) const {
-    if constexpr (kFirst < 5) {
-      constexpr int kCount = kPass < 5 - kFirst ? kPass : 5 - kFirst;
-      const auto centred = [&](float x) { return __fsub_rn(Clamp(x), mean); };
-      const __half2 b_zero = AsHalf2(GridPair(zero));
-      int low[kCount], high[kCount];
-      float lane[kCount][16];
-      __half2 count_low[kCount], count_high[kCount], count_zero = AsHalf2(0);
-#pragma unroll
-      for (int f = 0; f < kCount; ++f) {
-        const float step = __fmul_rn(factors[kFirst + f], deviation);
-        low[f] = FirstOnGrid(mean - step, [&](float x) { return centred(x) >= -step; });
-        high[f] = FirstOnGrid(mean + step, [&](float x) { return centred(x) >= step; });
-        count_low[f] = AsHalf2(0);
-        count_high[f] = AsHalf2(0);
-      }
-#pragma unroll
-      for (int i = 0; i < kGroupPairs; ++i) {
-        uint32_t pair;  // opaque, so that centred values are computed again in each pass, not kept
-        asm volatile("mov.b32 %0, %1;" : "=r"(pair) : "r"(x_[kIndex * kGroupPairs + i]));
-        const __half2 x = AsHalf2(pair);
-        const float c0 = centred(Bf16Low(pair)), c1 = centred(Bf16High(pair));
-        const __half2 above_zero = __hge2(x, b_zero);
-        count_zero = __hadd2(count_zero, above_zero);
-#pragma unroll
-        for (int f = 0; f < kCount; ++f) {
-          const __half2 above_low = __hge2(x, AsHalf2(GridPair(low[f])));
-          const __half2 above_high = __hge2(x, AsHalf2(GridPair(high[f])));
-          count_low[f] = __hadd2(count_low[f], above_low);
-          count_high[f] = __hadd2(count_high[f], above_high);
-          const float2 q = __half22float2(__hadd2(__hadd2(above_low, above_zero), above_high));
-          const int l = i % 8 * 2;
-          const float p0 = __fmul_rn(q.x, c0), p1 = __fmul_rn(q.y, c1);
-          lane[f][l] = i < 8 ? p0 : __fadd_rn(lane[f][l], p0);
-          lane[f][l + 1] = i < 8 ? p1 : __fadd_rn(lane[f][l + 1], p1);
-        }
-      }
-      const int n_zero = Total(count_zero);
-#pragma unroll
-      for (int f = 0; f < kCount; ++f) {
-        const int n_low = Total(count_low[f]), n_high = Total(count_high[f]);
-        const float sqx = Fold(lane[f]);
-        if (__fmul_rn(factors[kFirst + f], deviation) > 0.0f &&
-            Improve(best, n_low + n_zero + n_high, n_low + 3 * n_zero + 5 * n_high, sqx)) {
-          best->t_low = low[f];
-          best->t_zero = zero;
-          best->t_high = high[f];
-        }
-      }
-      SearchPasses<kIndex, kFirst + kCount, kPass>(mean, deviation, factors, zero, best);
-    }
-  }
-  __device__ static __forceinline__ int Total(__half2 count) {
-    return static_cast<int>(__low2float(count) + __high2float(count));
-  }
-
-  __device__ static __forceinline__ uint32_t CodeOf(float centred, float step) {
-    constexpr float kHalf = 1 << (kBits - 1);
-    const float q = floorf(__fdiv_rn(centred, step));
-    return static_cast<uint32_t>(fminf(fmaxf(q, -kHalf), kHalf - 1.0f) + kHalf);
-  }
-  template <int kIndex>
-  __device__ __forceinline__ Choice SearchByValue(float mean, float deviation,
-                                                  const float (&factors)[5]) const {
-    Choice best;
-#pragma unroll 1
-    for (int f = 0; f < 5; ++f) {
-      const float step = __fmul_rn(factors[f], deviation);
-      if (!(step > 0.0f)) break;
-      int sum = 0, squares = 0;
-      const float sqx = Sum<kIndex>([&](float x) {
-        const float c = __fsub_rn(x, mean);
-        const auto q = static_cast<int>(CodeOf(c, step));
-        sum += q;
-        squares += q * q;
-        return __fmul_rn(static_cast<float>(q), c);
-      });
-      if (Improve(&best, sum, squares, sqx)) best.step = step;
-    }
-    return best;
-  }
-
-  uint8_t* block_;
-  const int token_;
-  const bool is_k_;
+  const Target target_;
   float clip_;
   uint32_t x_[kPairs];  // pairs of BF16 in dim order
 };
 
 // kFit: some side uses a least-squares rule, which needs twice the registers.
 template <PageKind kKind, int kDim, int kGroup, bool kFit>
-__global__ void __launch_bounds__(kSealThreads, kDim > 128 || kFit ? 2 : 4)
+__global__ void __launch_bounds__(kSealThreads, kDim > 128 ? 2
+                                                : kFit     ? 3
+                                                           : 4)
     SealPagesKernel(const __grid_constant__ SealKernelParams p) {
   using Sealer = RowSealer<kKind, kDim, kGroup>;
   constexpr int kSideBytes = kPageTokens * kDim * 2;
@@ -521,11 +637,12 @@ __global__ void __launch_bounds__(kSealThreads, kDim > 128 || kFit ? 2 : 4)
   BarrierWait(full, 0);
   const bool is_k = thread < kPageTokens;
   Sealer row(block, thread % kPageTokens, is_k);
-  const int changed = row.Load(shared + (is_k ? 0 : kSideBytes));
+  const uint8_t* source = shared + (is_k ? 0 : kSideBytes);
+  const int changed = row.Load(source);
   if (changed > 0 && p.saturated != nullptr) {
     atomicAdd(p.saturated, static_cast<unsigned long long>(changed));
   }
-  row.template Seal<kFit>(is_k ? p.k : p.v);
+  row.template Seal<kFit>(is_k ? p.k : p.v, source, changed);
   __syncthreads();
   auto* target = reinterpret_cast<uint4*>(p.history_pool + layer * p.history_layer_stride +
                                           target_page * p.history_page_stride + head * kBlockBytes);

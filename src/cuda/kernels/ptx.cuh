@@ -54,6 +54,18 @@ __device__ __forceinline__ void BarrierWait(uint32_t bar, uint32_t parity) {
 #endif
 }
 
+// Whether the phase is over already; never waits.
+__device__ __forceinline__ bool BarrierTest(uint32_t bar, uint32_t parity) {
+  uint32_t done;
+  asm volatile(
+      "{ .reg .pred p; mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;"
+      " selp.u32 %0, 1, 0, p; }"
+      : "=r"(done)
+      : "r"(bar), "r"(parity)
+      : "memory");
+  return done != 0;
+}
+
 // Arrivals a "full" barrier expects from the one warp that fills its stage.
 inline constexpr uint32_t kBulkFullArrivals = 1;
 inline constexpr uint32_t kAsyncFullArrivals = 32;

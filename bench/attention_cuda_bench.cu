@@ -1,0 +1,472 @@
+// The CUDA kernels against the device's memory and tensor-core roofs, one table:
+//   oscar_bench_cuda [--only SUBSTRING] [--json FILE]
+// 32 query and 8 KV heads, D 128, one layer. L2-cold: each launch reads another copy of its pages
+// (or the data is many times the L2), pages lie at shuffled ids. Times are medians; "graph" rows
+// replay a graph of 40 launches, the others lie between two events.
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <numeric>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "cuda/decode_attention.h"
+#include "cuda/device_buffer.h"
+#include "cuda/kv_write.h"
+#include "cuda/page_seal.h"
+#include "cuda/prefill_attention.h"
+
+namespace oscar::cuda {
+namespace {
+
+void Check(const Status& status) {
+  if (status.ok()) return;
+  std::fprintf(stderr, "oscar_bench_cuda: %s\n", status.ToString().c_str());
+  std::exit(InfoOf(status.code()).exit_code);
+}
+template <typename T>
+T Check(Result<T> result) {
+  if (!result.has_value()) Check(result.error());
+  return std::move(result).value();
+}
+void Check(cudaError_t error) { Check(CudaStatus(error, "CUDA")); }
+
+constexpr int kQHeads = 32, kKvHeads = 8, kDim = 128;
+constexpr int kSink = 64, kRecent = 256;
+
+__device__ uint32_t Hash(uint64_t x) {
+  x ^= x >> 33;
+  x *= 0xff51afd7ed558ccdull;
+  x ^= x >> 33;
+  x *= 0xc4ceb9fe1a85ec53ull;
+  return static_cast<uint32_t>(x >> 32);
+}
+__device__ float Gaussian(uint64_t i) {  // sum of four uniforms, unit variance
+  float sum = 0.0f;
+  for (int k = 0; k < 4; ++k) sum += static_cast<float>(Hash(i * 4 + k)) * 0x1p-32f;
+  return (sum - 2.0f) * 1.7320508f;
+}
+// Random codes, plausible metadata.
+__global__ void FillPages(uint32_t* words, int64_t count, int block_words, int meta_word) {
+  for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < count;
+       i += int64_t{gridDim.x} * blockDim.x) {
+    uint32_t value = Hash(static_cast<uint64_t>(i));
+    if (i % block_words >= meta_word) {
+      const float scale = 0.5f + static_cast<float>(value & 255) / 512.0f;
+      const float minimum = -1.5f * scale + static_cast<float>((value >> 8) & 255) / 2560.0f;
+      value = static_cast<uint32_t>(ToFp16(scale).bits) |
+              static_cast<uint32_t>(ToFp16(minimum).bits) << 16;
+    }
+    words[i] = value;
+  }
+}
+__global__ void FillBf16(uint16_t* values, int64_t count) {
+  for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < count;
+       i += int64_t{gridDim.x} * blockDim.x) {
+    values[i] = ToBf16(Gaussian(static_cast<uint64_t>(i))).bits;
+  }
+}
+__global__ void ReadAll(const uint4* data, int64_t count, uint32_t* sink) {
+  uint32_t x = 0;
+  const int64_t stride = int64_t{gridDim.x} * blockDim.x;
+  int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  for (; i + 3 * stride < count; i += 4 * stride) {
+    const uint4 a = __ldcs(data + i), b = __ldcs(data + i + stride),
+                c = __ldcs(data + i + 2 * stride), d = __ldcs(data + i + 3 * stride);
+    x ^= a.x ^ a.y ^ a.z ^ a.w ^ b.x ^ b.y ^ b.z ^ b.w ^ c.x ^ c.y ^ c.z ^ c.w ^ d.x ^ d.y ^ d.z ^
+         d.w;
+  }
+  if (x == 0x12345u) *sink = x;
+}
+
+using Work = std::function<void(int copy, cudaStream_t stream)>;
+
+// Median microseconds of one call, between events.
+double TimeEvents(const Work& work, int copies, int iterations) {
+  cudaStream_t stream;
+  Check(cudaStreamCreate(&stream));
+  cudaEvent_t begin, end;
+  Check(cudaEventCreate(&begin));
+  Check(cudaEventCreate(&end));
+  std::vector<float> times;
+  for (int i = 0; i < iterations + 3; ++i) {
+    Check(cudaEventRecord(begin, stream));
+    work(i % copies, stream);
+    Check(cudaEventRecord(end, stream));
+    Check(cudaEventSynchronize(end));
+    float ms = 0.0f;
+    Check(cudaEventElapsedTime(&ms, begin, end));
+    if (i >= 3) times.push_back(ms * 1e3f);
+  }
+  Check(cudaGetLastError());
+  std::sort(times.begin(), times.end());
+  cudaEventDestroy(begin);
+  cudaEventDestroy(end);
+  cudaStreamDestroy(stream);
+  return times[times.size() / 2];
+}
+// Median microseconds of one call inside a replayed graph of `calls`.
+double TimeGraph(const Work& work, int copies, int calls = 40) {
+  cudaStream_t stream;
+  Check(cudaStreamCreate(&stream));
+  Check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
+  for (int i = 0; i < calls; ++i) work(i % copies, stream);
+  cudaGraph_t graph;
+  Check(cudaStreamEndCapture(stream, &graph));
+  cudaGraphExec_t exec;
+  Check(cudaGraphInstantiate(&exec, graph, 0));
+  const double us = TimeEvents([&](int, cudaStream_t s) { Check(cudaGraphLaunch(exec, s)); }, 1, 9);
+  cudaGraphExecDestroy(exec);
+  cudaGraphDestroy(graph);
+  cudaStreamDestroy(stream);
+  return us / calls;
+}
+
+struct Row {
+  std::string name, unit;
+  double value, bar, goal;
+  bool lower_is_better;
+  double us, bytes, roof_fraction;
+};
+std::vector<Row> rows;
+double read_roof = 0.0;  // bytes / s
+const char* only = "";
+
+bool Wanted(const std::string& name) { return name.find(only) != std::string::npos; }
+void Report(Row row) {
+  const bool pass = row.lower_is_better ? row.value <= row.bar : row.value >= row.bar;
+  const bool goal = row.lower_is_better ? row.value <= row.goal : row.value >= row.goal;
+  char bytes[64] = "";
+  if (row.bytes > 0.0) {
+    std::snprintf(bytes, sizeof(bytes), "%8.1f MB %5.2f TB/s %3.0f%% of read roof",
+                  row.bytes * 1e-6, row.bytes / row.us * 1e-6, row.roof_fraction * 100.0);
+  }
+  std::printf("%-52s %8.1f us %8.2f %-8s bar %7.1f %-5s goal %7.1f %-4s %s\n", row.name.c_str(),
+              row.us, row.value, row.unit.c_str(), row.bar, pass ? "pass" : "BELOW", row.goal,
+              goal ? "met" : "no", bytes);
+  std::fflush(stdout);
+  rows.push_back(std::move(row));
+}
+
+std::vector<int32_t> Shuffled(int count) {
+  std::vector<int32_t> ids(static_cast<size_t>(count));
+  std::iota(ids.begin(), ids.end(), 0);
+  std::mt19937 rng(1);
+  std::shuffle(ids.begin(), ids.end(), rng);
+  return ids;
+}
+
+// Decode at batch x context with 64 + 256 BF16 tokens and the rest in pages of `kind`.
+void BenchDecode(const std::string& name, PageKind kind, int batch, int context, bool graph,
+                 double bar, double goal, bool rate) {
+  if (!Wanted(name)) return;
+  const AttentionShape shape{.history_kind = kind,
+                             .head_dim = kDim,
+                             .group_dims = kDim,
+                             .num_q_heads = kQHeads,
+                             .num_kv_heads = kKvHeads};
+  const int history = (context - kSink - kRecent) / kPageTokens;
+  const int recent = context - kSink - history * kPageTokens;
+  const int window_pages = 1 + (kRecent / kPageTokens + 2);
+  const auto block = static_cast<int64_t>(shape.history_layout().block_bytes());
+  const auto window_block = static_cast<int64_t>(shape.window_layout().block_bytes());
+  const double bytes = static_cast<double>(batch) * kKvHeads *
+                       (static_cast<double>(history) * static_cast<double>(block) +
+                        static_cast<double>(kSink + recent) * kDim * 4);
+  const int copies = std::max(1, static_cast<int>(400e6 / bytes) + 1);
+  const int total_history = history * batch * copies, total_window = window_pages * batch * copies;
+  auto pool = Check(DeviceBuffer<std::byte>::Allocate(static_cast<size_t>(total_history) *
+                                                      static_cast<size_t>(block * kKvHeads)));
+  auto window = Check(DeviceBuffer<std::byte>::Allocate(
+      static_cast<size_t>(total_window) * static_cast<size_t>(window_block * kKvHeads)));
+  if (kind == PageKind::kBf16) {
+    FillBf16<<<1056, 256>>>(reinterpret_cast<uint16_t*>(pool.data()),
+                            static_cast<int64_t>(pool.size() / 2));
+  } else {
+    FillPages<<<1056, 256>>>(reinterpret_cast<uint32_t*>(pool.data()),
+                             static_cast<int64_t>(pool.size() / 4), static_cast<int>(block / 4),
+                             static_cast<int>(shape.history_layout().k_meta_offset() / 4));
+  }
+  FillBf16<<<1056, 256>>>(reinterpret_cast<uint16_t*>(window.data()),
+                          static_cast<int64_t>(window.size() / 2));
+  const auto history_table = Check(DeviceBuffer<int32_t>::Copy(Shuffled(total_history)));
+  const auto window_table = Check(DeviceBuffer<int32_t>::Copy(Shuffled(total_window)));
+  std::vector<SequenceView> sequences;
+  for (int i = 0; i < batch * copies; ++i) sequences.push_back({kSink, history, recent, i});
+  const auto views = Check(DeviceBuffer<SequenceView>::Copy(sequences));
+  auto q = Check(DeviceBuffer<Bf16>::Allocate(static_cast<size_t>(batch * kQHeads * kDim)));
+  FillBf16<<<64, 256>>>(reinterpret_cast<uint16_t*>(q.data()), static_cast<int64_t>(q.size()));
+  auto out = Check(DeviceBuffer<Bf16>::Allocate(q.size()));
+  const auto decode = Check(DecodeAttention::Create(shape, batch, kSink + kRecent + 64));
+  auto workspace = Check(DeviceBuffer<std::byte>::Allocate(decode.workspace_bytes()));
+  Check(workspace.Fill(0));
+  Check(cudaDeviceSynchronize());
+  const Work work = [&](int copy, cudaStream_t stream) {
+    DecodeArguments args;
+    args.cache.history_pool = pool.data();
+    args.cache.window_pool = window.data();
+    args.cache.history_page_stride = block * kKvHeads;
+    args.cache.window_page_stride = window_block * kKvHeads;
+    args.cache.history_table = history_table.data();
+    args.cache.window_table = window_table.data();
+    args.cache.history_table_stride = history;
+    args.cache.window_table_stride = window_pages;
+    args.cache.sink_pages = 1;
+    args.cache.ring_pages = window_pages - 1;
+    args.sequences = views.data() + static_cast<size_t>(copy) * static_cast<size_t>(batch);
+    args.q = q.data();
+    args.out = out.data();
+    args.softmax_scale = 0.08838835f;
+    args.batch = batch;
+    args.workspace = workspace.data();
+    args.overlap_predecessor = graph;
+    Check(decode.Launch(args, stream));
+  };
+  const double us = graph ? TimeGraph(work, copies) : TimeEvents(work, copies, 20);
+  Report({name, rate ? "TB/s" : "us", rate ? bytes / us * 1e-6 : us, bar, goal, !rate, us, bytes,
+          bytes / us * 1e6 / read_roof});
+}
+
+// Quantise and write whole pages of a prompt.
+void BenchSeal(const std::string& name, const PageRules& rules, double bar, double goal) {
+  if (!Wanted(name)) return;
+  constexpr int kPages = 4096 / kPageTokens, kCopies = 24;  // 16.8 MB read a copy
+  const AttentionShape shape{.num_q_heads = kQHeads, .num_kv_heads = kKvHeads};
+  const auto open = static_cast<int64_t>(shape.window_layout().block_bytes()) * kKvHeads;
+  const auto sealed = static_cast<int64_t>(shape.history_layout().block_bytes()) * kKvHeads;
+  auto window =
+      Check(DeviceBuffer<std::byte>::Allocate(static_cast<size_t>(open * kPages * kCopies)));
+  auto history =
+      Check(DeviceBuffer<std::byte>::Allocate(static_cast<size_t>(sealed * kPages * kCopies)));
+  FillBf16<<<1056, 256>>>(reinterpret_cast<uint16_t*>(window.data()),
+                          static_cast<int64_t>(window.size() / 2));
+  const auto ids = Check(DeviceBuffer<int32_t>::Copy(Shuffled(kPages * kCopies)));
+  const PageSeal seal = Check(PageSeal::Create(shape, rules));
+  Check(cudaDeviceSynchronize());
+  const Work work = [&](int copy, cudaStream_t stream) {
+    SealArguments args;
+    args.window_pool = window.data();
+    args.history_pool = history.data();
+    args.window_page_stride = open;
+    args.history_page_stride = sealed;
+    args.source_pages = ids.data() + copy * kPages;
+    args.target_pages = ids.data() + copy * kPages;
+    args.jobs = kPages;
+    Check(seal.Launch(args, stream));
+  };
+  const double us = TimeGraph(work, kCopies);
+  const double bytes = static_cast<double>((open + sealed) * kPages);
+  Report({name, "us", us, bar, goal, true, us, bytes, bytes / us * 1e6 / read_roof});
+}
+
+// Norm, RoPE, rotation and append; no bar of its own.
+void BenchWrite(const std::string& name, int tokens, Rotation rotation) {
+  if (!Wanted(name)) return;
+  const AttentionShape shape{.num_q_heads = kQHeads, .num_kv_heads = kKvHeads};
+  const int pages = (tokens + kPageTokens - 1) / kPageTokens;
+  const auto page = static_cast<int64_t>(shape.window_layout().block_bytes()) * kKvHeads;
+  constexpr int kHeads = kQHeads + 2 * kKvHeads;
+  auto window = Check(DeviceBuffer<std::byte>::Allocate(static_cast<size_t>(page * pages)));
+  auto qkv = Check(DeviceBuffer<Bf16>::Allocate(static_cast<size_t>(tokens * kHeads * kDim)));
+  auto q = Check(DeviceBuffer<Bf16>::Allocate(static_cast<size_t>(tokens * kQHeads * kDim)));
+  FillBf16<<<1056, 256>>>(reinterpret_cast<uint16_t*>(qkv.data()),
+                          static_cast<int64_t>(qkv.size()));
+  const auto table = Check(DeviceBuffer<int32_t>::Copy(Shuffled(pages)));
+  std::vector<int32_t> positions(static_cast<size_t>(tokens));
+  std::iota(positions.begin(), positions.end(), 0);
+  const auto d_positions = Check(DeviceBuffer<int32_t>::Copy(positions));
+  const auto d_rows =
+      Check(DeviceBuffer<int32_t>::Copy(std::vector<int32_t>(static_cast<size_t>(tokens), 0)));
+  const auto cos_sin = Check(
+      DeviceBuffer<float>::Copy(std::vector<float>(static_cast<size_t>(tokens * kDim), 0.7071f)));
+  const auto norm = Check(DeviceBuffer<float>::Copy(std::vector<float>(kDim, 1.0f)));
+  std::vector<uint32_t> words;
+  for (int h = 0; h < kKvHeads; ++h) {
+    const auto packed = PackRotation(std::vector<float>(kDim * kDim, 0.0883f), kDim);
+    words.insert(words.end(), packed.begin(), packed.end());
+  }
+  const auto fragments = Check(DeviceBuffer<uint32_t>::Copy(words));
+  Check(cudaDeviceSynchronize());
+  const Work work = [&](int, cudaStream_t stream) {
+    WriteArguments args;
+    args.qkv = qkv.data();
+    args.qkv_stride = kHeads * kDim;
+    args.positions = d_positions.data();
+    args.table_rows = d_rows.data();
+    args.cos_sin = cos_sin.data();
+    args.q_norm = norm.data();
+    args.k_norm = norm.data();
+    args.rotation = rotation;
+    args.rotation_fragments = fragments.data();
+    args.rotations = kKvHeads;
+    args.q_out = q.data();
+    args.window_pool = window.data();
+    args.cache.window_page_stride = page;
+    args.cache.window_table = table.data();
+    args.cache.window_table_stride = pages;
+    args.cache.sink_pages = pages;
+    args.cache.ring_pages = 1;
+    args.tokens = tokens;
+    Check(WriteTokens(shape, args, stream));
+  };
+  const double us = TimeGraph(work, 1);
+  const double bytes = static_cast<double>(tokens) * (kHeads * 2) * kDim * 2;
+  Report({name, "us", us, 1e9, 1e9, true, us, bytes, bytes / us * 1e6 / read_roof});
+}
+
+// A chunk of `queries` new tokens after `prefix` tokens of history. Returns TFLOP/s.
+double PrefillRate(PageKind kind, int prefix, int queries, double* us) {
+  const AttentionShape shape{.history_kind = kind,
+                             .head_dim = kDim,
+                             .group_dims = kDim,
+                             .num_q_heads = kQHeads,
+                             .num_kv_heads = kKvHeads};
+  const int history = prefix / kPageTokens, window_pages = queries / kPageTokens;
+  const auto block = static_cast<int64_t>(shape.history_layout().block_bytes());
+  const auto window_block = static_cast<int64_t>(shape.window_layout().block_bytes());
+  auto pool = Check(DeviceBuffer<std::byte>::Allocate(static_cast<size_t>(history + 1) *
+                                                      static_cast<size_t>(block * kKvHeads)));
+  auto window = Check(DeviceBuffer<std::byte>::Allocate(
+      static_cast<size_t>(window_pages) * static_cast<size_t>(window_block * kKvHeads)));
+  if (kind == PageKind::kBf16) {
+    FillBf16<<<1056, 256>>>(reinterpret_cast<uint16_t*>(pool.data()),
+                            static_cast<int64_t>(pool.size() / 2));
+  } else {
+    FillPages<<<1056, 256>>>(reinterpret_cast<uint32_t*>(pool.data()),
+                             static_cast<int64_t>(pool.size() / 4), static_cast<int>(block / 4),
+                             static_cast<int>(shape.history_layout().k_meta_offset() / 4));
+  }
+  FillBf16<<<1056, 256>>>(reinterpret_cast<uint16_t*>(window.data()),
+                          static_cast<int64_t>(window.size() / 2));
+  const auto history_table = Check(DeviceBuffer<int32_t>::Copy(Shuffled(history + 1)));
+  const auto window_table = Check(DeviceBuffer<int32_t>::Copy(Shuffled(window_pages)));
+  // Without a prefix the chunk begins the sequence: its first page is the sink.
+  const int sink = history == 0 ? kSink : 0;
+  const auto views = Check(DeviceBuffer<SequenceView>::Copy(
+      std::vector<SequenceView>{{sink, history, queries - sink, 0}}));
+  const auto chunks =
+      Check(DeviceBuffer<PrefillChunk>::Copy(std::vector<PrefillChunk>{{0, queries}}));
+  auto q = Check(DeviceBuffer<Bf16>::Allocate(static_cast<size_t>(queries * kQHeads * kDim)));
+  FillBf16<<<1056, 256>>>(reinterpret_cast<uint16_t*>(q.data()), static_cast<int64_t>(q.size()));
+  auto out = Check(DeviceBuffer<Bf16>::Allocate(q.size()));
+  const auto prefill = Check(PrefillAttention::Create(shape));
+  Check(cudaDeviceSynchronize());
+  *us = TimeEvents(
+      [&](int, cudaStream_t stream) {
+        PrefillArguments args;
+        args.cache.history_pool = pool.data();
+        args.cache.window_pool = window.data();
+        args.cache.history_page_stride = block * kKvHeads;
+        args.cache.window_page_stride = window_block * kKvHeads;
+        args.cache.history_table = history_table.data();
+        args.cache.window_table = window_table.data();
+        args.cache.history_table_stride = history;
+        args.cache.window_table_stride = window_pages;
+        args.cache.sink_pages = sink / kPageTokens;
+        args.cache.ring_pages = window_pages - sink / kPageTokens;
+        args.sequences = views.data();
+        args.chunks = chunks.data();
+        args.q = q.data();
+        args.out = out.data();
+        args.softmax_scale = 0.08838835f;
+        args.batch = 1;
+        args.max_query_tokens = queries;
+        Check(prefill.Launch(args, stream));
+      },
+      1, 10);
+  const double pairs = static_cast<double>(queries) * prefix + 0.5 * queries * (queries + 1.0);
+  return 4.0 * kDim * kQHeads * pairs / *us * 1e-6;
+}
+void BenchPrefill(const std::string& name) {
+  if (!Wanted(name)) return;
+  double us = 0.0, bf16_us = 0.0;
+  const double causal = PrefillRate(PageKind::kBf16, 0, 8192, &us);
+  Report({name + ", 8K causal, BF16", "TFLOP/s", causal, 300, 550, false, us, 0.0, 0.0});
+  const double bf16 = PrefillRate(PageKind::kBf16, 65536, 4096, &bf16_us);
+  const double int2 = PrefillRate(PageKind::kInt2, 65536, 4096, &us);
+  std::printf("  4K over a 64K prefix: BF16 %.1f us %.0f TFLOP/s, INT2 %.1f us %.0f TFLOP/s\n",
+              bf16_us, bf16, us, int2);
+  Report({name + ", 4K over 64K INT2 against BF16", "%", int2 / bf16 * 100.0, 60, 85, false, us,
+          0.0, 0.0});
+}
+
+void MeasureReadRoof() {
+  constexpr int64_t kBytes = int64_t{4} << 30;
+  auto data = Check(DeviceBuffer<std::byte>::Allocate(kBytes));
+  FillBf16<<<1056, 256>>>(reinterpret_cast<uint16_t*>(data.data()), kBytes / 2);
+  auto sink = Check(DeviceBuffer<uint32_t>::Allocate(1));
+  int multiprocessors = 0;
+  Check(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, 0));
+  const double us = TimeEvents(
+      [&](int, cudaStream_t stream) {
+        ReadAll<<<multiprocessors * 4, 512, 0, stream>>>(
+            reinterpret_cast<const uint4*>(data.data()), kBytes / 16, sink.data());
+      },
+      1, 10);
+  read_roof = static_cast<double>(kBytes) / us * 1e6;
+}
+
+void WriteJson(const char* path, const cudaDeviceProp& device, int driver) {
+  FILE* file = std::fopen(path, "w");
+  if (file == nullptr) Check(NotFound(std::string("cannot write ") + path));
+  std::fprintf(file, "{\"device\": \"%s\", \"driver\": %d, \"read_roof_tb_s\": %.3f, \"rows\": [\n",
+               device.name, driver, read_roof * 1e-12);
+  for (size_t i = 0; i < rows.size(); ++i) {
+    const Row& r = rows[i];
+    std::fprintf(file,
+                 "  {\"name\": \"%s\", \"us\": %.2f, \"value\": %.3f, \"unit\": \"%s\", "
+                 "\"bar\": %.1f, \"goal\": %.1f, \"bytes\": %.0f, \"roof_fraction\": %.3f}%s\n",
+                 r.name.c_str(), r.us, r.value, r.unit.c_str(), r.bar, r.goal, r.bytes,
+                 r.roof_fraction, i + 1 < rows.size() ? "," : "");
+  }
+  std::fprintf(file, "]}\n");
+  std::fclose(file);
+}
+
+int Main(int argc, char** argv) {
+  const char* json = nullptr;
+  for (int i = 1; i < argc; ++i) {
+    if (std::strcmp(argv[i], "--json") == 0 && i + 1 < argc) {
+      json = argv[++i];
+    } else if (std::strcmp(argv[i], "--only") == 0 && i + 1 < argc) {
+      only = argv[++i];
+    } else {
+      std::fprintf(stderr, "usage: oscar_bench_cuda [--only SUBSTRING] [--json FILE]\n");
+      return 2;
+    }
+  }
+  cudaDeviceProp device;
+  Check(cudaGetDeviceProperties(&device, 0));
+  int driver = 0;
+  Check(cudaDriverGetVersion(&driver));
+  MeasureReadRoof();
+  std::printf("%s, CUDA driver %d, measured read roof %.2f TB/s (cuDNN's best rows imply 4.6)\n",
+              device.name, driver, read_roof * 1e-12);
+  constexpr PageKind kInt2 = PageKind::kInt2;
+  BenchDecode("decode int2, batch 32 x 100K", kInt2, 32, 100000, false, 520, 470, false);
+  BenchDecode("decode int2, batch 32 x 30K", kInt2, 32, 30000, false, 160, 142, false);
+  BenchDecode("decode int2, batch 1 x 100K (graph)", kInt2, 1, 100000, true, 26, 18, false);
+  BenchDecode("decode int2, batch 128 x 8K", kInt2, 128, 8192, false, 205, 185, false);
+  BenchDecode("decode bf16, batch 8 x 100K", PageKind::kBf16, 8, 100000, false, 4.0, 4.4, true);
+  BenchSeal("seal 4096 tokens x 8 heads, clip rule (graph)",
+            {RowRule::kMinMax, RowRule::kMinMax, 0.96f, 0.92f}, 25, 10);
+  BenchSeal("seal 4096 tokens x 8 heads, oscar+ (graph)",
+            {RowRule::kMseFitUnbiased, RowRule::kMseFitUnbiased, 0.0f, 0.0f}, 40, 15);
+  BenchWrite("write 4096 tokens, matrix (graph, warm)", 4096, Rotation::kMatrix);
+  BenchWrite("write 4096 tokens, Hadamard (graph, warm)", 4096, Rotation::kHadamard);
+  BenchWrite("write 32 tokens, matrix (graph, warm)", 32, Rotation::kMatrix);
+  BenchPrefill("prefill");
+  if (json != nullptr) WriteJson(json, device, driver);
+  return 0;
+}
+
+}  // namespace
+}  // namespace oscar::cuda
+
+int main(int argc, char** argv) { return oscar::cuda::Main(argc, argv); }

@@ -1,0 +1,536 @@
+// Causal prefill attention for Hopper (sm_90a): a chunk of new tokens against the whole sequence,
+// every page read in place: BF16 pages go from the copy engine to wgmma untouched, quantised pages
+// are expanded to fp16 in shared memory, a tile at a time; there is no dense copy of the prefix.
+//
+// Grid       (query heads, query tiles of 128, batch); long tiles first. Three warpgroups: one
+//            producer, two consumers of 64 rows each.
+// Shared     Q (32 KiB at D 128, twice for quantised history), two stages of K and of V (128
+// tokens;
+//            64 at D 256), raw blocks of two quantised tiles: 210 KiB.
+// Bytes      K and V once a query tile and head, from L2 mostly.
+// Bound      tensor cores (4 D flops a query-key pair), then exponentials. H200:
+// docs/benchmarks.md.
+//
+// A consumer overlaps its softmax of tile j with the product P V of tile j - 1, and the two
+// consumers overlap each other. Quantised V is stored transposed (dims x tokens, as its fragments
+// lie), so its product reads B K-major; BF16 V is read MN-major.
+#pragma once
+
+#include <cstdint>
+
+#include "cache/page_layout.h"
+#include "cuda/kernels/page_expand.cuh"
+#include "cuda/kernels/prefill_params.h"
+#include "cuda/kernels/ptx.cuh"
+#include "cuda/kernels/wgmma.cuh"
+
+namespace oscar::cuda {
+
+template <PageKind kKindV, int kDimV>
+struct PrefillTraits {
+  static constexpr PageKind kKind = kKindV;
+  static constexpr bool kQuantised = kKind != PageKind::kBf16;
+  static constexpr int kDim = kDimV;
+  // The group size is data here; the smallest one has the largest blocks.
+  static constexpr PageLayout kLayout{kKind, CodeOrder::kTensorCore, kDim, 32};
+  static constexpr int kMaxBlockBytes = static_cast<int>(kLayout.block_bytes());
+  static constexpr int kCodeBytes = static_cast<int>(kLayout.code_bytes());
+  static constexpr int kBits = kLayout.bits();
+  static constexpr int kPlanes = kDim / 64;
+  static constexpr int kTilePages = kDim > 128 ? 1 : 2;
+  static constexpr int kTokens = kTilePages * kPageTokens;
+  static constexpr int kSideBytes = kTokens * kDim * 2;  // K or V of a tile
+  static constexpr int kPageSideBytes = kPageTokens * kDim * 2;
+  static constexpr int kStages = kQuantised && kDim > 128 ? 1 : 2;
+  static constexpr int kRawSlots = kBits == 2 ? 2 : 1;
+  static constexpr int kQBytes = kPrefillRows * kDim * 2;
+
+  static constexpr int kQOffset = 0;
+  static constexpr int kHalfQOffset = kQOffset + kQBytes;
+  static constexpr int kKOffset = kHalfQOffset + (kQuantised ? kQBytes : 0);
+  static constexpr int kVOffset = kKOffset + kStages * kSideBytes;
+  static constexpr int kRawOffset = kVOffset + kStages * kSideBytes;
+  static constexpr int kRawTile = kQuantised ? kTilePages * kMaxBlockBytes : 0;
+  static constexpr int kBarOffset = kRawOffset + kRawSlots * kRawTile;
+  static constexpr int kSharedBytes = kBarOffset + 128 + 1024;  // and slack to align by 1024
+};
+
+// Barriers: K full, V full, K empty, V empty (two each), raw full (two).
+struct PrefillBars {
+  uint32_t base;
+  __device__ uint32_t KFull(int s) const { return base + s * 8; }
+  __device__ uint32_t VFull(int s) const { return base + 16 + s * 8; }
+  __device__ uint32_t KEmpty(int s) const { return base + 32 + s * 8; }
+  __device__ uint32_t VEmpty(int s) const { return base + 48 + s * 8; }
+  __device__ uint32_t Raw(int s) const { return base + 64 + s * 8; }
+};
+
+// ---- producer warpgroup ----
+
+template <typename T>
+class PrefillProducer {
+ public:
+  __device__ PrefillProducer(const PrefillKernelParams& p, uint8_t* shared,
+                             const PrefillTiles& tiles, int kv_head, int num_tiles)
+      : p_(p),
+        shared_(shared),
+        base_(SharedAddress(shared)),
+        bars_{base_ + T::kBarOffset},
+        tiles_(tiles),
+        kv_head_(kv_head),
+        num_tiles_(num_tiles),
+        thread_(static_cast<int>(threadIdx.x)) {}
+
+  __device__ void Run() {
+    if constexpr (T::kQuantised) FetchRaw(0);
+    uint32_t raw_parity = 0;  // a bit a slot
+    for (int j = 0; j < num_tiles_; ++j) {
+      const int stage = j % T::kStages;
+      const uint32_t parity = (static_cast<uint32_t>(j / T::kStages) & 1u) ^ 1u;
+      const PrefillTile tile = tiles_[j];
+      if (T::kQuantised && tile.region == 1) {
+        if constexpr (T::kQuantised) {
+          const int slot = j % T::kRawSlots;
+          if constexpr (T::kRawSlots > 1) FetchRaw(j + 1);
+          BarrierWait(bars_.Raw(slot), raw_parity >> slot & 1u);
+          raw_parity ^= 1u << slot;
+          BarrierWait(bars_.KEmpty(stage), parity);
+          Expand<true>(tile, slot, stage);
+          ProxyFence();
+          BarrierArrive(bars_.KFull(stage));
+          BarrierWait(bars_.VEmpty(stage), parity);
+          Expand<false>(tile, slot, stage);
+          ProxyFence();
+          BarrierArrive(bars_.VFull(stage));
+          NamedSync(1, 128);  // the raw slot may be filled again
+          if constexpr (T::kRawSlots == 1) FetchRaw(j + 1);
+        }
+      } else {
+        if constexpr (T::kQuantised) FetchRaw(j + 1);
+        const std::byte* pages[T::kTilePages];
+        const int count = (tile.valid + kPageTokens - 1) / kPageTokens;
+#pragma unroll
+        for (int i = 0; i < T::kTilePages; ++i) {
+          pages[i] = i < count ? Bf16Page(tile, i) : nullptr;
+        }
+        BarrierWait(bars_.KEmpty(stage), parity);
+        CopySide(pages, count, 0, T::kKOffset + stage * T::kSideBytes, bars_.KFull(stage));
+        BarrierWait(bars_.VEmpty(stage), parity);
+        if (tile.valid == T::kTokens) {
+          CopySide(pages, count, T::kPageSideBytes, T::kVOffset + stage * T::kSideBytes,
+                   bars_.VFull(stage));
+        } else {
+          CopyValidRows(pages, tile.valid, T::kVOffset + stage * T::kSideBytes);
+          ProxyFence();
+          BarrierArrive(bars_.VFull(stage));
+        }
+      }
+    }
+  }
+
+ private:
+  __device__ const std::byte* Bf16Page(const PrefillTile& tile, int i) const {
+    const CacheView& cache = p_.cache;
+    const int64_t row = tiles_.view.table_row;
+    if (tile.region == 1) {  // BF16 history
+      const int64_t id =
+          __ldg(cache.history_table + row * cache.history_table_stride + tile.page + i);
+      return cache.history_pool + id * cache.history_page_stride +
+             int64_t{kv_head_} * (2 * T::kPageSideBytes);
+    }
+    int entry = tile.page + i;
+    if (tile.region == 2) {
+      const int begin = tiles_.view.sink_tokens / kPageTokens + tiles_.view.history_pages;
+      entry = cache.sink_pages + (begin + tile.page + i) % cache.ring_pages;
+    }
+    const int64_t id = __ldg(cache.window_table + row * cache.window_table_stride + entry);
+    return cache.window_pool + id * cache.window_page_stride +
+           int64_t{kv_head_} * (2 * T::kPageSideBytes);
+  }
+
+  // Plane by plane, so that the tile's rows of one plane are contiguous.
+  __device__ void CopySide(const std::byte* const (&pages)[T::kTilePages], int count, int source,
+                           int target, uint32_t full) {
+    if (thread_ == 0) {
+      const StageFill fill(full, static_cast<uint32_t>(count * T::kPageSideBytes), 0);
+#pragma unroll
+      for (int i = 0; i < T::kTilePages; ++i) {
+        if (i >= count) continue;
+        for (int plane = 0; plane < T::kPlanes; ++plane) {
+          fill.Copy(base_ + target + (plane * T::kTokens + i * kPageTokens) * 128,
+                    pages[i] + source + plane * (kPageTokens * 128), kPageTokens * 128);
+        }
+      }
+    } else {
+      BarrierArrive(full);
+    }
+  }
+  // V of a short tile: rows that do not exist are zero, since 0 * NaN is NaN.
+  __device__ void CopyValidRows(const std::byte* const (&pages)[T::kTilePages], int valid,
+                                int target) {
+    for (int i = thread_; i < T::kPlanes * T::kTokens * 8; i += 128) {
+      const int chunk = i % 8, token = i / 8 % T::kTokens, plane = i / 8 / T::kTokens;
+      uint4 v{0, 0, 0, 0};
+      if (token < valid) {
+        const std::byte* page =
+            T::kTilePages == 1 || token < kPageTokens ? pages[0] : pages[T::kTilePages - 1];
+        v = *reinterpret_cast<const uint4*>(page + T::kPageSideBytes +
+                                            (plane * kPageTokens + token % kPageTokens) * 128 +
+                                            chunk * 16);
+      }
+      *reinterpret_cast<uint4*>(shared_ + target + (plane * T::kTokens + token) * 128 +
+                                chunk * 16) = v;
+    }
+  }
+
+  __device__ void FetchRaw(int j) {
+    if (thread_ != 0 || j >= num_tiles_) return;
+    const PrefillTile tile = tiles_[j];
+    if (tile.region != 1) return;
+    const int count = (tile.valid + kPageTokens - 1) / kPageTokens;
+    const CacheView& cache = p_.cache;
+    const int32_t* table = cache.history_table +
+                           int64_t{tiles_.view.table_row} * cache.history_table_stride + tile.page;
+    const int slot = j % T::kRawSlots, bytes = p_.history_block_bytes;
+    const StageFill fill(bars_.Raw(slot), static_cast<uint32_t>(count * bytes), 0);
+    for (int i = 0; i < count; ++i) {
+      fill.Copy(base_ + T::kRawOffset + slot * T::kRawTile + i * T::kMaxBlockBytes,
+                cache.history_pool + int64_t{__ldg(table + i)} * cache.history_page_stride +
+                    int64_t{kv_head_} * bytes,
+                static_cast<uint32_t>(bytes));
+    }
+  }
+
+  // Expands one side of a quantised tile.
+  template <bool kIsK>
+  __device__ __forceinline__ void Expand(const PrefillTile& tile, int slot, int stage) {
+    const int count = (tile.valid + kPageTokens - 1) / kPageTokens;
+    uint8_t* target = shared_ + (kIsK ? T::kKOffset : T::kVOffset) + stage * T::kSideBytes;
+#pragma unroll
+    for (int page = 0; page < T::kTilePages; ++page) {
+      if (page >= count) {
+        if constexpr (!kIsK) ClearPage(target + page * T::kPageSideBytes);
+        continue;
+      }
+      const uint8_t* raw = shared_ + T::kRawOffset + slot * T::kRawTile + page * T::kMaxBlockBytes;
+      ExpandPage<T::kBits, T::kDim, kIsK>(
+          raw, p_.history_block_bytes, p_.group_steps_log2,
+          target + page * (kIsK ? kPageTokens * 128 : T::kPageSideBytes), T::kTokens * 128,
+          thread_);
+    }
+  }
+  __device__ void ClearPage(uint8_t* page) const {
+    for (int i = thread_; i < T::kPageSideBytes / 16; i += 128) {
+      reinterpret_cast<uint4*>(page)[i] = uint4{0, 0, 0, 0};
+    }
+  }
+
+  const PrefillKernelParams& p_;
+  uint8_t* shared_;
+  const uint32_t base_;
+  const PrefillBars bars_;
+  const PrefillTiles& tiles_;
+  const int kv_head_, num_tiles_, thread_;
+};
+
+// ---- consumer warpgroups ----
+
+template <typename T>
+class PrefillConsumer {
+ public:
+  __device__ PrefillConsumer(const PrefillKernelParams& p, uint8_t* shared,
+                             const PrefillTiles& tiles, int group)
+      : p_(p),
+        shared_(shared),
+        base_(SharedAddress(shared)),
+        bars_{base_ + T::kBarOffset},
+        tiles_(tiles),
+        group_(group),
+        thread_(static_cast<int>(threadIdx.x) % 128),
+        row_(thread_ / 32 * 16 + thread_ % 32 / 4),
+        quad_(thread_ & 3) {}
+
+  // first_query: row of the chunk; first_position: its position.
+  __device__ void Run(const PrefillChunk& chunk, int first_query, int64_t first_position,
+                      int q_head) {
+    first_query += group_ * 64;
+    first_position += group_ * 64;
+    const int rows = min(64, chunk.query_tokens - first_query);
+    if (rows <= 0) return;
+    LoadQ(chunk.query_begin + first_query, rows, q_head);
+    const int num_tiles = tiles_.UpTo(first_position + rows - 1);
+#pragma unroll
+    for (int i = 0; i < T::kDim / 2; ++i) o_[i] = 0.0f;
+    max_[0] = max_[1] = -INFINITY;
+    sum_[0] = sum_[1] = 0.0f;
+
+    PrefillTile tile = tiles_[0];
+    IssueScores(tile, 0);
+    WgmmaWait<0>();
+    Release(bars_.KEmpty(0));
+    Softmax(tile, first_position);
+    PackP(IsHalf(tile));
+    for (int j = 1; j < num_tiles; ++j) {
+      const bool previous_half = IsHalf(tile);
+      tile = tiles_[j];
+      IssueScores(tile, j);
+      IssueValues(previous_half, j - 1);
+      WgmmaWait<1>();
+      Release(bars_.KEmpty(j % T::kStages));
+      Softmax(tile, first_position);
+      WgmmaWait<0>();
+      Release(bars_.VEmpty((j - 1) % T::kStages));
+#pragma unroll
+      for (int i = 0; i < T::kDim / 2; i += 4) {
+        o_[i] *= correction_[0];
+        o_[i + 1] *= correction_[0];
+        o_[i + 2] *= correction_[1];
+        o_[i + 3] *= correction_[1];
+      }
+      PackP(IsHalf(tile));
+    }
+    IssueValues(IsHalf(tile), num_tiles - 1);
+    WgmmaWait<0>();
+    Release(bars_.VEmpty((num_tiles - 1) % T::kStages));
+    Store(chunk.query_begin + first_query, rows, q_head);
+  }
+
+ private:
+  static constexpr int kScores = T::kTokens / 2;
+
+  __device__ static bool IsHalf(const PrefillTile& tile) {
+    return T::kQuantised && tile.region == 1;
+  }
+  __device__ void Release(uint32_t bar) const {
+    if (thread_ % 32 == 0) BarrierArrive(bar);
+  }
+
+  // Q rows of this warpgroup: [planes][64][128 B], swizzled; as fp16 too, scaled down by a power of
+  // two if it would not fit.
+  __device__ void LoadQ(int first_row, int rows, int q_head) {
+    uint8_t* target = shared_ + T::kQOffset + group_ * (64 * T::kDim * 2);
+    uint32_t largest = 0;
+    for (int i = thread_; i < 64 * T::kDim / 8; i += 128) {
+      const int chunk = i % (T::kDim / 8), row = i / (T::kDim / 8);
+      uint4 v{0, 0, 0, 0};
+      if (row < rows) {
+        v = __ldg(reinterpret_cast<const uint4*>(
+            p_.q + (int64_t{first_row + row} * p_.num_q_heads + q_head) * T::kDim + chunk * 8));
+      }
+      const int at = (chunk / 8 * 64 + row) * 128 + ((chunk % 8) ^ (row & 7)) * 16;
+      *reinterpret_cast<uint4*>(target + at) = v;
+      for (const uint32_t pair : {v.x, v.y, v.z, v.w}) {
+        largest = max(largest, max(pair << 16 & 0x7fff0000u, pair & 0x7fff0000u));
+      }
+    }
+    if constexpr (T::kQuantised) {
+      // 2^15 and beyond needs scaling; the exponent of the largest value in this warpgroup.
+      uint32_t* shared_max = reinterpret_cast<uint32_t*>(shared_ + T::kBarOffset + 96) + group_;
+      atomicMax(shared_max, largest);
+      NamedSync(2 + group_, 128);
+      const int exponent = static_cast<int>(*shared_max >> 23) - 127;
+      const int down = max(exponent - 14, 0);
+      half_scale_ = p_.scale_log2 * __uint_as_float(static_cast<uint32_t>(127 + down) << 23);
+      const float f = __uint_as_float(static_cast<uint32_t>(127 - down) << 23);
+      for (int i = thread_; i < 64 * T::kDim / 8; i += 128) {
+        const uint4 v = *reinterpret_cast<const uint4*>(target + i * 16);
+        const auto convert = [&](uint32_t pair) {
+          return PackHalf(Bf16Low(pair) * f, Bf16High(pair) * f);
+        };
+        *reinterpret_cast<uint4*>(target + (T::kHalfQOffset - T::kQOffset) + i * 16) = {
+            convert(v.x), convert(v.y), convert(v.z), convert(v.w)};
+      }
+    }
+    ProxyFence();
+    NamedSync(2 + group_, 128);
+  }
+
+  template <bool kBf16>
+  __device__ __forceinline__ void Scores(int stage) {
+    const uint32_t q =
+        base_ + (kBf16 ? T::kQOffset : T::kHalfQOffset) + group_ * (64 * T::kDim * 2);
+    const uint32_t k = base_ + T::kKOffset + stage * T::kSideBytes;
+    WgmmaFence();
+#pragma unroll
+    for (int step = 0; step < T::kDim / 16; ++step) {
+      Wgmma<T::kTokens, kBf16>::Shared(
+          s_, SwizzledTile(q + step / 4 * (64 * 128) + step % 4 * 32, 16, 1024),
+          SwizzledTile(k + step / 4 * (T::kTokens * 128) + step % 4 * 32, 16, 1024), step > 0);
+    }
+    WgmmaCommit();
+  }
+  __device__ __forceinline__ void IssueScores(const PrefillTile& tile, int j) {
+    const int stage = j % T::kStages;
+    BarrierWait(bars_.KFull(stage), static_cast<uint32_t>(j / T::kStages) & 1u);
+    if constexpr (T::kQuantised) {
+      if (IsHalf(tile)) {
+        Scores<false>(stage);
+        return;
+      }
+    }
+    Scores<true>(stage);
+  }
+  __device__ __forceinline__ void IssueValues(bool half, int j) {
+    const int stage = j % T::kStages;
+    BarrierWait(bars_.VFull(stage), static_cast<uint32_t>(j / T::kStages) & 1u);
+    const uint32_t v = base_ + T::kVOffset + stage * T::kSideBytes;
+    if constexpr (T::kQuantised) {
+      if (half) {
+        WgmmaFence();
+#pragma unroll
+        for (int step = 0; step < T::kTokens / 16; ++step) {  // [pages][dims][64 tokens], K-major
+          Wgmma<T::kDim, false>::template Registers<0>(
+              o_, p_fragments_[step],
+              SwizzledTile(v + step / 4 * T::kPageSideBytes + step % 4 * 32, 16, 1024));
+        }
+        WgmmaCommit();
+        return;
+      }
+    }
+    WgmmaFence();
+#pragma unroll
+    for (int step = 0; step < T::kTokens / 16; ++step) {  // [planes][tokens][64 dims], MN-major
+      Wgmma<T::kDim, true>::template Registers<1>(
+          o_, p_fragments_[step], SwizzledTile(v + step * (16 * 128), T::kTokens * 128, 1024));
+    }
+    WgmmaCommit();
+  }
+
+  // Turns scores into P (in place), updates max and sum, leaves the factor for o in correction_.
+  __device__ __forceinline__ void Softmax(const PrefillTile& tile, int64_t first_position) {
+    const float scale = IsHalf(tile) ? half_scale_ : p_.scale_log2;
+    if (tile.valid < T::kTokens || tile.position + T::kTokens - 1 > first_position) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const int64_t see = first_position + row_ + 8 * r - tile.position + 1;
+        const int visible = static_cast<int>(min(int64_t{tile.valid}, see));
+#pragma unroll
+        for (int i = 0; i < kScores / 4; ++i) {
+#pragma unroll
+          for (int e = 0; e < 2; ++e) {
+            if (i * 8 + quad_ * 2 + e >= visible) s_[i * 4 + r * 2 + e] = -INFINITY;
+          }
+        }
+      }
+    }
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      float largest = s_[r * 2];
+#pragma unroll
+      for (int i = 0; i < kScores / 4; ++i) {
+        largest = fmaxf(largest, fmaxf(s_[i * 4 + r * 2], s_[i * 4 + r * 2 + 1]));
+      }
+      largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
+      largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
+      const float next = fmaxf(max_[r], largest * scale);
+      correction_[r] = Exp2(max_[r] - next);
+      max_[r] = next;
+      float sum = 0.0f;
+#pragma unroll
+      for (int i = 0; i < kScores / 4; ++i) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          float& x = s_[i * 4 + r * 2 + e];
+          x = Exp2(fmaf(x, scale, -next));
+          sum += x;
+        }
+      }
+      sum_[r] = fmaf(sum_[r], correction_[r], sum);
+    }
+  }
+  __device__ __forceinline__ void PackP(bool half) {
+#pragma unroll
+    for (int step = 0; step < T::kTokens / 16; ++step) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {  // a0: row, k 0; a1: row + 8, k 0; a2: row, k 8; a3
+        const int at = (step * 2 + (i >> 1)) * 4 + (i & 1) * 2;
+        if (T::kQuantised && half) {
+          p_fragments_[step][i] = PackHalf(s_[at], s_[at + 1]);
+        } else {
+          p_fragments_[step][i] = PackBf16(s_[at], s_[at + 1]);
+        }
+      }
+    }
+  }
+
+  __device__ void Store(int first_row, int rows, int q_head) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      float sum = sum_[r];
+      sum += __shfl_xor_sync(~0u, sum, 1);
+      sum += __shfl_xor_sync(~0u, sum, 2);
+      const float f = 1.0f / sum;
+      const int row = row_ + 8 * r;
+      if (row >= rows) continue;
+      const int64_t at = (int64_t{first_row + row} * p_.num_q_heads + q_head) * T::kDim + quad_ * 2;
+#pragma unroll
+      for (int i = 0; i < T::kDim / 8; ++i) {
+        const float a = o_[i * 4 + r * 2] * f, b = o_[i * 4 + r * 2 + 1] * f;
+        if (p_.out_fp32) {
+          *reinterpret_cast<float2*>(static_cast<float*>(p_.out) + at + i * 8) = {a, b};
+        } else {
+          *reinterpret_cast<uint32_t*>(static_cast<uint16_t*>(p_.out) + at + i * 8) =
+              PackBf16(a, b);
+        }
+      }
+    }
+  }
+
+  const PrefillKernelParams& p_;
+  uint8_t* shared_;
+  const uint32_t base_;
+  const PrefillBars bars_;
+  const PrefillTiles& tiles_;
+  const int group_, thread_, row_, quad_;
+  float half_scale_ = 0.0f;
+  float s_[kScores];
+  float o_[T::kDim / 2];
+  uint32_t p_fragments_[T::kTokens / 16][4];
+  float max_[2], sum_[2], correction_[2];
+};
+
+template <typename T>
+__global__ void __launch_bounds__(kPrefillThreads, 1)
+    PrefillAttentionSm90Kernel(const __grid_constant__ PrefillKernelParams p) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  extern __shared__ uint8_t unaligned[];
+  uint8_t* shared = unaligned + (1024 - SharedAddress(unaligned) % 1024) % 1024;
+  WaitForPredecessor();
+  const SequenceView view = p.sequences[blockIdx.z];
+  const PrefillChunk chunk = p.chunks[blockIdx.z];
+  // Long tiles first.
+  const int first_query = static_cast<int>(gridDim.y - 1 - blockIdx.y) * kPrefillRows;
+  if (first_query >= chunk.query_tokens) return;
+  const auto q_head = static_cast<int>(blockIdx.x);
+  const int64_t first_position = view.length() - chunk.query_tokens + first_query;
+  const int rows = min(kPrefillRows, chunk.query_tokens - first_query);
+  const PrefillTiles tiles(view, T::kTilePages);
+  if (threadIdx.x == 0) {
+    const PrefillBars bars{SharedAddress(shared) + T::kBarOffset};
+    const uint32_t consumers = rows > 64 ? 8 : 4;
+    for (int s = 0; s < 2; ++s) {
+      BarrierInit(bars.KFull(s), 128);
+      BarrierInit(bars.VFull(s), 128);
+      BarrierInit(bars.KEmpty(s), consumers);
+      BarrierInit(bars.VEmpty(s), consumers);
+      BarrierInit(bars.Raw(s), 1);
+    }
+    reinterpret_cast<uint32_t*>(shared + T::kBarOffset + 96)[0] = 0;
+    reinterpret_cast<uint32_t*>(shared + T::kBarOffset + 96)[1] = 0;
+    BarrierInitFence();
+  }
+  __syncthreads();
+  const auto group = static_cast<int>(threadIdx.x) / 128;
+  if (group == 0) {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 72;");
+    PrefillProducer<T>(p, shared, tiles, q_head / (p.num_q_heads / p.num_kv_heads),
+                       tiles.UpTo(first_position + rows - 1))
+        .Run();
+  } else {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 216;");
+    PrefillConsumer<T>(p, shared, tiles, group - 1).Run(chunk, first_query, first_position, q_head);
+  }
+#endif
+}
+
+}  // namespace oscar::cuda

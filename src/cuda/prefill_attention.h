@@ -1,0 +1,47 @@
+// PrefillAttention: causal attention of a chunk of new tokens against its whole sequence, read from
+// the cache's pages in place. The chunk's own K and V must already be in the window pages
+// (WriteTokens), its tokens counted in the view. Holds only numbers; create it once a shape and
+// device, outside graph capture.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "cuda/cache_view.h"
+#include "cuda/kernels/prefill_params.h"
+#include "oscar/status.h"
+
+namespace oscar::cuda {
+
+struct PrefillArguments {
+  CacheView cache;
+  const SequenceView* sequences = nullptr;  // [batch], device; recent tokens include the chunk
+  const PrefillChunk* chunks = nullptr;     // [batch], device
+  const Bf16* q = nullptr;                  // [rows, q_heads, D], device, rotated
+  void* out = nullptr;                      // [rows, q_heads, D], device
+  bool out_fp32 = false;                    // else BF16
+  float softmax_scale = 0.0f;
+  int batch = 0;
+  int max_query_tokens = 0;  // of any chunk
+};
+
+// Which kernel family; kBest takes wgmma on compute capability 9.0 and mma.sync elsewhere.
+enum class PrefillPath : uint8_t { kBest, kGeneric };
+
+class PrefillAttention {
+ public:
+  static Result<PrefillAttention> Create(const AttentionShape& shape,
+                                         PrefillPath path = PrefillPath::kBest);
+  // Asynchronous; may be captured in a graph.
+  Status Launch(const PrefillArguments& args, Stream stream) const;
+
+ private:
+  PrefillAttention() = default;
+  AttentionShape shape_;
+  const void* kernel_ = nullptr;
+  int shared_bytes_ = 0;
+  int rows_ = 0;     // queries a block
+  int threads_ = 0;  // of a block
+};
+
+}  // namespace oscar::cuda

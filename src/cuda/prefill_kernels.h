@@ -1,0 +1,19 @@
+// The prefill kernels this library was built with. Private to src/cuda.
+#pragma once
+
+#include "cuda/cache_view.h"
+
+namespace oscar::cuda {
+
+struct PrefillKernelInfo {
+  PageKind kind;
+  int head_dim;
+  int shared_bytes;
+  const void* function;
+};
+
+// Null-terminated (function == nullptr). Sm90 is wgmma, on compute capability 9.0 alone.
+extern const PrefillKernelInfo kPrefillKernelsSm90[];
+extern const PrefillKernelInfo kPrefillKernelsGeneric[];
+
+}  // namespace oscar::cuda
