@@ -147,6 +147,7 @@ void Report(Row row) {
     std::snprintf(bytes, sizeof(bytes), "%8.1f MB %5.2f TB/s %3.0f%% of read roof",
                   row.bytes * 1e-6, row.bytes / row.us * 1e-6, row.roof_fraction * 100.0);
   }
+  if (row.bar > 1e8) row.bar = row.goal = 0.0;
   std::printf("%-52s %8.1f us %8.2f %-8s bar %7.1f %-5s goal %7.1f %-4s %s\n", row.name.c_str(),
               row.us, row.value, row.unit.c_str(), row.bar, pass ? "pass" : "BELOW", row.goal,
               goal ? "met" : "no", bytes);
