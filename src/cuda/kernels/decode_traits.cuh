@@ -1,0 +1,85 @@
+// Compile-time shape of a decode kernel, its work items and its shared memory. Device only.
+#pragma once
+
+#include <cstdint>
+
+#include "cache/page_layout.h"
+#include "cuda/cache_view.h"
+#include "cuda/kernels/decode_params.h"
+#include "cuda/kernels/ptx.cuh"
+
+namespace oscar::cuda {
+
+template <PageKind kKindV, int kDimV, int kGroupV, int kNBV>
+struct DecodeTraits {
+  static constexpr PageKind kKind = kKindV;
+  static constexpr int kDim = kDimV;
+  static constexpr int kNB = kNBV;  // blocks of 8 query heads
+  static constexpr int kHeads = 8 * kNB;
+  static constexpr bool kQuantised = kKind != PageKind::kBf16;
+  static constexpr PageLayout kLayout{kKind, CodeOrder::kTensorCore, kDim, kGroupV};
+  static constexpr int kGroups = kQuantised ? kDim / kGroupV : 1;
+  static constexpr int kSteps = kDim / 16;  // k-steps of QK, dim slices of PV
+  static constexpr int kStepsPerGroup = kSteps / kGroups;
+  static constexpr int kSubSteps = kDim < 128 ? kDim / 16 : 8;
+  static constexpr int kBits = kLayout.bits();
+  static constexpr int kPerWord = kQuantised ? 16 / kBits : 2;  // code pairs a word
+  static constexpr int kUnitBytes = kUnitTokens * kDim * 2;
+  static constexpr int kBlockBytes = static_cast<int>(kLayout.block_bytes());
+  static constexpr int kStageBytes =
+      kQuantised && kBlockBytes > kUnitBytes ? kBlockBytes : kUnitBytes;
+  static constexpr int kStateStride = kDim + 4;  // floats; conflict-free for the epilogue
+  // Consumer warps, and registers a thread. Quantised pages: one block an SM, 12 consumers measured
+  // best on an H200 (541 us at 32 x 100K; 8: 581, 10: 589, 14: 559, 18 with 96 registers: 613).
+  // BF16 pages are bound by memory, and smaller blocks have shorter tails.
+  static constexpr bool kSmall = kDim <= 128 && kNB == 1 && kGroups <= 2;
+  static constexpr int kWarps = kSmall && kQuantised ? 12 : 6;
+  static constexpr int kCtasPerSm = kSmall && !kQuantised ? 2 : 1;
+  static constexpr int kRegisters = kSmall ? 128 : 255;
+  static constexpr int kThreads = (kWarps + 2) * 32;  // with a producer and a merger
+
+  // Power of two that position `step` of a word carries, relative to 2^-24.
+  static constexpr int Exponent(int step) { return kBits * (step % kPerWord % (kPerWord / 2)); }
+};
+
+struct DecodeItem {
+  int32_t kind;  // kItemEnd, kItemUnits, kItemPages
+  int32_t row;   // of the batch
+  int32_t kv_head, head_block, heads;
+  int32_t first, count;  // units or pages
+  int32_t slot, slots;   // of the (sequence, head)'s partial states
+  int32_t sink_units, sink_tokens, recent_tokens;
+};
+inline constexpr int kItemEnd = -1, kItemUnits = 0, kItemPages = 1;
+
+// Offsets in dynamic shared memory, the same for launcher and kernel.
+template <typename T>
+struct DecodeShared {
+  int ring, state, ml, item, q, plan, bars, total;
+  OSCAR_HD constexpr DecodeShared(int stages, int heads, int batch)
+      : ring(0),
+        state(ring + T::kWarps * stages * T::kStageBytes),
+        ml(state + T::kWarps * heads * T::kStateStride * 4),
+        item((ml + T::kWarps * heads * 8 + 15) / 16 * 16),
+        q(item + 2 * 64),
+        plan(q + 2 * heads * T::kDim * 2),
+        bars((plan + batch * 16 + 2 * (batch + 1) * 4 + 7) / 8 * 8),
+        total(bars + (2 * T::kWarps * stages + kItemBars) * 8 + 16) {}
+
+  // Barriers after those of the stages: item slots full and empty (two each), states full and
+  // empty, and the end.
+  static constexpr int kItemFull = 0, kItemEmpty = 2, kStateFull = 4, kStateEmpty = 5, kEnd = 6;
+  static constexpr int kItemBars = 7;
+  __device__ uint32_t Bar(uint32_t base, int stages, int index) const {
+    return base + static_cast<uint32_t>(bars + (2 * T::kWarps * stages + index) * 8);
+  }
+  // Set by the merger at the end: the slot of the item whose (sequence, head) the whole block
+  // merges, or -1.
+  __device__ int64_t* LastSlot(uint8_t* shared, int stages) const {
+    return reinterpret_cast<int64_t*>(shared + bars + (2 * T::kWarps * stages + kItemBars) * 8);
+  }
+};
+
+inline constexpr float kEmptyReference = -1e30f;
+
+}  // namespace oscar::cuda
