@@ -196,6 +196,14 @@ void AddServeCommand(CLI::App& app, RunFunction& run) {
       ->add_flag("--deterministic", a.engine.deterministic,
                  "Use cached prefixes only where answers stay the same to the bit")
       ->group(group);
+  command
+      ->add_option("--prefix-dir", a.engine.prefix_dir,
+                   "Folder where cached prefixes survive a restart")
+      ->group(group);
+  command->add_option("--prefix-dir-size", a.engine.prefix_dir_bytes, "Most bytes in that folder")
+      ->capture_default_str()
+      ->transform(CLI::AsSizeValue(false))
+      ->group(group);
   command->add_flag("--isolate-keys", a.isolate_keys, "Keys do not share cached prefixes")
       ->group(group);
 

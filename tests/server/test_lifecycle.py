@@ -183,3 +183,17 @@ def test_config_file(start, tmp_path):
     run = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert run.returncode == 0, run.stderr
     assert json.loads(run.stdout)["max_context"] == 512
+
+
+def test_prefixes_survive_a_restart(start, tmp_path):
+    options = ("--prefix-dir", tmp_path / "prefixes", "--prefill-cell", 256, "--max-model-len", 4096)
+    prompt = "The old lighthouse stood above the harbour and counted the ships. " * 120
+    first = start(*options).ready()
+    usage = first.post("/v1/completions", {"prompt": prompt, "max_tokens": 4, "temperature": 0}).json()["usage"]
+    assert usage["prompt_tokens"] > 1000 and usage["prompt_tokens_details"]["cached_tokens"] == 0
+    assert first.stop() == 0
+    second = start(*options).ready()
+    follow_up = {"prompt": prompt + "What did it count?", "max_tokens": 4, "temperature": 0}
+    usage = second.post("/v1/completions", follow_up).json()["usage"]
+    assert usage["prompt_tokens_details"]["cached_tokens"] > 500
+    assert second.metrics()["oscar_cached_prompt_tokens_total"] > 500
