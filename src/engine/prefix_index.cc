@@ -118,6 +118,15 @@ int64_t PrefixIndex::ExactLength(const Path& path, int64_t limit) const {
   return 0;
 }
 
+int64_t PrefixIndex::KeptSealedEnd(const Path& path, int64_t length) const {
+  for (size_t i = path.nodes.size(); i-- > 0;) {
+    const Node& node = *path.nodes[i];
+    const auto end = static_cast<int64_t>(i * kPageTokens + node.tokens.size());
+    if (node.kept_sealed_end >= 0 && end <= length) return node.kept_sealed_end;
+  }
+  return 0;
+}
+
 int64_t PrefixIndex::StoredLength(const Path& path, int64_t limit,
                                   std::vector<bool>* sealed) const {
   int64_t length = std::min(limit, path.tokens);
@@ -125,7 +134,10 @@ int64_t PrefixIndex::StoredLength(const Path& path, int64_t limit,
     settled = true;
     sealed->assign(static_cast<size_t>((length + kPageTokens - 1) / kPageTokens), false);
     const int64_t cell_start = length / config_.cell * config_.cell;
-    const int64_t fresh_end = SequenceCache::SealedEndAt(config_, cell_start - config_.recent);
+    // A conversation goes on in the forms that it ended in; others read what a fresh prompt would.
+    const int64_t sealed_end =
+        std::max(SequenceCache::SealedEndAt(config_, cell_start - config_.recent),
+                 KeptSealedEnd(path, length));
     for (int64_t j = 0; j * kPageTokens < length;) {
       const bool sink = j < sink_pages();
       const bool open_ok = sink ? static_cast<bool>(path.nodes[static_cast<size_t>(j)]->open.page)
@@ -138,8 +150,7 @@ int64_t PrefixIndex::StoredLength(const Path& path, int64_t limit,
         settled = false;
         break;
       }
-      // Where both forms exist, the one that a fresh prompt would read.
-      const bool take_sealed = sealed_ok && (j < fresh_end || !open_ok);
+      const bool take_sealed = sealed_ok && (j < sealed_end || !open_ok);
       const int64_t count = sink ? 1 : group_pages();
       for (int64_t k = j; k < j + count && take_sealed; ++k) {
         (*sealed)[static_cast<size_t>(k)] = true;
@@ -261,6 +272,8 @@ void PrefixIndex::Insert(const PageKey& key, const SequenceCache& cache, int64_t
     }
     if (full && (sealed || j < sink_pages())) Store(*node, form.page, sealed);
     at = node;
+    if (keep == Keep::kAll && j == cache.num_pages() - 1)
+      node->kept_sealed_end = cache.sealed_end();
   }
   if (at->parent != nullptr) {
     Touch(at);

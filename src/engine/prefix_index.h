@@ -110,6 +110,8 @@ class PrefixIndex {
     int64_t index = -1;  // of the page in its sequence
     std::vector<int32_t> tokens;
     Form open, sealed;
+    // A sequence ended with this page, its pages [sink, kept_sealed_end) sealed; -1: none did.
+    int64_t kept_sealed_end = -1;
     std::vector<Node*> children;
     std::list<Node*>::iterator recency;
   };
@@ -121,6 +123,9 @@ class PrefixIndex {
   Node* FindChild(const Node* parent, uint64_t hash, std::span<const int32_t> tokens) const;
   Path Walk(const PageKey& key) const;
   int64_t ExactLength(const Path& path, int64_t limit) const;
+  // Pages that were sealed when the last sequence which ended on the path, and whose tokens are
+  // all below `length`, did so; 0 where there is none.
+  int64_t KeptSealedEnd(const Path& path, int64_t length) const;
   // The longest length <= `limit`, and which pages are taken sealed.
   int64_t StoredLength(const Path& path, int64_t limit, std::vector<bool>* sealed) const;
   bool SealedGroup(const Path& path, int64_t first, int64_t length, bool exact) const;
