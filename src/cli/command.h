@@ -20,9 +20,11 @@ void AddBenchCommand(CLI::App& app, RunFunction& run);
 void AddChatCommand(CLI::App& app, RunFunction& run);
 // A subcommand of bench.
 void AddDecodeBench(CLI::App& bench, RunFunction& run);
+void AddEvalCommand(CLI::App& app, RunFunction& run);
 void AddGenerateCommand(CLI::App& app, RunFunction& run);
 void AddInfoCommand(CLI::App& app, RunFunction& run);
 void AddInspectCommand(CLI::App& app, RunFunction& run);
+void AddReportCommand(CLI::App& app, RunFunction& run);
 void AddRotationCommand(CLI::App& app, RunFunction& run);
 void AddServeCommand(CLI::App& app, RunFunction& run);
 void AddTokenizeCommand(CLI::App& app, RunFunction& run);

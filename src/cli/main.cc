@@ -49,8 +49,10 @@ int Main(int argc, char** argv) {
   AddBenchCommand(app, run);
   AddChatCommand(app, run);
   AddGenerateCommand(app, run);
+  AddEvalCommand(app, run);
   AddInspectCommand(app, run);
   AddInfoCommand(app, run);
+  AddReportCommand(app, run);
   AddRotationCommand(app, run);
   AddServeCommand(app, run);
   AddTokenizeCommand(app, run);

@@ -1,0 +1,572 @@
+#include "evaluate/evaluation.h"
+
+#include <fmt/core.h>
+#include <xxhash.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "base/check.h"
+#include "base/file.h"
+#include "base/log.h"
+#include "base/progress.h"
+#include "engine/loaded_model.h"
+#include "evaluate/layer_errors.h"
+#include "evaluate/report.h"
+#include "evaluate/sequence_runner.h"
+#include "rotation/content_hash.h"
+#include "rotation/rotation_file.h"
+#include "text/chat.h"
+#include "text/tokenizer.h"
+
+namespace oscar {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr char kItemsFile[] = "items.jsonl";
+constexpr char kTextTask[] = "(text)";
+constexpr char kLayersTask[] = "(layers)";
+// Tokens that one group of shared prompts holds in BF16.
+constexpr int64_t kSharedTokens = 49152;
+constexpr uint64_t kReferenceBytes = uint64_t{256} << 20;
+constexpr size_t kMaxOutputChars = 200;
+// sink + recent + one page of the default windows: below it nothing is quantised.
+constexpr int64_t kDefaultWindows = 64 + 256 + 64;
+constexpr std::array<int64_t, 5> kContextLengths = {4096, 14336, 32768, 65536, 131072};
+
+uint64_t HashText(std::string_view text, uint64_t seed) {
+  return XXH3_64bits_withSeed(text.data(), text.size(), seed);
+}
+
+// Items as the model sees them.
+struct Job {
+  const EvalTask* task = nullptr;
+  const EvalItem* item = nullptr;
+  std::vector<int32_t> prompt, reference;
+  int repeat = 0;
+  uint64_t hash = 0;
+};
+
+struct MethodState {
+  const EvalMethod* method = nullptr;
+  std::unique_ptr<LoadedModel> model;  // loaded while needed
+  uint64_t settings = 0;
+  MethodScore score;
+};
+
+// Lines appended as items end; a reader never sees half a line but after a crash.
+class ItemLog {
+ public:
+  ~ItemLog() {
+    if (file_ != nullptr) std::fclose(file_);
+  }
+  Status Open(const fs::path& path) {
+    std::error_code error;
+    if (fs::exists(path, error)) {
+      OSCAR_ASSIGN_OR_RETURN(const std::string text, ReadFile(path, uint64_t{1} << 30));
+      size_t line_number = 0;
+      for (size_t at = 0; at < text.size();) {
+        const size_t end = std::min(text.find('\n', at), text.size());
+        ++line_number;
+        Result<ItemRecord> record =
+            ParseItemRecord(std::string_view(text).substr(at, end - at));
+        at = end + 1;
+        if (record.has_value()) {
+          old_[{record->settings, KeyOf(*record)}] = std::move(*record);
+        } else {
+          LogWarning("{}:{}: not read ({}); the item is measured again", path.string(),
+                     line_number, record.error().message());
+        }
+      }
+      needs_newline_ = !text.empty() && text.back() != '\n';
+    }
+    file_ = std::fopen(path.c_str(), "a");
+    if (file_ == nullptr) return Unavailable(fmt::format("{}: cannot be opened", path.string()));
+    return {};
+  }
+  const ItemRecord* Find(const std::string& settings, const ItemKey& key) const {
+    const auto found = old_.find({settings, key});
+    return found == old_.end() ? nullptr : &found->second;
+  }
+  Status Append(ItemRecord record) {
+    const std::string line = (needs_newline_ ? "\n" : "") + ToJsonLine(record);
+    needs_newline_ = false;
+    if (std::fwrite(line.data(), 1, line.size(), file_) != line.size() ||
+        std::fflush(file_) != 0) {
+      return Unavailable("items.jsonl: cannot be written; is the disk full?");
+    }
+    std::pair<std::string, ItemKey> key{record.settings, KeyOf(record)};
+    old_[std::move(key)] = std::move(record);
+    return {};
+  }
+
+ private:
+  std::FILE* file_ = nullptr;
+  bool needs_newline_ = false;
+  std::map<std::pair<std::string, ItemKey>, ItemRecord> old_;
+};
+
+class Evaluator {
+ public:
+  explicit Evaluator(const EvalOptions& options) : options_(options) {}
+
+  Result<EvalResults> Run();
+
+ private:
+  Status Prepare();
+  Status PrepareJobs(const LoadedModel& model);
+  Status HashSettings();
+  Status Load(MethodState& state);
+  ModelOptions OptionsOf(const EvalMethod& method, int cell) const;
+  std::string SettingsOf(const MethodState& state, const Job& job) const {
+    return fmt::format("{:016x}", state.settings ^ job.hash);
+  }
+  bool IsDone(const MethodState& state, const Job& job) const;
+  Status RunJobs(MethodState& state, const std::vector<const Job*>& jobs,
+                 const std::vector<SharedPrompt>* prompts, Progress* progress);
+  Status RunShared(Progress* progress);
+  Status RunText(Progress* progress);
+  Status RunLayers();
+  EvalResults Collect() const;
+  std::string PrefillText() const;
+
+  const EvalOptions& options_;
+  std::optional<Tokenizer> tokenizer_;
+  std::vector<int32_t> stop_tokens_;
+  std::vector<Job> jobs_;
+  std::vector<MethodState> methods_;
+  std::vector<std::vector<int32_t>> windows_;
+  uint64_t windows_hash_ = 0;
+  std::string model_name_;
+  ItemLog log_;
+};
+
+ModelOptions Evaluator::OptionsOf(const EvalMethod& method, int cell) const {
+  ModelOptions out = options_.model;
+  out.kv = method.kv;
+  out.rotation = method.rotation;
+  out.prefill_cell = cell;
+  return out;
+}
+
+Status Evaluator::Load(MethodState& state) {
+  if (state.model != nullptr) return {};
+  OSCAR_ASSIGN_OR_RETURN(
+      state.model, LoadedModel::Load(OptionsOf(*state.method, options_.model.prefill_cell)));
+  return {};
+}
+
+Status Evaluator::PrepareJobs(const LoadedModel& model) {
+  OSCAR_ASSIGN_OR_RETURN(tokenizer_, Tokenizer::Load(model.directory()));
+  Result<ChatTemplate> chat = ChatTemplate::Load(model.directory());
+  if (!chat.has_value() && chat.error().code() != StatusCode::kNotFound) return chat.error();
+  if (!chat.has_value()) {
+    LogWarning("the model has no chat template: prompts are given to it as they are");
+  }
+  stop_tokens_.assign(model.config().eos_token_ids.begin(), model.config().eos_token_ids.end());
+  if (stop_tokens_.empty()) {
+    return InvalidArgument("the model's config names no end token, which scores depend on");
+  }
+  for (const EvalTask& task : options_.suite.tasks) {
+    for (const EvalItem& item : task.items) {
+      Job job;
+      job.task = &task;
+      job.item = &item;
+      if (chat.has_value()) {
+        const nlohmann::ordered_json messages = {{{"role", "user"}, {"content", item.prompt}}};
+        ChatRequest request;
+        request.messages = &messages;
+        request.now = 0;  // templates that print the date print the same one every time
+        OSCAR_ASSIGN_OR_RETURN(job.prompt, chat->Encode(request, *tokenizer_));
+      } else {
+        OSCAR_ASSIGN_OR_RETURN(job.prompt,
+                               tokenizer_->Encode(item.prompt, {.add_special = true}));
+      }
+      if (!item.reference.empty()) {
+        OSCAR_ASSIGN_OR_RETURN(job.reference,
+                               tokenizer_->Encode(item.reference, {.parse_special = true}));
+        job.reference.push_back(stop_tokens_.front());
+      }
+      const auto longest = std::max<int64_t>(item.max_tokens,
+                                             static_cast<int64_t>(job.reference.size()));
+      if (static_cast<int64_t>(job.prompt.size()) + longest > model.max_context()) {
+        return OutOfRange(fmt::format(
+            "{}: {} tokens and {} of output do not fit the context of {}; leave the task out or "
+            "stretch the context with --rope-scaling",
+            item.id, job.prompt.size(), longest, model.max_context()));
+      }
+      job.hash = HashText(item.prompt, 1);
+      job.hash = HashText(item.reference, job.hash);
+      job.hash = HashText(item.answer, job.hash) + static_cast<uint64_t>(item.max_tokens);
+      for (job.repeat = 0; job.repeat < options_.repeats; ++job.repeat) jobs_.push_back(job);
+    }
+  }
+  return {};
+}
+
+Status Evaluator::HashSettings() {
+  for (MethodState& state : methods_) {
+    OSCAR_ASSIGN_OR_RETURN(
+        const std::unique_ptr<LoadedModel> plan,
+        LoadedModel::Plan(OptionsOf(*state.method, options_.model.prefill_cell)));
+    const KvMethod& method = plan->kv().method();
+    uint64_t rotation_hash = 0;
+    if (!state.method->rotation.empty()) {
+      OSCAR_ASSIGN_OR_RETURN(const Rotation rotation, LoadRotation(state.method->rotation));
+      ContentHash hash;
+      for (const auto& [id, layer] : rotation.layers) {
+        for (const SideRotation* side : {&layer.k, &layer.v}) {
+          hash.Add(side->matrices);
+          hash.Add(side->clip);
+        }
+      }
+      rotation_hash = hash.Digest();
+    }
+    const ModelOptions& m = options_.model;
+    const SamplingOptions s = options_.sampling.value_or(SamplingOptions{});
+    const std::string text = fmt::format(
+        "2|{}|{}|{}|{:x}|{}|{}|{}|{}|{}|{}|{}|{}|{}|{}|{}|{}|{}", fs::absolute(plan->directory()).string(),
+        m.random_weights ? m.weights_seed + 1 : 0, plan->kv().Describe(), rotation_hash,
+        m.group_dims.value_or(-1), m.sink.value_or(-1), m.recent.value_or(-1),
+        m.k_clip.value_or(-1), m.v_clip.value_or(-1),
+        options_.share_prefill ? std::string("exact") : std::to_string(m.prefill_cell),
+        m.rope_scaling, options_.want_answers, options_.sampling.has_value(), s.temperature,
+        s.top_p, s.top_k, options_.seed);
+    state.settings = HashText(text, 0);
+    const ModelSpec& spec = plan->spec();
+    state.score.label = state.method->label;
+    state.score.description = plan->kv().Describe();
+    state.score.simulated = method.is_simulated();
+    state.score.history_bits = method.HistoryBits(spec.num_kv_heads, spec.head_dim);
+    for (int64_t length : kContextLengths) {
+      state.score.stored_bits[length] = plan->kv().StoredBits(length);
+    }
+  }
+  return {};
+}
+
+Status Evaluator::Prepare() {
+  std::error_code error;
+  fs::create_directories(options_.out, error);
+  if (error) {
+    return Unavailable(
+        fmt::format("{}: cannot be made: {}", options_.out.string(), error.message()));
+  }
+  for (const EvalMethod& method : options_.methods) {
+    methods_.emplace_back();
+    methods_.back().method = &method;
+  }
+  OSCAR_RETURN_IF_ERROR(HashSettings());
+  ModelOptions plain = OptionsOf({"bf16", "bf16", {}}, options_.model.prefill_cell);
+  OSCAR_ASSIGN_OR_RETURN(const std::unique_ptr<LoadedModel> plan, LoadedModel::Plan(plain));
+  model_name_ = plan->directory().filename().string();
+  OSCAR_RETURN_IF_ERROR(PrepareJobs(*plan));
+  if (!options_.prose.empty()) {
+    OSCAR_ASSIGN_OR_RETURN(windows_,
+                           ReadProseWindows(options_.prose, *tokenizer_, options_.prose_windows,
+                                            options_.prose_tokens));
+    for (const auto& window : windows_) {
+      windows_hash_ = XXH3_64bits_withSeed(window.data(), window.size() * sizeof(int32_t),
+                                           windows_hash_);
+    }
+  }
+  return log_.Open(options_.out / kItemsFile);
+}
+
+bool Evaluator::IsDone(const MethodState& state, const Job& job) const {
+  return log_.Find(SettingsOf(state, job),
+                   {state.method->label, job.task->name, job.item->id, job.repeat}) != nullptr;
+}
+
+Status Evaluator::RunJobs(MethodState& state, const std::vector<const Job*>& jobs,
+                          const std::vector<SharedPrompt>* prompts, Progress* progress) {
+  std::vector<SequenceTask> tasks;
+  std::vector<const Job*> owners;
+  for (size_t i = 0; i < jobs.size(); ++i) {
+    const Job& job = *jobs[i];
+    if (IsDone(state, job)) continue;
+    SequenceTask task;
+    task.prompt = job.prompt;
+    task.reference = job.reference;
+    task.max_tokens = job.item->max_tokens;
+    task.stop_at_mismatch = !options_.want_answers;
+    if (options_.sampling.has_value()) {
+      task.sampling = options_.sampling;
+      task.sampling->seed =
+          HashText(job.item->id, options_.seed + static_cast<uint64_t>(job.repeat));
+    }
+    if (prompts != nullptr) task.shared = &(*prompts)[i];
+    tasks.push_back(std::move(task));
+    owners.push_back(&job);
+  }
+  if (tasks.empty()) return {};
+  OSCAR_RETURN_IF_ERROR(Load(state));
+  SequenceRunner runner(*state.model, stop_tokens_);
+  return runner.Run(tasks, [&](size_t index, const SequenceOutcome& outcome) -> Status {
+    const Job& job = *owners[index];
+    ItemRecord record;
+    record.settings = SettingsOf(state, job);
+    record.method = state.method->label;
+    record.task = job.task->name;
+    record.id = job.item->id;
+    record.repeat = job.repeat;
+    if (!job.reference.empty()) record.strict = outcome.strict;
+    record.first_wrong = outcome.first_wrong;
+    record.prompt_tokens = static_cast<int64_t>(job.prompt.size());
+    record.output_tokens = static_cast<int64_t>(outcome.output.size());
+    record.bits = state.model->kv().StoredBits(std::max<int64_t>(outcome.tokens, 1));
+    record.cache_bytes = state.score.simulated ? state.model->kv().StoredBytes(outcome.tokens)
+                                               : outcome.peak_bytes;
+    if (options_.want_answers) {
+      const std::string text = tokenizer_->Decode(outcome.output, /*skip_special=*/true);
+      const std::string_view answer = FinalAnswer(text);
+      record.answer = answer == FinalAnswer(job.item->answer) ? 1.0 : 0.0;
+      record.output = answer.substr(0, kMaxOutputChars);
+    }
+    if (progress != nullptr) progress->Add(1);
+    return log_.Append(std::move(record));
+  });
+}
+
+// Groups of items outside, methods inside: every prompt is read once.
+Status Evaluator::RunShared(Progress* progress) {
+  MethodState plain;
+  const EvalMethod plain_method{"bf16", "bf16", {}};
+  plain.method = &plain_method;
+  std::vector<const Job*> group;
+  int64_t tokens = 0;
+  const auto run_group = [&]() -> Status {
+    if (group.empty()) return {};
+    OSCAR_RETURN_IF_ERROR(Load(plain));
+    std::vector<std::vector<int32_t>> prompts;
+    for (const Job* job : group) prompts.push_back(job->prompt);
+    SequenceRunner reader(*plain.model, stop_tokens_);
+    OSCAR_ASSIGN_OR_RETURN(const std::vector<SharedPrompt> shared, reader.ReadPrompts(prompts));
+    for (MethodState& state : methods_) {
+      OSCAR_RETURN_IF_ERROR(RunJobs(state, group, &shared, progress));
+    }
+    group.clear();
+    tokens = 0;
+    return {};
+  };
+  for (const Job& job : jobs_) {
+    if (std::all_of(methods_.begin(), methods_.end(),
+                    [&](const MethodState& state) { return IsDone(state, job); })) {
+      continue;
+    }
+    const auto length = static_cast<int64_t>(job.prompt.size());
+    if (!group.empty() && tokens + length > kSharedTokens) OSCAR_RETURN_IF_ERROR(run_group());
+    group.push_back(&job);
+    tokens += length;
+  }
+  return run_group();
+}
+
+Status Evaluator::RunText(Progress* progress) {
+  if (windows_.empty()) return {};
+  const auto settings_of = [&](const MethodState& state) {
+    return fmt::format("{:016x}", HashText("text", state.settings ^ windows_hash_));
+  };
+  std::vector<MethodState*> missing;
+  for (MethodState& state : methods_) {
+    const ItemRecord* record =
+        log_.Find(settings_of(state), {state.method->label, kTextTask, "prose", 0});
+    if (record == nullptr) {
+      missing.push_back(&state);
+      continue;
+    }
+    state.score.text.emplace();
+    TextMetrics& text = *state.score.text;
+    std::sscanf(record->output.c_str(), "%lf %lf %lf %lf %ld %ld", &text.nll, &text.perplexity,
+                &text.kl, &text.top1, &text.tokens, &text.compared);
+  }
+  if (missing.empty()) return {};
+  const auto on_tokens = [&](int64_t) {};
+  ReferenceLogits reference;
+  {
+    OSCAR_ASSIGN_OR_RETURN(const std::unique_ptr<LoadedModel> model,
+                           LoadedModel::Load(OptionsOf({"bf16", "bf16", {}}, 64)));
+    reference.stride = ReferenceStride(static_cast<int64_t>(windows_.size()) * options_.prose_tokens,
+                                       model->spec().vocab_size, kReferenceBytes);
+    OSCAR_ASSIGN_OR_RETURN([[maybe_unused]] const TextMetrics text,
+                           MeasureText(*model, windows_, &reference, /*fill=*/true, on_tokens));
+  }
+  for (MethodState* state : missing) {
+    OSCAR_ASSIGN_OR_RETURN(const std::unique_ptr<LoadedModel> model,
+                           LoadedModel::Load(OptionsOf(*state->method, 64)));
+    OSCAR_ASSIGN_OR_RETURN(const TextMetrics text,
+                           MeasureText(*model, windows_, &reference, /*fill=*/false, on_tokens));
+    state->score.text = text;
+    ItemRecord record;
+    record.settings = settings_of(*state);
+    record.method = state->method->label;
+    record.task = kTextTask;
+    record.id = "prose";
+    record.output = fmt::format("{:.17g} {:.17g} {:.17g} {:.17g} {} {}", text.nll, text.perplexity,
+                                text.kl, text.top1, text.tokens, text.compared);
+    OSCAR_RETURN_IF_ERROR(log_.Append(std::move(record)));
+    if (progress != nullptr) progress->Add(1);
+  }
+  return {};
+}
+
+std::string Evaluator::PrefillText() const {
+  if (options_.share_prefill) return "exact, one BF16 prefill of each prompt shared by all methods";
+  return fmt::format("each method's own, cell {}", options_.model.prefill_cell);
+}
+
+EvalResults Evaluator::Collect() const {
+  EvalResults out;
+  out.model = model_name_;
+  out.prefill = PrefillText();
+  out.warnings = options_.suite.warnings;
+  out.settings = {{"seed", std::to_string(options_.seed)},
+                  {"repeats", std::to_string(options_.repeats)},
+                  {"decoding", options_.sampling.has_value()
+                                   ? fmt::format("drawn at temperature {}",
+                                                 options_.sampling->temperature)
+                                   : std::string("greedy")},
+                  {"text", windows_.empty()
+                               ? std::string("none")
+                               : fmt::format("{} windows of {} tokens, cell 64", windows_.size(),
+                                             options_.prose_tokens)}};
+  for (const EvalTask& task : options_.suite.tasks) {
+    std::vector<int64_t> lengths;
+    for (const Job& job : jobs_) {
+      if (job.task != &task) continue;
+      lengths.push_back(static_cast<int64_t>(job.prompt.size() + job.reference.size()));
+    }
+    if (lengths.empty()) continue;
+    std::nth_element(lengths.begin(), lengths.begin() + static_cast<std::ptrdiff_t>(lengths.size() / 2),
+                     lengths.end());
+    if (lengths[lengths.size() / 2] < kDefaultWindows) out.short_tasks.push_back(task.name);
+  }
+  for (const MethodState& state : methods_) {
+    MethodScore score = state.score;
+    std::map<std::string, std::vector<const ItemRecord*>> records;
+    for (const Job& job : jobs_) {
+      const ItemRecord* record =
+          log_.Find(SettingsOf(state, job),
+                    {state.method->label, job.task->name, job.item->id, job.repeat});
+      if (record != nullptr) records[job.task->name].push_back(record);
+    }
+    for (const auto& [name, list] : records) score.tasks[name] = ScoreTask(list);
+    out.methods.push_back(std::move(score));
+  }
+  return out;
+}
+
+Status Evaluator::RunLayers() {
+  if (windows_.empty()) return {};
+  const auto settings_of = [&](const MethodState& state) {
+    return fmt::format("{:016x}", HashText("layers", state.settings ^ windows_hash_));
+  };
+  std::optional<LayerErrorProbe> probe;
+  for (MethodState& state : methods_) {
+    const ItemRecord* record =
+        log_.Find(settings_of(state), {state.method->label, kLayersTask, "prose", 0});
+    if (record != nullptr) {
+      const char* at = record->output.c_str();
+      double k = 0, v = 0;
+      for (int used = 0; std::sscanf(at, "%lf %lf%n", &k, &v, &used) == 2; at += used) {
+        state.score.layer_errors.emplace_back(k, v);
+      }
+      continue;
+    }
+    if (!probe.has_value()) {
+      OSCAR_ASSIGN_OR_RETURN(const std::unique_ptr<LoadedModel> model,
+                             LoadedModel::Load(OptionsOf({"bf16", "bf16", {}}, 64)));
+      OSCAR_ASSIGN_OR_RETURN(probe, LayerErrorProbe::Capture(*model, windows_.front()));
+    }
+    OSCAR_ASSIGN_OR_RETURN(const std::unique_ptr<LoadedModel> plan,
+                           LoadedModel::Plan(OptionsOf(*state.method, 64)));
+    OSCAR_ASSIGN_OR_RETURN(state.score.layer_errors, probe->Measure(plan->kv()));
+    ItemRecord line;
+    line.settings = settings_of(state);
+    line.method = state.method->label;
+    line.task = kLayersTask;
+    line.id = "prose";
+    for (const auto& [k, v] : state.score.layer_errors) {
+      line.output += fmt::format("{}{:.9g} {:.9g}", line.output.empty() ? "" : " ", k, v);
+    }
+    OSCAR_RETURN_IF_ERROR(log_.Append(std::move(line)));
+  }
+  return {};
+}
+
+Result<EvalResults> Evaluator::Run() {
+  OSCAR_RETURN_IF_ERROR(Prepare());
+  uint64_t missing = 0;
+  for (const MethodState& state : methods_) {
+    for (const Job& job : jobs_) missing += IsDone(state, job) ? 0 : 1;
+  }
+  const uint64_t total = methods_.size() * jobs_.size();
+  if (missing < total) {
+    LogInfo("{} of {} items were measured before and are not repeated", total - missing, total);
+  }
+  std::optional<Progress> progress;
+  if (options_.show_progress) {
+    progress.emplace("evaluating", missing + (windows_.empty() ? 0 : methods_.size()), "items");
+  }
+  Progress* bar = progress.has_value() ? &*progress : nullptr;
+  OSCAR_RETURN_IF_ERROR(RunText(bar));
+  OSCAR_RETURN_IF_ERROR(RunLayers());
+  if (options_.share_prefill) {
+    OSCAR_RETURN_IF_ERROR(RunShared(bar));
+  } else {
+    std::vector<const Job*> all;
+    for (const Job& job : jobs_) all.push_back(&job);
+    for (MethodState& state : methods_) {
+      OSCAR_RETURN_IF_ERROR(RunJobs(state, all, nullptr, bar));
+      state.model.reset();
+    }
+  }
+  return Collect();
+}
+
+}  // namespace
+
+Result<std::vector<EvalMethod>> ParseMethods(const std::vector<std::string>& names,
+                                             const fs::path& rotation) {
+  std::vector<EvalMethod> out;
+  std::set<std::string> seen;
+  for (const std::string& name : names) {
+    const size_t at = name.find('@');
+    EvalMethod method{name, name.substr(0, at), {}};
+    OSCAR_ASSIGN_OR_RETURN(const KvMethodInfo info, FindKvMethod(method.kv));
+    const std::string own = at == std::string::npos ? "" : name.substr(at + 1);
+    if (!own.empty() && own != "none") {
+      method.rotation = own;
+    } else if (own.empty() && info.takes_rotation) {
+      method.rotation = rotation;
+    }
+    if (!seen.insert(name).second) {
+      return Unexpected(InvalidArgument(fmt::format("--kv names {} twice", name)));
+    }
+    out.push_back(std::move(method));
+  }
+  if (out.empty()) return Unexpected(InvalidArgument("--kv names no method"));
+  return out;
+}
+
+Result<EvalResults> Evaluate(const EvalOptions& options) {
+  if (options.repeats > 1 && !options.sampling.has_value()) {
+    return Unexpected(InvalidArgument(
+        "--repeats without --temperature: greedy outputs are the same every time; add "
+        "--temperature to draw them"));
+  }
+  return Evaluator(options).Run();
+}
+
+Status WriteResults(const EvalResults& results, const fs::path& directory) {
+  OSCAR_RETURN_IF_ERROR(WriteFileAtomically(directory / "results.json", ResultsToJson(results)));
+  OSCAR_RETURN_IF_ERROR(WriteFileAtomically(directory / "results.csv", ResultsToCsv(results)));
+  return WriteFileAtomically(directory / "report.html", RenderEvalReport(results));
+}
+
+}  // namespace oscar

@@ -1,0 +1,204 @@
+// On the demo model: scores are those of plain generation, runs repeat and resume.
+#include "evaluate/evaluation.h"
+
+#include <gtest/gtest.h>
+
+#include <fstream>
+
+#include "base/file.h"
+#include "engine/generator.h"
+#include "evaluate/layer_errors.h"
+#include "evaluate/sequence_runner.h"
+
+namespace oscar {
+namespace {
+
+namespace fs = std::filesystem;
+
+ModelOptions Options(const std::string& kv, int cell = 64) {
+  ModelOptions options;
+  options.model = OSCAR_DEMO_MODEL;
+  options.kv = kv;
+  options.prefill_cell = cell;
+  options.kv_memory = uint64_t{1} << 29;
+  options.num_threads = 2;
+  return options;
+}
+
+std::vector<int32_t> Prompt(size_t count, uint32_t seed) {
+  std::vector<int32_t> tokens(count);
+  for (size_t i = 0; i < count; ++i) {
+    seed = seed * 1664525u + 1013904223u;
+    tokens[i] = static_cast<int32_t>((seed >> 8) % 8000);
+  }
+  return tokens;
+}
+
+// What Generator gives is the oracle: it takes one sequence at a time.
+TEST(SequenceRunner, BatchesScoreAsSingleGenerations) {
+  auto model = LoadedModel::Load(Options("oscar+"));
+  ASSERT_TRUE(model.has_value()) << model.error().ToString();
+  std::vector<SequenceTask> tasks;
+  std::vector<std::vector<int32_t>> expected;
+  for (uint32_t i = 0; i < 3; ++i) {
+    SequenceTask task;
+    task.prompt = Prompt(420 + 50 * i, i + 1);
+    task.max_tokens = 12;
+    GenerateRequest request;
+    request.prompt = task.prompt;
+    request.sampling.temperature = 0;
+    request.max_tokens = 12;
+    Generator generator((*model)->model(), (*model)->pool());
+    const auto result = generator.Generate(request);
+    ASSERT_TRUE(result.has_value());
+    expected.push_back(result->tokens);
+    task.reference = result->tokens;
+    if (i == 1) task.reference[5] = (task.reference[5] + 1) % 8000;  // off the path at token 5
+    tasks.push_back(std::move(task));
+  }
+  SequenceRunner runner(**model, {-1});
+  std::vector<SequenceOutcome> outcomes(tasks.size());
+  ASSERT_TRUE(runner
+                  .Run(tasks,
+                       [&](size_t index, const SequenceOutcome& outcome) {
+                         outcomes[index] = outcome;
+                         return Status();
+                       })
+                  .ok());
+  for (size_t i = 0; i < tasks.size(); ++i) {
+    EXPECT_EQ(outcomes[i].output, expected[i]) << i;
+    EXPECT_EQ(outcomes[i].strict, i != 1) << i;
+    EXPECT_EQ(outcomes[i].first_wrong, i == 1 ? 5 : -1) << i;
+    EXPECT_GT(outcomes[i].peak_bytes, 0u);
+  }
+}
+
+// A prompt handed over must be what the method would have read in one cell, up to one rounding.
+TEST(SequenceRunner, SharedPromptsAreAsOwnOnes) {
+  auto plain = LoadedModel::Load(Options("bf16", 4096));
+  ASSERT_TRUE(plain.has_value());
+  const std::vector<int32_t> prompt = Prompt(700, 9);
+  SequenceRunner reader(**plain, {-1});
+  const auto shared = reader.ReadPrompts(std::vector<std::vector<int32_t>>{prompt});
+  ASSERT_TRUE(shared.has_value());
+  for (const char* kv : {"bf16", "quarot", "oscar+"}) {
+    auto model = LoadedModel::Load(Options(kv, 4096));
+    ASSERT_TRUE(model.has_value());
+    SequenceCache own((*model)->kv().cache(), (*model)->pool());
+    std::vector<float> logits((*model)->spec().vocab_size);
+    for (size_t at = 0; at < prompt.size(); at += 350) {
+      const ForwardItem item{&own, std::span(prompt).subspan(at, 350), true, at > 0 ? 1 : 0};
+      ASSERT_TRUE((*model)
+                      ->model()
+                      .Forward({&item, 1}, at > 0 ? std::span<float>(logits) : std::span<float>())
+                      .ok());
+    }
+    SequenceCache imported((*model)->kv().cache(), (*model)->pool());
+    const ModelSpec& spec = (*model)->spec();
+    ASSERT_TRUE(ImportPrompt((*shared)[0].cache, (*model)->kv(), spec.num_layers,
+                             spec.num_kv_heads, spec.head_dim, (*model)->threads(), imported)
+                    .ok());
+    ASSERT_EQ(imported.length(), own.length());
+    double difference = 0, energy = 0;
+    for (int64_t t = 640; t < 700; ++t) {  // open in both
+      for (int d = 0; d < spec.head_dim; ++d) {
+        const double a = ToFloat(own.KRow(1, 1, t)[d]), b = ToFloat(imported.KRow(1, 1, t)[d]);
+        const double c = ToFloat(own.VRow(1, 1, t)[d]), e = ToFloat(imported.VRow(1, 1, t)[d]);
+        difference += (a - b) * (a - b) + (c - e) * (c - e);
+        energy += a * a + c * c;
+      }
+    }
+    EXPECT_LT(difference, 2e-4 * energy) << kv;  // BF16 noise, far from any rotation's
+  }
+}
+
+TEST(LayerErrors, FollowTheMethods) {
+  auto model = LoadedModel::Load(Options("bf16"));
+  ASSERT_TRUE(model.has_value());
+  const auto probe = LayerErrorProbe::Capture(**model, Prompt(512, 3));
+  ASSERT_TRUE(probe.has_value()) << probe.error().ToString();
+  std::map<std::string, double> mean;
+  for (const char* kv : {"bf16", "naive", "quarot", "saw-int4", "oscar+"}) {
+    const auto plan = LoadedModel::Plan(Options(kv));
+    ASSERT_TRUE(plan.has_value());
+    const auto errors = probe->Measure((*plan)->kv());
+    ASSERT_TRUE(errors.has_value());
+    ASSERT_EQ(errors->size(), 8u);
+    for (const auto& [k, v] : *errors) mean[kv] += (k + v) / 16;
+  }
+  EXPECT_EQ(mean["bf16"], 0);
+  EXPECT_LT(mean["saw-int4"], 0.25 * mean["quarot"]);  // two more bits: 12 dB
+  EXPECT_LT(mean["oscar+"], mean["quarot"]);
+  EXPECT_LT(mean["oscar+"], mean["naive"]);
+}
+
+class EvaluationTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    directory_ = fs::temp_directory_path() /
+                 ("oscar_evaluation_test_" + std::to_string(::getpid()) + "_" +
+                  testing::UnitTest::GetInstance()->current_test_info()->name());
+    fs::create_directories(directory_);
+  }
+  void TearDown() override { fs::remove_all(directory_); }
+  EvalOptions Sample(const std::string& out) const {
+    EvalOptions options;
+    options.model = Options("bf16");
+    options.methods = *ParseMethods({"bf16", "quarot"}, {});
+    options.suite = *ReadSuite(OSCAR_DEMO_MODEL "/eval", {2, {"sort", "sum"}});
+    options.out = directory_ / out;
+    options.show_progress = false;
+    return options;
+  }
+  fs::path directory_;
+};
+
+TEST_F(EvaluationTest, RepeatsResumesAndShares) {
+  const auto first = Evaluate(Sample("a"));
+  ASSERT_TRUE(first.has_value()) << first.error().ToString();
+  const std::string json = ResultsToJson(*first);
+  EXPECT_EQ(ResultsToJson(*Evaluate(Sample("b"))), json);  // twice the same
+  ASSERT_EQ(first->methods.size(), 2u);
+  EXPECT_GT(*first->methods[0].MeanStrict(), *first->methods[1].MeanStrict());
+  EXPECT_EQ(first->short_tasks, std::vector<std::string>{"sort"});
+
+  // A run cut off in the middle of a line goes on to the same numbers, measuring only the rest.
+  const std::string lines = *ReadFile(directory_ / "a/items.jsonl", 1 << 20);
+  size_t kept = 0;
+  for (int i = 0; i < 5; ++i) kept = lines.find('\n', kept) + 1;
+  fs::create_directories(directory_ / "c");
+  std::ofstream(directory_ / "c/items.jsonl") << lines.substr(0, kept + 30);
+  EXPECT_EQ(ResultsToJson(*Evaluate(Sample("c"))), json);
+  const std::string resumed = *ReadFile(directory_ / "c/items.jsonl", 1 << 20);
+  EXPECT_EQ(resumed.substr(0, kept), lines.substr(0, kept));
+  EXPECT_EQ(std::count(resumed.begin(), resumed.end(), '\n'), 9);  // 8 items and the torn line
+
+  // Other settings do not take old records.
+  EvalOptions shared = Sample("a");
+  shared.share_prefill = true;
+  const auto exact = Evaluate(shared);
+  ASSERT_TRUE(exact.has_value()) << exact.error().ToString();
+  EXPECT_NE(exact->prefill, first->prefill);
+  EXPECT_EQ(*exact->methods[0].MeanStrict(), *first->methods[0].MeanStrict());  // bf16 is bf16
+  const std::string both = *ReadFile(directory_ / "a/items.jsonl", 1 << 20);
+  EXPECT_EQ(std::count(both.begin(), both.end(), '\n'), 16);
+}
+
+TEST_F(EvaluationTest, RefusesWhatCannotBe) {
+  EvalOptions options = Sample("x");
+  options.repeats = 3;
+  const auto result = Evaluate(options);
+  ASSERT_FALSE(result.has_value());
+  EXPECT_NE(result.error().message().find("--temperature"), std::string::npos);
+  EXPECT_FALSE(ParseMethods({"nonsense"}, {}).has_value());
+  EXPECT_FALSE(ParseMethods({"bf16", "bf16"}, {}).has_value());
+  const auto methods = ParseMethods({"bf16", "oscar+", "oscar+@none", "oscar@r2"}, "r1");
+  ASSERT_TRUE(methods.has_value());
+  EXPECT_TRUE((*methods)[0].rotation.empty());
+  EXPECT_EQ((*methods)[1].rotation, "r1");
+  EXPECT_TRUE((*methods)[2].rotation.empty());
+  EXPECT_EQ((*methods)[3].rotation, "r2");
+}
+
+}  // namespace
+}  // namespace oscar

@@ -1,0 +1,35 @@
+// Where in the model a method loses precision: the error of stored rows, layer by layer, on text
+// that the model has read. Keys are judged by their logits, sum (k - k^) C_Q (k - k^)^T over the
+// same of k with C_Q the query second moment of the KV head; values by their squared error. Rows go
+// through the method's own pages. One thread.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "engine/loaded_model.h"
+#include "oscar/status.h"
+
+namespace oscar {
+
+class LayerErrorProbe {
+ public:
+  static constexpr int64_t kMaxTokens = 1024;
+  // Runs up to kMaxTokens of `tokens`. REQUIRES: a bf16 plan.
+  static Result<LayerErrorProbe> Capture(LoadedModel& model, std::span<const int32_t> tokens);
+  // (K, V) relative errors of each layer over the tokens that are quantised; 0 where none is.
+  Result<std::vector<std::pair<double, double>>> Measure(const KvPlan& plan) const;
+
+ private:
+  LayerErrorProbe() = default;
+  int num_layers_ = 0, num_heads_ = 0, kv_heads_ = 0, head_dim_ = 0;
+  int64_t num_tokens_ = 0;
+  struct LayerRows {
+    std::vector<float> q, k, v;  // [tokens, heads, D]
+  };
+  std::vector<LayerRows> layers_;
+};
+
+}  // namespace oscar

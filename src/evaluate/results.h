@@ -1,0 +1,86 @@
+// What an evaluation found: one record a finished item, and the tables made of them. Records are
+// appended to items.jsonl as they come, so that an interrupted run goes on where it stopped; a
+// record counts only under the settings it was made with. Plain values; one thread.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "evaluate/text_metrics.h"
+#include "oscar/status.h"
+
+namespace oscar {
+
+struct ItemRecord {
+  std::string settings;  // hash of everything that decides the outcome, less the item
+  std::string method;    // the label: "oscar+", "oscar+@rotation"
+  std::string task;
+  std::string id;
+  int repeat = 0;
+  std::optional<bool> strict;  // none: the item has no reference
+  std::optional<double> answer;
+  int64_t first_wrong = -1;  // index of the first output token off the reference
+  int64_t prompt_tokens = 0;
+  int64_t output_tokens = 0;
+  double bits = 0;          // stored bits a number, at the item's final length
+  uint64_t cache_bytes = 0;  // peak
+  std::string output;       // the final answer, cut to a line's length
+};
+
+std::string ToJsonLine(const ItemRecord& record);
+Result<ItemRecord> ParseItemRecord(std::string_view line);
+
+// (method, task, id, repeat)
+using ItemKey = std::tuple<std::string, std::string, std::string, int>;
+inline ItemKey KeyOf(const ItemRecord& r) { return {r.method, r.task, r.id, r.repeat}; }
+
+struct TaskScore {
+  int64_t items = 0;  // distinct items
+  std::optional<double> strict, answer;            // percent, mean over repeats
+  std::optional<double> strict_sd, answer_sd;      // over repeats; none for one repeat
+  double bits = 0;                                 // mean over items
+  uint64_t peak_bytes = 0;
+  double mean_tokens = 0;  // in the cache at the end
+};
+
+struct MethodScore {
+  std::string label;
+  std::string description;  // "oscar+ (Hadamard rotation), real pages, 2.25 history bits"
+  bool simulated = false;
+  double history_bits = 0;
+  std::map<int64_t, double> stored_bits;  // context length -> bits, by formula
+  std::map<std::string, TaskScore> tasks;
+  std::optional<TextMetrics> text;
+  std::vector<std::pair<double, double>> layer_errors;  // (K logits, V), relative; may be empty
+
+  // Means of tasks; none where no task has the score.
+  std::optional<double> MeanStrict(const std::vector<std::string>& without = {}) const;
+  std::optional<double> MeanAnswer() const;
+  double MeanBits() const;
+  uint64_t PeakBytes() const;
+};
+
+struct EvalResults {
+  std::string model;
+  std::string prefill;  // "cell 64", "exact, one prefill shared by all methods"
+  std::vector<std::pair<std::string, std::string>> settings;  // for the reader
+  std::vector<std::string> warnings;
+  std::vector<MethodScore> methods;
+  // Tasks too short for a window of some method to fill: they never reach INT2 there.
+  std::vector<std::string> short_tasks;
+};
+
+TaskScore ScoreTask(const std::vector<const ItemRecord*>& records);
+
+std::string ResultsToJson(const EvalResults& results);
+Result<EvalResults> ResultsFromJson(std::string_view text, std::string_view what);
+std::string ResultsToCsv(const EvalResults& results);
+// For the terminal.
+std::string ResultsToTable(const EvalResults& results);
+
+}  // namespace oscar

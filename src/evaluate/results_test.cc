@@ -1,0 +1,142 @@
+#include "evaluate/results.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "evaluate/report.h"
+#include "evaluate/svg.h"
+
+namespace oscar {
+namespace {
+
+ItemRecord Record(const std::string& id, int repeat, bool strict, double answer) {
+  ItemRecord r;
+  r.settings = "00ff";
+  r.method = "oscar+";
+  r.task = "sum";
+  r.id = id;
+  r.repeat = repeat;
+  r.strict = strict;
+  r.answer = answer;
+  r.first_wrong = strict ? -1 : 7;
+  r.prompt_tokens = 100, r.output_tokens = 20;
+  r.bits = 2.5;
+  r.cache_bytes = 4096;
+  r.output = "a \"quoted\" <answer>";
+  return r;
+}
+
+EvalResults Sample() {
+  EvalResults results;
+  results.model = "demo";
+  results.prefill = "cell 64";
+  results.settings = {{"seed", "0"}};
+  results.short_tasks = {"copy"};
+  MethodScore method;
+  method.label = "oscar+";
+  method.description = "a & b";
+  method.history_bits = 2.25;
+  method.stored_bits = {{4096, 3.3}, {131072, 2.28}};
+  method.tasks["sum"] = {10, 90.0, 95.0, std::nullopt, std::nullopt, 2.5, 4096, 120};
+  method.tasks["copy"] = {10, 100.0, 100.0, std::nullopt, std::nullopt, 16, 1024, 60};
+  method.text = TextMetrics{3.25, 25.79, 0.01, 0.95, 100, 50};
+  method.layer_errors = {{0.1, 0.2}, {0.3, 0.4}};
+  results.methods.push_back(method);
+  return results;
+}
+
+TEST(Results, RecordsSurviveTheFile) {
+  const ItemRecord record = Record("x", 1, false, 0.5);
+  const auto parsed = ParseItemRecord(ToJsonLine(record));
+  ASSERT_TRUE(parsed.has_value());
+  EXPECT_EQ(ToJsonLine(*parsed), ToJsonLine(record));
+  EXPECT_EQ(KeyOf(*parsed), KeyOf(record));
+  EXPECT_FALSE(ParseItemRecord(ToJsonLine(record).substr(0, 40)).has_value());
+  EXPECT_FALSE(ParseItemRecord("{}").has_value());
+}
+
+TEST(Results, DeviationIsOverRepeats) {
+  const std::vector<ItemRecord> records = {Record("a", 0, true, 1), Record("b", 0, true, 1),
+                                           Record("a", 1, true, 1), Record("b", 1, false, 0)};
+  std::vector<const ItemRecord*> pointers;
+  for (const ItemRecord& record : records) pointers.push_back(&record);
+  const TaskScore score = ScoreTask(pointers);
+  EXPECT_EQ(score.items, 2);
+  EXPECT_DOUBLE_EQ(*score.strict, 75.0);
+  EXPECT_NEAR(*score.strict_sd, 35.3553, 1e-3);  // of 100 and 50
+  const TaskScore one = ScoreTask({pointers[0], pointers[1]});
+  EXPECT_FALSE(one.strict_sd.has_value());
+}
+
+TEST(Results, JsonRoundTripIsExact) {
+  const EvalResults results = Sample();
+  const std::string text = ResultsToJson(results);
+  const auto back = ResultsFromJson(text, "results.json");
+  ASSERT_TRUE(back.has_value()) << back.error().ToString();
+  EXPECT_EQ(ResultsToJson(*back), text);
+  EXPECT_EQ(ResultsToCsv(*back), ResultsToCsv(results));
+  EXPECT_FALSE(ResultsFromJson("{}", "x").has_value());
+  EXPECT_FALSE(ResultsFromJson("[1", "x").has_value());
+}
+
+TEST(Results, MeansLeaveShortTasksOut) {
+  const EvalResults results = Sample();
+  EXPECT_DOUBLE_EQ(*results.methods[0].MeanStrict(), 95.0);
+  EXPECT_DOUBLE_EQ(*results.methods[0].MeanStrict({"copy"}), 90.0);
+  EXPECT_EQ(results.methods[0].PeakBytes(), 4096u);
+  EXPECT_FALSE(MethodScore().MeanStrict().has_value());
+}
+
+TEST(Results, CsvQuotesWhatItMust) {
+  EvalResults results = Sample();
+  results.methods[0].label = "oscar+@a,\"b\"";
+  EXPECT_THAT(ResultsToCsv(results), testing::HasSubstr("\"oscar+@a,\"\"b\"\"\",real,sum,10,90.0"));
+}
+
+// Every tag closed, every text escaped: what a browser would forgive is still wrong.
+void ExpectWellFormed(const std::string& html) {
+  std::vector<std::string> open;
+  for (size_t at = html.find('<'); at != std::string::npos; at = html.find('<', at + 1)) {
+    const size_t end = html.find('>', at);
+    ASSERT_NE(end, std::string::npos);
+    const std::string tag = html.substr(at + 1, end - at - 1);
+    if (tag.starts_with("!") || tag.starts_with("meta") || tag.ends_with("/")) continue;
+    const std::string name = tag.substr(tag.starts_with("/") ? 1 : 0,
+                                        tag.find_first_of(" \n") - (tag.starts_with("/") ? 1 : 0));
+    if (!tag.starts_with("/")) {
+      open.push_back(name);
+    } else {
+      ASSERT_FALSE(open.empty()) << tag;
+      ASSERT_EQ(open.back(), name);
+      open.pop_back();
+    }
+  }
+  EXPECT_TRUE(open.empty());
+}
+
+TEST(Report, IsOneWellFormedFile) {
+  EvalResults results = Sample();
+  results.methods[0].label = "<b>&";
+  results.warnings = {"t.jsonl:3: left out: \"x\" <y>"};
+  const std::string html = RenderEvalReport(results);
+  ExpectWellFormed(html);
+  EXPECT_THAT(html, testing::HasSubstr("&lt;b&gt;&amp;"));
+  EXPECT_THAT(html, testing::Not(testing::HasSubstr("<b>&")));
+  EXPECT_THAT(html, testing::Not(testing::HasSubstr("<script")));
+  EXPECT_THAT(html, testing::Not(testing::HasSubstr("src=")));
+  EXPECT_THAT(html, testing::Not(testing::HasSubstr("nan")));
+}
+
+TEST(Svg, LeavesOutWhatCannotBeDrawn) {
+  ChartOptions options;
+  options.y.log_scale = true;
+  const std::string chart = LineChart({{"a", {1, 2, 3}, {10, 0, 1000}}}, options);
+  ExpectWellFormed(chart);
+  EXPECT_THAT(chart, testing::Not(testing::HasSubstr("inf")));
+  EXPECT_EQ(LineChart({}, options), "<p>No data.</p>\n");
+  EXPECT_THAT(ScatterChart({{"one", 2, 3, false}}, true, {}), testing::HasSubstr("one"));
+  ExpectWellFormed(HeatMap({"r"}, {"c"}, {{0.5}}, {}));
+}
+
+}  // namespace
+}  // namespace oscar

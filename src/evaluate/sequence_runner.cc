@@ -1,0 +1,249 @@
+#include "evaluate/sequence_runner.h"
+
+#include <algorithm>
+#include <array>
+
+#include "base/check.h"
+#include "cache/page_layout.h"
+#include "simd/vec_ops.h"
+
+namespace oscar {
+namespace {
+
+bool Contains(std::span<const int32_t> tokens, int32_t token) {
+  return std::find(tokens.begin(), tokens.end(), token) != tokens.end();
+}
+
+void RotateHead(const SideTransform& rotation, int kv_head, std::span<float> row) {
+  switch (rotation.kind) {
+    case RotationKind::kHadamard:
+      simd::FastHadamardRow(row);
+      break;
+    case RotationKind::kCalibrated: {
+      std::array<float, kMaxHeadDim> rotated;
+      const std::span<float> out(rotated.data(), row.size());
+      simd::RotateRow(row, rotation.MatrixOf(kv_head, static_cast<int>(row.size())), out);
+      std::copy(out.begin(), out.end(), row.begin());
+      break;
+    }
+    default:
+      rotation.Apply(kv_head, row);
+  }
+}
+
+}  // namespace
+
+Status ImportPrompt(const SequenceCache& from, const KvPlan& plan, int num_layers, int kv_heads,
+                    int head_dim, ThreadPool& threads, SequenceCache& to) {
+  OSCAR_CHECK(to.length() == 0);
+  const auto dim = static_cast<size_t>(head_dim);
+  // Page by page, sealing as it goes, so that no more of it is open than a generation holds.
+  for (int64_t start = 0; start < from.length(); start += kPageTokens) {
+    const int64_t count = std::min<int64_t>(kPageTokens, from.length() - start);
+    OSCAR_RETURN_IF_ERROR(to.SealForGeneration(threads));
+    OSCAR_RETURN_IF_ERROR(to.Reserve(count));
+    threads.ParallelFor(num_layers, [&](int64_t unit, int) {
+      const int layer = static_cast<int>(unit);
+      std::array<float, kMaxHeadDim> buffer;
+      const std::span<float> row(buffer.data(), dim);
+      for (int head = 0; head < kv_heads; ++head) {
+        for (int64_t position = start; position < start + count; ++position) {
+          simd::ToFloatRow(std::span<const Bf16>(from.KRow(layer, head, position), dim), row);
+          RotateHead(plan.k(layer), head, row);
+          simd::ToBf16Row(row, {to.KRow(layer, head, position), dim});
+          simd::ToFloatRow(std::span<const Bf16>(from.VRow(layer, head, position), dim), row);
+          RotateHead(plan.v(layer), head, row);
+          simd::ToBf16Row(row, {to.VRow(layer, head, position), dim});
+        }
+      }
+    });
+    to.Advance(count);
+  }
+  return {};
+}
+
+struct SequenceRunner::Running {
+  size_t index = 0;
+  const SequenceTask* task = nullptr;
+  SequenceCache cache;
+  SequenceOutcome outcome;
+  std::optional<Sampler> sampler;
+  int32_t next = -1;  // the token to feed; -1 while the prompt is read
+  bool done = false;
+
+  int64_t prompt_left() const {
+    return static_cast<int64_t>(task->prompt.size()) - cache.length();
+  }
+};
+
+SequenceRunner::SequenceRunner(LoadedModel& model, std::vector<int32_t> stop_tokens,
+                               int max_running)
+    : model_(model),
+      stop_tokens_(std::move(stop_tokens)),
+      max_running_(static_cast<size_t>(std::min(max_running, model.model().max_batch_tokens()))) {}
+
+Status SequenceRunner::Start(Running& running) {
+  const SequenceTask& task = *running.task;
+  running.next = -1;
+  running.done = false;
+  running.outcome = {};
+  running.sampler.reset();
+  if (task.sampling.has_value()) {
+    running.sampler.emplace(*task.sampling);
+    running.sampler->ObservePrompt(task.prompt);
+  }
+  if (task.shared == nullptr) return {};
+  const ModelSpec& spec = model_.spec();
+  if (model_.kv().cache().sealer == nullptr && model_.kv().k(0).kind == RotationKind::kNone) {
+    running.cache = task.shared->cache.Fork();
+  } else {
+    OSCAR_RETURN_IF_ERROR(ImportPrompt(task.shared->cache, model_.kv(), spec.num_layers,
+                                       spec.num_kv_heads, spec.head_dim, model_.threads(),
+                                       running.cache));
+  }
+  Take(running, task.shared->logits);
+  return {};
+}
+
+// Decides what follows from the logits after the last token.
+void SequenceRunner::Take(Running& running, std::span<const float> logits) {
+  const SequenceTask& task = *running.task;
+  SequenceOutcome& out = running.outcome;
+  const size_t at = out.output.size();
+  const bool greedy = !running.sampler.has_value();
+  const int32_t token = greedy ? static_cast<int32_t>(simd::ArgMax(logits))
+                               : running.sampler->Sample(logits);
+  out.output.push_back(token);
+  running.next = token;
+  if (!task.reference.empty() && out.first_wrong < 0 &&
+      (at >= task.reference.size() || token != task.reference[at])) {
+    out.first_wrong = static_cast<int64_t>(at);
+    if (task.stop_at_mismatch) running.done = true;
+  }
+  // A reference longer than max_tokens is still followed to its end.
+  const bool on_reference = out.first_wrong < 0 && at + 1 < task.reference.size();
+  if (Contains(stop_tokens_, token)) running.done = true;
+  if (!on_reference && static_cast<int64_t>(out.output.size()) >= task.max_tokens) {
+    running.done = true;
+  }
+  if (!running.done && running.cache.length() >= model_.max_context()) running.done = true;
+  if (running.done) {
+    out.strict = out.first_wrong < 0 && out.output.size() == task.reference.size();
+  }
+}
+
+Status SequenceRunner::Step(std::vector<Running>& running, size_t& max_running) {
+  const auto vocab = static_cast<size_t>(model_.spec().vocab_size);
+  const int64_t cell = model_.kv().cache().cell;
+  int64_t room = model_.model().max_batch_tokens();
+  std::vector<ForwardItem> items;
+  std::vector<size_t> owners;
+  size_t num_logits = 0;
+  for (size_t i = 0; i < running.size(); ++i) {
+    if (running[i].next < 0) continue;
+    items.push_back({&running[i].cache, {&running[i].next, 1}, /*is_prompt=*/false, 1});
+    owners.push_back(i);
+    --room, ++num_logits;
+  }
+  for (size_t i = 0; i < running.size() && room > 0; ++i) {
+    if (running[i].next >= 0) continue;
+    const int64_t at = running[i].cache.length();
+    const int64_t count = std::min({room, running[i].prompt_left(), cell - at % cell});
+    const int wanted = count == running[i].prompt_left() ? 1 : 0;
+    items.push_back({&running[i].cache,
+                     std::span(running[i].task->prompt)
+                         .subspan(static_cast<size_t>(at), static_cast<size_t>(count)),
+                     /*is_prompt=*/true, wanted});
+    owners.push_back(i);
+    room -= count, num_logits += static_cast<size_t>(wanted);
+  }
+  logits_.resize(num_logits * vocab);
+  const Status status = model_.model().Forward(items, logits_);
+  if (status.code() == StatusCode::kResourceExhausted && running.size() > 1) {
+    // The youngest starts again later, when others have ended.
+    max_running = running.size() - 1;
+    return {};
+  }
+  OSCAR_RETURN_IF_ERROR(status);
+  size_t row = 0;
+  for (size_t i = 0; i < items.size(); ++i) {
+    Running& owner = running[owners[i]];
+    if (items[i].is_prompt || owner.cache.length() % kPageTokens == 0) {
+      owner.outcome.peak_bytes = std::max(owner.outcome.peak_bytes, owner.cache.Usage().bytes);
+    }
+    if (items[i].num_logits == 0) continue;
+    Take(owner, {logits_.data() + row * vocab, vocab});
+    ++row;
+  }
+  return {};
+}
+
+Status SequenceRunner::Run(std::span<const SequenceTask> tasks, const OnDone& on_done) {
+  std::vector<size_t> waiting(tasks.size());
+  for (size_t i = 0; i < tasks.size(); ++i) waiting[i] = tasks.size() - 1 - i;  // last is next
+  std::vector<Running> running;
+  size_t max_running = max_running_;
+  while (!waiting.empty() || !running.empty()) {
+    while (running.size() > max_running) {
+      waiting.push_back(running.back().index);
+      running.pop_back();
+    }
+    while (running.size() < max_running && !waiting.empty()) {
+      Running next{waiting.back(), &tasks[waiting.back()],
+                   SequenceCache(model_.kv().cache(), model_.pool()), {}, {}, -1, false};
+      const Status status = Start(next);
+      if (status.code() == StatusCode::kResourceExhausted && !running.empty()) {
+        max_running = running.size();
+        break;
+      }
+      OSCAR_RETURN_IF_ERROR(status);
+      waiting.pop_back();
+      running.push_back(std::move(next));
+    }
+    if (std::none_of(running.begin(), running.end(), [](const Running& r) { return r.done; })) {
+      OSCAR_RETURN_IF_ERROR(Step(running, max_running));
+    }
+    for (size_t i = 0; i < running.size();) {
+      if (!running[i].done) {
+        ++i;
+        continue;
+      }
+      const CacheUsage usage = running[i].cache.Usage();
+      running[i].outcome.tokens = running[i].cache.length();
+      running[i].outcome.peak_bytes = std::max(running[i].outcome.peak_bytes, usage.bytes);
+      running[i].outcome.saturated = usage.saturated;
+      OSCAR_RETURN_IF_ERROR(on_done(running[i].index, running[i].outcome));
+      running.erase(running.begin() + static_cast<std::ptrdiff_t>(i));
+    }
+  }
+  return {};
+}
+
+Result<std::vector<SharedPrompt>> SequenceRunner::ReadPrompts(
+    std::span<const std::vector<int32_t>> prompts) {
+  OSCAR_CHECK(model_.kv().cache().sealer == nullptr, "shared prompts need a bf16 plan");
+  const auto vocab = static_cast<size_t>(model_.spec().vocab_size);
+  const int64_t cell = model_.kv().cache().cell;
+  std::vector<SharedPrompt> out;
+  for (const std::vector<int32_t>& prompt : prompts) {
+    SharedPrompt shared{SequenceCache(model_.kv().cache(), model_.pool()),
+                        std::vector<float>(vocab)};
+    const auto total = static_cast<int64_t>(prompt.size());
+    while (shared.cache.length() < total) {
+      const int64_t at = shared.cache.length();
+      const int64_t count =
+          std::min<int64_t>({model_.model().max_batch_tokens(), total - at, cell - at % cell});
+      const bool last = at + count == total;
+      const ForwardItem item{
+          &shared.cache,
+          std::span(prompt).subspan(static_cast<size_t>(at), static_cast<size_t>(count)),
+          /*is_prompt=*/true, last ? 1 : 0};
+      OSCAR_RETURN_IF_ERROR(model_.model().Forward(
+          {&item, 1}, last ? std::span<float>(shared.logits) : std::span<float>()));
+    }
+    out.push_back(std::move(shared));
+  }
+  return out;
+}
+
+}  // namespace oscar

@@ -1,0 +1,225 @@
+#include "evaluate/suite.h"
+
+#include <fmt/core.h>
+#include <xxhash.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <set>
+
+#include "base/file.h"
+#include "base/json.h"
+
+namespace oscar {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+constexpr uint64_t kMaxSuiteFileBytes = uint64_t{1} << 28;
+constexpr int64_t kMaxOutputTokens = 1 << 20;
+constexpr char kHaystackName[] = "haystack.txt";
+
+Result<std::string> StringField(const json& record, const char* name) {
+  const auto found = record.find(name);
+  if (found == record.end() || !found->is_string()) {
+    return Unexpected(InvalidArgument(fmt::format("\"{}\" must be a string", name)));
+  }
+  return found->get<std::string>();
+}
+
+Result<size_t> OffsetField(const json& value, const char* name, size_t limit) {
+  if (!value.is_number_integer() || value.get<int64_t>() < 0 ||
+      static_cast<uint64_t>(value.get<int64_t>()) > limit) {
+    return Unexpected(InvalidArgument(
+        fmt::format("\"{}\" must be a whole number from 0 to {} (code points)", name, limit)));
+  }
+  return static_cast<size_t>(value.get<int64_t>());
+}
+
+Result<std::string> ContextPrompt(const json& record, const CodePointText* haystack) {
+  if (haystack == nullptr) {
+    return Unexpected(NotFound(fmt::format("a context needs {} beside the task", kHaystackName)));
+  }
+  const json& context = record["context"];
+  if (!context.is_object() || !context.contains("start") || !context.contains("chars")) {
+    return Unexpected(InvalidArgument("\"context\" must have intro, start, chars and inserts"));
+  }
+  OSCAR_ASSIGN_OR_RETURN(const std::string intro, StringField(context, "intro"));
+  OSCAR_ASSIGN_OR_RETURN(const std::string question, StringField(record, "question"));
+  OSCAR_ASSIGN_OR_RETURN(const size_t start,
+                         OffsetField(context["start"], "start", haystack->size()));
+  OSCAR_ASSIGN_OR_RETURN(const size_t chars,
+                         OffsetField(context["chars"], "chars", haystack->size() - start));
+  std::string prompt = intro + "\n";
+  size_t at = 0;
+  const json inserts = context.value("inserts", json::array());
+  if (!inserts.is_array()) return Unexpected(InvalidArgument("\"inserts\" must be a list"));
+  for (const json& insert : inserts) {
+    if (!insert.is_array() || insert.size() != 2 || !insert[1].is_string()) {
+      return Unexpected(InvalidArgument("an insert must be [offset, text]"));
+    }
+    OSCAR_ASSIGN_OR_RETURN(const size_t offset, OffsetField(insert[0], "inserts", chars));
+    if (offset < at) return Unexpected(InvalidArgument("inserts must be in order of offset"));
+    prompt += haystack->Slice(start + at, start + offset);
+    prompt += insert[1].get_ref<const std::string&>();
+    prompt += ' ';
+    at = offset;
+  }
+  prompt += haystack->Slice(start + at, start + chars);
+  prompt += "\n" + question;
+  return prompt;
+}
+
+struct Record {
+  std::string task;
+  EvalItem item;
+};
+
+Result<Record> ParseRecord(std::string_view line, std::string_view default_task,
+                           const CodePointText* haystack) {
+  OSCAR_ASSIGN_OR_RETURN(const json record, ParseJson(line, "record"));
+  if (!record.is_object()) return Unexpected(InvalidArgument("a record must be an object"));
+  Record out;
+  out.task = default_task;
+  if (record.contains("task")) {
+    OSCAR_ASSIGN_OR_RETURN(out.task, StringField(record, "task"));
+  }
+  OSCAR_ASSIGN_OR_RETURN(out.item.id, StringField(record, "id"));
+  if (record.contains("context")) {
+    OSCAR_ASSIGN_OR_RETURN(out.item.prompt, ContextPrompt(record, haystack));
+  } else {
+    OSCAR_ASSIGN_OR_RETURN(out.item.prompt, StringField(record, "prompt"));
+  }
+  OSCAR_ASSIGN_OR_RETURN(out.item.answer, StringField(record, "answer"));
+  if (record.contains("reference")) {
+    OSCAR_ASSIGN_OR_RETURN(out.item.reference, StringField(record, "reference"));
+  }
+  const json tokens = record.value("max_tokens", json());
+  if (!tokens.is_number_integer() || tokens.get<int64_t>() < 1 ||
+      tokens.get<int64_t>() > kMaxOutputTokens) {
+    return Unexpected(InvalidArgument(
+        fmt::format("\"max_tokens\" must be a whole number from 1 to {}", kMaxOutputTokens)));
+  }
+  out.item.max_tokens = tokens.get<int64_t>();
+  return out;
+}
+
+Status ReadTaskFile(const fs::path& path, const CodePointText* haystack,
+                    const SuiteOptions& options, EvalSuite& suite) {
+  OSCAR_ASSIGN_OR_RETURN(const std::string text, ReadFile(path, kMaxSuiteFileBytes));
+  EvalTask task;
+  task.name = path.stem().string();
+  std::set<std::string> ids;
+  size_t line_number = 0;
+  for (size_t at = 0; at < text.size();) {
+    const size_t end = std::min(text.find('\n', at), text.size());
+    std::string_view line(text.data() + at, end - at);
+    at = end + 1;
+    ++line_number;
+    if (line.find_first_not_of(" \t\r") == std::string_view::npos) continue;
+    if (options.limit > 0 && static_cast<int64_t>(task.items.size()) == options.limit) break;
+    const auto warn = [&](std::string_view why) {
+      suite.warnings.push_back(fmt::format("{}:{}: left out: {}", path.string(), line_number, why));
+    };
+    Result<Record> record = ParseRecord(line, task.name, haystack);
+    if (!record.has_value()) {
+      warn(record.error().message());
+    } else if (record->task != task.name) {
+      warn(fmt::format("the record belongs to task \"{}\"", record->task));
+    } else if (!ids.insert(record->item.id).second) {
+      warn(fmt::format("id \"{}\" is there twice", record->item.id));
+    } else {
+      task.items.push_back(std::move(record->item));
+    }
+  }
+  suite.tasks.push_back(std::move(task));
+  return {};
+}
+
+}  // namespace
+
+Result<CodePointText> CodePointText::Create(std::string text, std::string_view what) {
+  CodePointText out;
+  out.text_ = std::move(text);
+  const std::string& bytes = out.text_;
+  out.starts_.clear();
+  out.starts_.reserve(bytes.size() + 1);
+  for (size_t at = 0; at < bytes.size();) {
+    const auto lead = static_cast<unsigned char>(bytes[at]);
+    const size_t length = lead < 0x80 ? 1 : lead < 0xC2 ? 0 : lead < 0xE0 ? 2 : lead < 0xF0 ? 3
+                          : lead < 0xF5 ? 4 : 0;
+    bool ok = length > 0 && at + length <= bytes.size();
+    for (size_t i = 1; ok && i < length; ++i) {
+      ok = (static_cast<unsigned char>(bytes[at + i]) & 0xC0) == 0x80;
+    }
+    if (!ok) {
+      return Unexpected(DataLoss(fmt::format("{}: ill-formed UTF-8 at byte {}", what, at)));
+    }
+    out.starts_.push_back(static_cast<uint32_t>(at));
+    at += length;
+  }
+  out.starts_.push_back(static_cast<uint32_t>(bytes.size()));
+  return out;
+}
+
+Result<EvalSuite> ReadSuite(const fs::path& directory, const SuiteOptions& options) {
+  std::error_code error;
+  std::vector<fs::path> files;
+  for (const auto& entry : fs::directory_iterator(directory, error)) {
+    if (entry.path().extension() == ".jsonl") files.push_back(entry.path());
+  }
+  if (error) {
+    return Unexpected(NotFound(
+        fmt::format("{}: cannot be listed: {}", directory.string(), error.message())));
+  }
+  if (files.empty()) {
+    return Unexpected(NotFound(fmt::format("{}: no task file (*.jsonl)", directory.string())));
+  }
+  std::sort(files.begin(), files.end());
+  for (const std::string& name : options.tasks) {
+    if (std::none_of(files.begin(), files.end(),
+                     [&](const fs::path& file) { return file.stem() == name; })) {
+      return Unexpected(InvalidArgument(
+          fmt::format("{}: there is no task \"{}\" (no {}.jsonl)", directory.string(), name, name)));
+    }
+  }
+  std::optional<CodePointText> haystack;
+  if (fs::exists(directory / kHaystackName)) {
+    OSCAR_ASSIGN_OR_RETURN(std::string text,
+                           ReadFile(directory / kHaystackName, kMaxSuiteFileBytes));
+    OSCAR_ASSIGN_OR_RETURN(haystack, CodePointText::Create(std::move(text), kHaystackName));
+  }
+  EvalSuite suite;
+  for (const fs::path& file : files) {
+    if (!options.tasks.empty() && std::find(options.tasks.begin(), options.tasks.end(),
+                                            file.stem().string()) == options.tasks.end()) {
+      continue;
+    }
+    OSCAR_RETURN_IF_ERROR(
+        ReadTaskFile(file, haystack.has_value() ? &*haystack : nullptr, options, suite));
+  }
+  for (const EvalTask& task : suite.tasks) {
+    for (const EvalItem& item : task.items) {
+      for (const std::string* text : {&item.id, &item.prompt, &item.answer, &item.reference}) {
+        suite.content_hash = XXH3_64bits_withSeed(text->data(), text->size(),
+                                                  suite.content_hash + text->size());
+      }
+    }
+  }
+  return suite;
+}
+
+std::string_view FinalAnswer(std::string_view output) {
+  constexpr std::string_view kClose = "</think>";
+  constexpr std::string_view kSpace = " \t\r\n\f\v";
+  if (const size_t at = output.rfind(kClose); at != std::string_view::npos) {
+    output.remove_prefix(at + kClose.size());
+  }
+  const size_t first = output.find_first_not_of(kSpace);
+  if (first == std::string_view::npos) return {};
+  return output.substr(first, output.find_last_not_of(kSpace) - first + 1);
+}
+
+}  // namespace oscar

@@ -1,0 +1,364 @@
+#include "evaluate/svg.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+
+namespace oscar {
+namespace {
+
+constexpr int kLeft = 64, kRight = 16, kTop = 34, kBottom = 46;
+// Distinguishable in print and with colour-blind eyes, on light and dark.
+constexpr std::array<const char*, 12> kColors = {
+    "#3b78c3", "#e07b39", "#3d9a5f", "#c44e52", "#8466ad", "#9a7148",
+    "#d377b0", "#7a7a7a", "#b5a726", "#2ba8b8", "#5b5fc7", "#e0a83b"};
+
+const char* ColorOf(size_t index) { return kColors[index % kColors.size()]; }
+
+// One axis: from values to pixels, with round ticks.
+class Scale {
+ public:
+  Scale(const ChartAxis& axis, double low, double high, double from, double to)
+      : log_(axis.log_scale), from_(from), to_(to) {
+    low = axis.low.value_or(low), high = axis.high.value_or(high);
+    if (log_) low = std::log10(low), high = std::log10(high);
+    if (!(high > low)) low -= 0.5, high += 0.5;
+    if (log_) {
+      low_ = std::floor(low), high_ = std::ceil(high);
+      const double step = std::max(1.0, std::ceil((high_ - low_) / 8));
+      for (double t = low_; t <= high_ + 1e-9; t += step) ticks_.push_back(t);
+      return;
+    }
+    const double raw = (high - low) / 5, power = std::pow(10.0, std::floor(std::log10(raw)));
+    const double unit = raw / power;
+    const double step = (unit < 1.5 ? 1 : unit < 3 ? 2 : unit < 7 ? 5 : 10) * power;
+    low_ = axis.low.has_value() ? low : std::floor(low / step) * step;
+    high_ = axis.high.has_value() ? high : std::ceil(high / step) * step;
+    for (double t = std::ceil(low_ / step) * step; t <= high_ + 1e-9 * step; t += step) {
+      ticks_.push_back(std::abs(t) < 1e-12 * step ? 0.0 : t);
+    }
+  }
+  bool Accepts(double value) const { return std::isfinite(value) && (!log_ || value > 0); }
+  double At(double value) const { return Place(log_ ? std::log10(value) : value); }
+  double Place(double position) const {
+    return from_ + (position - low_) / (high_ - low_) * (to_ - from_);
+  }
+  const std::vector<double>& ticks() const { return ticks_; }
+  std::string Label(double tick) const {
+    return log_ ? fmt::format("1e{:.0f}", tick) : fmt::format("{:.6g}", tick);
+  }
+
+ private:
+  bool log_;
+  double from_, to_, low_ = 0, high_ = 1;
+  std::vector<double> ticks_;
+};
+
+struct Range {
+  double low = INFINITY, high = -INFINITY;
+  void Add(double value) {
+    low = std::min(low, value), high = std::max(high, value);
+  }
+};
+
+std::string Open(const ChartOptions& o) {
+  return fmt::format(
+      "<svg viewBox=\"0 0 {} {}\" role=\"img\" aria-label=\"{}\" "
+      "xmlns=\"http://www.w3.org/2000/svg\">\n"
+      "<text x=\"{}\" y=\"18\" class=\"title\">{}</text>\n",
+      o.width, o.height, EscapeHtml(o.title), kLeft, EscapeHtml(o.title));
+}
+
+std::string YAxis(const Scale& y, const ChartOptions& o) {
+  std::string out;
+  for (double tick : y.ticks()) {
+    const double at = y.Place(tick);
+    out += fmt::format(
+        "<line x1=\"{}\" x2=\"{}\" y1=\"{:.1f}\" y2=\"{:.1f}\" class=\"grid\"/>"
+        "<text x=\"{}\" y=\"{:.1f}\" class=\"tick\" text-anchor=\"end\">{}</text>\n",
+        kLeft, o.width - kRight, at, at, kLeft - 6, at + 4, y.Label(tick));
+  }
+  const double middle = (kTop + o.height - kBottom) / 2.0;
+  out += fmt::format(
+      "<text x=\"14\" y=\"{:.1f}\" class=\"label\" text-anchor=\"middle\" "
+      "transform=\"rotate(-90 14 {:.1f})\">{}</text>\n",
+      middle, middle, EscapeHtml(o.y.label));
+  return out;
+}
+
+std::string XAxis(const Scale& x, const ChartOptions& o) {
+  std::string out = fmt::format(
+      "<line x1=\"{}\" x2=\"{}\" y1=\"{}\" y2=\"{}\" class=\"axis\"/>\n", kLeft, o.width - kRight,
+      o.height - kBottom, o.height - kBottom);
+  for (double tick : x.ticks()) {
+    out += fmt::format(
+        "<text x=\"{:.1f}\" y=\"{}\" class=\"tick\" text-anchor=\"middle\">{}</text>\n",
+        x.Place(tick), o.height - kBottom + 16, x.Label(tick));
+  }
+  out += fmt::format("<text x=\"{}\" y=\"{}\" class=\"label\" text-anchor=\"middle\">{}</text>\n",
+                     (kLeft + o.width - kRight) / 2, o.height - kBottom + 36,
+                     EscapeHtml(o.x.label));
+  return out;
+}
+
+// Below the chart, wrapped; returns the text and how much height it takes.
+std::pair<std::string, int> Legend(const std::vector<std::string>& names, int width, int top) {
+  std::string out;
+  int x = kLeft, y = top;
+  for (size_t i = 0; i < names.size(); ++i) {
+    const int needed = 24 + 7 * static_cast<int>(names[i].size());
+    if (x > kLeft && x + needed > width - kRight) x = kLeft, y += 18;
+    out += fmt::format(
+        "<rect x=\"{}\" y=\"{}\" width=\"11\" height=\"11\" rx=\"2\" fill=\"{}\"/>"
+        "<text x=\"{}\" y=\"{}\" class=\"tick\">{}</text>\n",
+        x, y, ColorOf(i), x + 16, y + 10, EscapeHtml(names[i]));
+    x += needed;
+  }
+  return {out, y + 18 - top};
+}
+
+}  // namespace
+
+std::string EscapeHtml(std::string_view text) {
+  std::string out;
+  for (char c : text) {
+    switch (c) {
+      case '&':
+        out += "&amp;";
+        break;
+      case '<':
+        out += "&lt;";
+        break;
+      case '>':
+        out += "&gt;";
+        break;
+      case '"':
+        out += "&quot;";
+        break;
+      default:
+        out += c;
+    }
+  }
+  return out;
+}
+
+std::string LineChart(const std::vector<ChartSeries>& series, const ChartOptions& options) {
+  Range xs, ys;
+  const Scale probe_x(options.x, 1, 2, 0, 1), probe_y(options.y, 1, 2, 0, 1);
+  for (const ChartSeries& line : series) {
+    for (size_t i = 0; i < line.x.size(); ++i) {
+      if (!probe_x.Accepts(line.x[i]) || !probe_y.Accepts(line.y[i])) continue;
+      xs.Add(line.x[i]), ys.Add(line.y[i]);
+    }
+  }
+  if (xs.low > xs.high) return "<p>No data.</p>\n";
+  std::vector<std::string> names;
+  for (const ChartSeries& line : series) names.push_back(line.name);
+  ChartOptions o = options;
+  const auto [legend, legend_height] = Legend(names, o.width, o.height);
+  const Scale x(o.x, xs.low, xs.high, kLeft, o.width - kRight);
+  const Scale y(o.y, ys.low, ys.high, o.height - kBottom, kTop);
+  std::string body = YAxis(y, o) + XAxis(x, o);
+  for (size_t i = 0; i < series.size(); ++i) {
+    std::string points;
+    for (size_t j = 0; j < series[i].x.size(); ++j) {
+      if (!x.Accepts(series[i].x[j]) || !y.Accepts(series[i].y[j])) continue;
+      points += fmt::format("{:.1f},{:.1f} ", x.At(series[i].x[j]), y.At(series[i].y[j]));
+    }
+    body += fmt::format(
+        "<polyline points=\"{}\" fill=\"none\" stroke=\"{}\" stroke-width=\"1.6\"><title>{}"
+        "</title></polyline>\n",
+        points, ColorOf(i), EscapeHtml(series[i].name));
+  }
+  o.height += legend_height;
+  return Open(o) + body + legend + "</svg>\n";
+}
+
+std::string ScatterChart(const std::vector<ChartPoint>& points, bool frontier,
+                         const ChartOptions& o) {
+  Range xs, ys;
+  for (const ChartPoint& point : points) {
+    if (std::isfinite(point.x) && std::isfinite(point.y)) xs.Add(point.x), ys.Add(point.y);
+  }
+  if (xs.low > xs.high) return "<p>No data.</p>\n";
+  const Scale x(o.x, xs.low, xs.high, kLeft, o.width - kRight);
+  const Scale y(o.y, ys.low, ys.high, o.height - kBottom, kTop);
+  std::string out = Open(o) + YAxis(y, o) + XAxis(x, o);
+  if (frontier) {
+    std::vector<const ChartPoint*> best;
+    for (const ChartPoint& p : points) {
+      if (!std::isfinite(p.x) || !std::isfinite(p.y)) continue;
+      if (std::none_of(points.begin(), points.end(), [&](const ChartPoint& q) {
+            return q.x <= p.x && q.y >= p.y && (q.x < p.x || q.y > p.y);
+          })) {
+        best.push_back(&p);
+      }
+    }
+    std::sort(best.begin(), best.end(),
+              [](const ChartPoint* a, const ChartPoint* b) { return a->x < b->x; });
+    std::string line;
+    for (const ChartPoint* p : best) line += fmt::format("{:.1f},{:.1f} ", x.At(p->x), y.At(p->y));
+    out += fmt::format("<polyline points=\"{}\" class=\"frontier\"/>\n", line);
+  }
+  // Labels step aside where one is already there.
+  std::vector<std::array<double, 4>> taken;  // x0, y0, x1, y1
+  const auto overlaps = [&](const std::array<double, 4>& box) {
+    return std::any_of(taken.begin(), taken.end(), [&](const std::array<double, 4>& other) {
+      return box[0] < other[2] && other[0] < box[2] && box[1] < other[3] && other[1] < box[3];
+    });
+  };
+  for (size_t i = 0; i < points.size(); ++i) {
+    if (!std::isfinite(points[i].x) || !std::isfinite(points[i].y)) continue;
+    const double px = x.At(points[i].x), py = y.At(points[i].y);
+    const double width = 6.6 * static_cast<double>(points[i].label.size());
+    bool left = px + 8 + width > o.width - kRight;
+    double ty = py + 4;
+    std::array<double, 4> box{};
+    for (int attempt = 0; attempt < 12; ++attempt) {
+      const double offset = (attempt + 1) / 2 * 13.0 * (attempt % 2 == 0 ? 1 : -1);
+      ty = py + 4 + offset;
+      const double x0 = left ? px - 8 - width : px + 8;
+      box = {x0, ty - 10, x0 + width, ty + 3};
+      if (!overlaps(box) && ty > kTop && ty < o.height - kBottom) break;
+    }
+    taken.push_back(box);
+    out += fmt::format(
+        "<circle cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"5\" fill=\"{}\" stroke=\"{}\" "
+        "stroke-width=\"1.6\"><title>{}: {:.3g}, {:.4g}</title></circle>"
+        "<text x=\"{:.1f}\" y=\"{:.1f}\" class=\"tick\" text-anchor=\"{}\">{}</text>\n",
+        px, py, points[i].hollow ? "none" : ColorOf(i), ColorOf(i), EscapeHtml(points[i].label),
+        points[i].x, points[i].y, left ? px - 8 : px + 8, ty, left ? "end" : "start",
+        EscapeHtml(points[i].label));
+  }
+  return out + "</svg>\n";
+}
+
+std::string BarChart(const std::vector<std::string>& groups,
+                     const std::vector<std::string>& series,
+                     const std::vector<std::vector<double>>& values, const ChartOptions& options) {
+  Range ys;
+  ys.Add(0);
+  for (const auto& row : values) {
+    for (double value : row) {
+      if (std::isfinite(value)) ys.Add(value);
+    }
+  }
+  if (groups.empty() || series.empty()) return "<p>No data.</p>\n";
+  ChartOptions o = options;
+  const auto [legend, legend_height] = Legend(series, o.width, o.height);
+  const Scale y(o.y, ys.low, ys.high, o.height - kBottom, kTop);
+  std::string out = YAxis(y, o);
+  const double each = static_cast<double>(o.width - kLeft - kRight) / static_cast<double>(groups.size());
+  const double bar = each * 0.86 / static_cast<double>(series.size());
+  for (size_t g = 0; g < groups.size(); ++g) {
+    const double start = kLeft + each * (static_cast<double>(g) + 0.07);
+    for (size_t s = 0; s < series.size(); ++s) {
+      const double value = values[s][g];
+      if (!std::isfinite(value)) continue;
+      const double top = y.At(value), bottom = y.At(0);
+      out += fmt::format(
+          "<rect x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.1f}\" height=\"{:.1f}\" fill=\"{}\"><title>{}, "
+          "{}: {:.4g}</title></rect>\n",
+          start + bar * static_cast<double>(s), std::min(top, bottom), std::max(bar - 0.6, 0.8),
+          std::max(std::abs(bottom - top), 0.6), ColorOf(s), EscapeHtml(series[s]),
+          EscapeHtml(groups[g]), value);
+    }
+    out += fmt::format(
+        "<text x=\"{:.1f}\" y=\"{}\" class=\"tick\" text-anchor=\"middle\">{}</text>\n",
+        kLeft + each * (static_cast<double>(g) + 0.5), o.height - kBottom + 16,
+        EscapeHtml(groups[g]));
+  }
+  out += fmt::format("<line x1=\"{}\" x2=\"{}\" y1=\"{:.1f}\" y2=\"{:.1f}\" class=\"axis\"/>\n",
+                     kLeft, o.width - kRight, y.At(0), y.At(0));
+  o.height += legend_height;
+  return Open(o) + out + legend + "</svg>\n";
+}
+
+std::string HeatMap(const std::vector<std::string>& rows, const std::vector<std::string>& columns,
+                    const std::vector<std::vector<double>>& values, const ChartOptions& options) {
+  if (rows.empty() || columns.empty()) return "<p>No data.</p>\n";
+  constexpr int kCell = 26, kNames = 150;
+  ChartOptions o = options;
+  const double width = static_cast<double>(o.width - kNames - kRight) / static_cast<double>(columns.size());
+  o.height = kTop + kCell * static_cast<int>(rows.size()) + kBottom;
+  Range range;
+  for (const auto& row : values) {
+    for (double value : row) {
+      if (std::isfinite(value) && value > 0) range.Add(std::log10(value));
+    }
+  }
+  std::string out = Open(o);
+  for (size_t r = 0; r < rows.size(); ++r) {
+    const int top = kTop + kCell * static_cast<int>(r);
+    out += fmt::format("<text x=\"{}\" y=\"{}\" class=\"tick\" text-anchor=\"end\">{}</text>\n",
+                       kNames - 8, top + 17, EscapeHtml(rows[r]));
+    for (size_t c = 0; c < columns.size(); ++c) {
+      const double value = values[r][c];
+      double share = 0;  // of the way from least to most
+      if (std::isfinite(value) && value > 0 && range.high > range.low) {
+        share = (std::log10(value) - range.low) / (range.high - range.low);
+      }
+      // Light to dark red; text turns white on the dark half.
+      const int red = static_cast<int>(255 - 75 * share), other = static_cast<int>(245 - 215 * share);
+      const double x = kNames + width * static_cast<double>(c);
+      out += fmt::format(
+          "<rect x=\"{:.1f}\" y=\"{}\" width=\"{:.1f}\" height=\"{}\" fill=\"rgb({},{},{})\"/>"
+          "<text x=\"{:.1f}\" y=\"{}\" class=\"cell\" fill=\"{}\" text-anchor=\"middle\">{}</text>\n",
+          x, top, width - 1, kCell - 1, red, other, other, x + width / 2, top + 17,
+          share > 0.5 ? "#fff" : "#222", std::isfinite(value) ? fmt::format("{:.2g}", value) : "");
+    }
+  }
+  for (size_t c = 0; c < columns.size(); ++c) {
+    out += fmt::format("<text x=\"{:.1f}\" y=\"{}\" class=\"tick\" text-anchor=\"middle\">{}</text>\n",
+                       kNames + width * (static_cast<double>(c) + 0.5), o.height - kBottom + 16,
+                       EscapeHtml(columns[c]));
+  }
+  out += fmt::format("<text x=\"{}\" y=\"{}\" class=\"label\" text-anchor=\"middle\">{}</text>\n",
+                     (kNames + o.width - kRight) / 2, o.height - kBottom + 36,
+                     EscapeHtml(o.x.label));
+  return out + "</svg>\n";
+}
+
+std::string HtmlPage(std::string_view title, std::string_view body) {
+  return fmt::format(R"(<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{0}</title>
+<style>
+:root {{ --ink: #1f2328; --faint: #6b7280; --line: #e3e5e8; --page: #ffffff; --band: #f6f7f9; }}
+@media (prefers-color-scheme: dark) {{
+  :root {{ --ink: #e6e6e6; --faint: #9aa0a8; --line: #34383e; --page: #16181c; --band: #1e2126; }}
+}}
+body {{ margin: 2rem auto; padding: 0 1rem; max-width: 1180px; color: var(--ink);
+       background: var(--page); font: 15px/1.5 system-ui, sans-serif; }}
+h1 {{ font-size: 1.5rem; }} h2 {{ font-size: 1.15rem; margin-top: 2.2rem; }}
+p, li {{ color: var(--ink); }} .note {{ color: var(--faint); }}
+.scroll {{ overflow-x: auto; }}
+table {{ border-collapse: collapse; font-size: 13px; font-variant-numeric: tabular-nums; }}
+th, td {{ padding: 4px 9px; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap; }}
+th:first-child, td:first-child {{ text-align: left; }}
+thead th {{ background: var(--band); }}
+.charts {{ display: grid; grid-template-columns: repeat(auto-fit, minmax(520px, 1fr)); gap: 1.2rem; }}
+svg {{ width: 100%; height: auto; font-family: inherit; }}
+svg .title {{ font-size: 14px; font-weight: 600; fill: var(--ink); }}
+svg .label {{ font-size: 12px; fill: var(--faint); }}
+svg .tick {{ font-size: 11px; fill: var(--ink); }}
+svg .cell {{ font-size: 11px; }}
+svg .grid {{ stroke: var(--line); stroke-width: 1; }}
+svg .axis {{ stroke: var(--faint); stroke-width: 1; }}
+svg .frontier {{ fill: none; stroke: var(--faint); stroke-width: 1.2; stroke-dasharray: 5 4; }}
+</style>
+</head>
+<body>
+<h1>{0}</h1>
+{1}</body>
+</html>
+)",
+                     EscapeHtml(title), body);
+}
+
+}  // namespace oscar
