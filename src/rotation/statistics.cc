@@ -344,8 +344,13 @@ Status LayerStatistics::EndPass() {
       if (side.num_heads == 1) {
         for (size_t head = 1; head < search.size(); ++head) search[0].Merge(search[head]);
       }
+      auto& curves = is_k ? result_.k_clip_curves : result_.v_clip_curves;
       for (size_t head = 0; head < side.clip.size(); ++head) {
         side.clip[head] = search[head].Best().ratio;
+        const std::span<const double> errors = search[head].errors();
+        const double first = errors.front() > 0 ? errors.front() : 1.0;
+        curves.emplace_back();
+        for (const double error : errors) curves.back().push_back(error / first);
       }
     }
   }

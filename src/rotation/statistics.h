@@ -57,6 +57,9 @@ struct FittedLayer {
   // The matrices whose eigenvectors were taken, [1 or H_kv]; empty for data-free objectives.
   std::vector<Matrix> k_moments;
   std::vector<Matrix> v_moments;
+  // Where clips were fitted: each candidate's error over the first one's, [1 or H_kv][candidates].
+  std::vector<std::vector<double>> k_clip_curves;
+  std::vector<std::vector<double>> v_clip_curves;
   int64_t num_tokens = 0;
   uint64_t data_hash = 0;
 };
