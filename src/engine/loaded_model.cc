@@ -118,6 +118,7 @@ Result<std::unique_ptr<LoadedModel>> LoadedModel::Plan(const ModelOptions& optio
   plan.prefill_cell = options.prefill_cell;
   if (!options.rotation.empty()) {
     OSCAR_ASSIGN_OR_RETURN(plan.rotation, LoadRotation(options.rotation));
+    loaded->rotation_model_ = plan.rotation->info.model_fingerprint;
   }
   OSCAR_ASSIGN_OR_RETURN(loaded->plan_, KvPlan::Make(loaded->spec_, plan, simd::WritePage));
 
@@ -148,6 +149,14 @@ Result<std::unique_ptr<LoadedModel>> LoadedModel::Load(const ModelOptions& optio
     LogWarning("random weights: speed is real, answers mean nothing");
   } else {
     OSCAR_ASSIGN_OR_RETURN(source, OpenCheckpointWeights(loaded->directory_.string()));
+    // Shapes agree for any model of a family; the weights tell its members apart.
+    const std::string fingerprint = fmt::format("{:016x}", source->Fingerprint());
+    if (!loaded->rotation_model_.empty() && loaded->rotation_model_ != fingerprint) {
+      return Unexpected(InvalidArgument(fmt::format(
+          "{}: calibrated on the model {}, but {} is {}; calibrate this one with oscar calibrate",
+          options.rotation.string(), loaded->rotation_model_, loaded->directory_.string(),
+          fingerprint)));
+    }
   }
   loaded->threads_ = std::make_unique<ThreadPool>(options.num_threads);
   loaded->pool_ = std::make_unique<BlockPool>(loaded->memory_.kv_bytes);

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <string>
 
 #include "base/thread_pool.h"
 #include "cache/block_pool.h"
@@ -46,6 +47,7 @@ class LoadedModel {
   ModelConfig config_;
   ModelSpec spec_;
   MemoryPlan memory_;
+  std::string rotation_model_;  // fingerprint that the rotation names; empty: none
   int64_t max_context_ = 0;
   std::unique_ptr<ThreadPool> threads_;
   std::unique_ptr<KvPlan> plan_;
