@@ -17,6 +17,7 @@ using RunFunction = std::function<Status()>;
 
 // `run` outlives parsing; the callback that CLI11 calls for the chosen subcommand assigns it.
 void AddBenchCommand(CLI::App& app, RunFunction& run);
+void AddCalibrateCommand(CLI::App& app, RunFunction& run);
 void AddChatCommand(CLI::App& app, RunFunction& run);
 // A subcommand of bench.
 void AddDecodeBench(CLI::App& bench, RunFunction& run);

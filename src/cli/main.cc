@@ -49,6 +49,7 @@ int Main(int argc, char** argv) {
   AddBenchCommand(app, run);
   AddChatCommand(app, run);
   AddGenerateCommand(app, run);
+  AddCalibrateCommand(app, run);
   AddEvalCommand(app, run);
   AddInspectCommand(app, run);
   AddInfoCommand(app, run);

@@ -73,14 +73,13 @@ class ItemLog {
       for (size_t at = 0; at < text.size();) {
         const size_t end = std::min(text.find('\n', at), text.size());
         ++line_number;
-        Result<ItemRecord> record =
-            ParseItemRecord(std::string_view(text).substr(at, end - at));
+        Result<ItemRecord> record = ParseItemRecord(std::string_view(text).substr(at, end - at));
         at = end + 1;
         if (record.has_value()) {
           old_[{record->settings, KeyOf(*record)}] = std::move(*record);
         } else {
-          LogWarning("{}:{}: not read ({}); the item is measured again", path.string(),
-                     line_number, record.error().message());
+          LogWarning("{}:{}: not read ({}); the item is measured again", path.string(), line_number,
+                     record.error().message());
         }
       }
       needs_newline_ = !text.empty() && text.back() != '\n';
@@ -96,8 +95,7 @@ class ItemLog {
   Status Append(ItemRecord record) {
     const std::string line = (needs_newline_ ? "\n" : "") + ToJsonLine(record);
     needs_newline_ = false;
-    if (std::fwrite(line.data(), 1, line.size(), file_) != line.size() ||
-        std::fflush(file_) != 0) {
+    if (std::fwrite(line.data(), 1, line.size(), file_) != line.size() || std::fflush(file_) != 0) {
       return Unavailable("items.jsonl: cannot be written; is the disk full?");
     }
     std::pair<std::string, ItemKey> key{record.settings, KeyOf(record)};
@@ -156,8 +154,8 @@ ModelOptions Evaluator::OptionsOf(const EvalMethod& method, int cell) const {
 
 Status Evaluator::Load(MethodState& state) {
   if (state.model != nullptr) return {};
-  OSCAR_ASSIGN_OR_RETURN(
-      state.model, LoadedModel::Load(OptionsOf(*state.method, options_.model.prefill_cell)));
+  OSCAR_ASSIGN_OR_RETURN(state.model,
+                         LoadedModel::Load(OptionsOf(*state.method, options_.model.prefill_cell)));
   return {};
 }
 
@@ -184,16 +182,15 @@ Status Evaluator::PrepareJobs(const LoadedModel& model) {
         request.now = 0;  // templates that print the date print the same one every time
         OSCAR_ASSIGN_OR_RETURN(job.prompt, chat->Encode(request, *tokenizer_));
       } else {
-        OSCAR_ASSIGN_OR_RETURN(job.prompt,
-                               tokenizer_->Encode(item.prompt, {.add_special = true}));
+        OSCAR_ASSIGN_OR_RETURN(job.prompt, tokenizer_->Encode(item.prompt, {.add_special = true}));
       }
       if (!item.reference.empty()) {
         OSCAR_ASSIGN_OR_RETURN(job.reference,
                                tokenizer_->Encode(item.reference, {.parse_special = true}));
         job.reference.push_back(stop_tokens_.front());
       }
-      const auto longest = std::max<int64_t>(item.max_tokens,
-                                             static_cast<int64_t>(job.reference.size()));
+      const auto longest =
+          std::max<int64_t>(item.max_tokens, static_cast<int64_t>(job.reference.size()));
       if (static_cast<int64_t>(job.prompt.size()) + longest > model.max_context()) {
         return OutOfRange(fmt::format(
             "{}: {} tokens and {} of output do not fit the context of {}; leave the task out or "
@@ -230,10 +227,10 @@ Status Evaluator::HashSettings() {
     const ModelOptions& m = options_.model;
     const SamplingOptions s = options_.sampling.value_or(SamplingOptions{});
     const std::string text = fmt::format(
-        "2|{}|{}|{}|{:x}|{}|{}|{}|{}|{}|{}|{}|{}|{}|{}|{}|{}|{}", fs::absolute(plan->directory()).string(),
-        m.random_weights ? m.weights_seed + 1 : 0, plan->kv().Describe(), rotation_hash,
-        m.group_dims.value_or(-1), m.sink.value_or(-1), m.recent.value_or(-1),
-        m.k_clip.value_or(-1), m.v_clip.value_or(-1),
+        "2|{}|{}|{}|{:x}|{}|{}|{}|{}|{}|{}|{}|{}|{}|{}|{}|{}|{}",
+        fs::absolute(plan->directory()).string(), m.random_weights ? m.weights_seed + 1 : 0,
+        plan->kv().Describe(), rotation_hash, m.group_dims.value_or(-1), m.sink.value_or(-1),
+        m.recent.value_or(-1), m.k_clip.value_or(-1), m.v_clip.value_or(-1),
         options_.share_prefill ? std::string("exact") : std::to_string(m.prefill_cell),
         m.rope_scaling, options_.want_answers, options_.sampling.has_value(), s.temperature,
         s.top_p, s.top_k, options_.seed);
@@ -271,8 +268,8 @@ Status Evaluator::Prepare() {
                            ReadProseWindows(options_.prose, *tokenizer_, options_.prose_windows,
                                             options_.prose_tokens));
     for (const auto& window : windows_) {
-      windows_hash_ = XXH3_64bits_withSeed(window.data(), window.size() * sizeof(int32_t),
-                                           windows_hash_);
+      windows_hash_ =
+          XXH3_64bits_withSeed(window.data(), window.size() * sizeof(int32_t), windows_hash_);
     }
   }
   return log_.Open(options_.out / kItemsFile);
@@ -320,8 +317,8 @@ Status Evaluator::RunJobs(MethodState& state, const std::vector<const Job*>& job
     record.prompt_tokens = static_cast<int64_t>(job.prompt.size());
     record.output_tokens = static_cast<int64_t>(outcome.output.size());
     record.bits = state.model->kv().StoredBits(std::max<int64_t>(outcome.tokens, 1));
-    record.cache_bytes = state.score.simulated ? state.model->kv().StoredBytes(outcome.tokens)
-                                               : outcome.peak_bytes;
+    record.cache_bytes =
+        state.score.simulated ? state.model->kv().StoredBytes(outcome.tokens) : outcome.peak_bytes;
     if (options_.want_answers) {
       const std::string text = tokenizer_->Decode(outcome.output, /*skip_special=*/true);
       const std::string_view answer = FinalAnswer(text);
@@ -391,8 +388,9 @@ Status Evaluator::RunText(Progress* progress) {
   {
     OSCAR_ASSIGN_OR_RETURN(const std::unique_ptr<LoadedModel> model,
                            LoadedModel::Load(OptionsOf({"bf16", "bf16", {}}, 64)));
-    reference.stride = ReferenceStride(static_cast<int64_t>(windows_.size()) * options_.prose_tokens,
-                                       model->spec().vocab_size, kReferenceBytes);
+    reference.stride =
+        ReferenceStride(static_cast<int64_t>(windows_.size()) * options_.prose_tokens,
+                        model->spec().vocab_size, kReferenceBytes);
     OSCAR_ASSIGN_OR_RETURN([[maybe_unused]] const TextMetrics text,
                            MeasureText(*model, windows_, &reference, /*fill=*/true, on_tokens));
   }
@@ -425,16 +423,15 @@ EvalResults Evaluator::Collect() const {
   out.model = model_name_;
   out.prefill = PrefillText();
   out.warnings = options_.suite.warnings;
-  out.settings = {{"seed", std::to_string(options_.seed)},
-                  {"repeats", std::to_string(options_.repeats)},
-                  {"decoding", options_.sampling.has_value()
-                                   ? fmt::format("drawn at temperature {}",
-                                                 options_.sampling->temperature)
-                                   : std::string("greedy")},
-                  {"text", windows_.empty()
-                               ? std::string("none")
-                               : fmt::format("{} windows of {} tokens, cell 64", windows_.size(),
-                                             options_.prose_tokens)}};
+  out.settings = {
+      {"seed", std::to_string(options_.seed)},
+      {"repeats", std::to_string(options_.repeats)},
+      {"decoding", options_.sampling.has_value()
+                       ? fmt::format("drawn at temperature {}", options_.sampling->temperature)
+                       : std::string("greedy")},
+      {"text", windows_.empty() ? std::string("none")
+                                : fmt::format("{} windows of {} tokens, cell 64", windows_.size(),
+                                              options_.prose_tokens)}};
   for (const EvalTask& task : options_.suite.tasks) {
     std::vector<int64_t> lengths;
     for (const Job& job : jobs_) {
@@ -442,7 +439,8 @@ EvalResults Evaluator::Collect() const {
       lengths.push_back(static_cast<int64_t>(job.prompt.size() + job.reference.size()));
     }
     if (lengths.empty()) continue;
-    std::nth_element(lengths.begin(), lengths.begin() + static_cast<std::ptrdiff_t>(lengths.size() / 2),
+    std::nth_element(lengths.begin(),
+                     lengths.begin() + static_cast<std::ptrdiff_t>(lengths.size() / 2),
                      lengths.end());
     if (lengths[lengths.size() / 2] < kDefaultWindows) out.short_tasks.push_back(task.name);
   }
@@ -450,9 +448,8 @@ EvalResults Evaluator::Collect() const {
     MethodScore score = state.score;
     std::map<std::string, std::vector<const ItemRecord*>> records;
     for (const Job& job : jobs_) {
-      const ItemRecord* record =
-          log_.Find(SettingsOf(state, job),
-                    {state.method->label, job.task->name, job.item->id, job.repeat});
+      const ItemRecord* record = log_.Find(
+          SettingsOf(state, job), {state.method->label, job.task->name, job.item->id, job.repeat});
       if (record != nullptr) records[job.task->name].push_back(record);
     }
     for (const auto& [name, list] : records) score.tasks[name] = ScoreTask(list);

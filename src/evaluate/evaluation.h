@@ -2,9 +2,9 @@
 // next, so that a run can be stopped and started at any time. Results depend on the settings alone:
 // not on threads, batches, interruptions or the order of methods.
 //
-// With a shared exact prefill, a prompt is read once on a BF16 cache and handed to every method: its
-// rows are rotated and sealed as if the method had read it in one cell as long as the prompt. The
-// rows pass through BF16 once more than in a run of the method's own. Generated tokens are the
+// With a shared exact prefill, a prompt is read once on a BF16 cache and handed to every method:
+// its rows are rotated and sealed as if the method had read it in one cell as long as the prompt.
+// The rows pass through BF16 once more than in a run of the method's own. Generated tokens are the
 // method's alone.
 #pragma once
 

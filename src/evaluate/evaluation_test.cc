@@ -95,8 +95,8 @@ TEST(SequenceRunner, SharedPromptsAreAsOwnOnes) {
     }
     SequenceCache imported((*model)->kv().cache(), (*model)->pool());
     const ModelSpec& spec = (*model)->spec();
-    ASSERT_TRUE(ImportPrompt((*shared)[0].cache, (*model)->kv(), spec.num_layers,
-                             spec.num_kv_heads, spec.head_dim, (*model)->threads(), imported)
+    ASSERT_TRUE(ImportPrompt((*shared)[0].cache, (*model)->kv(), spec.num_layers, spec.num_kv_heads,
+                             spec.head_dim, (*model)->threads(), imported)
                     .ok());
     ASSERT_EQ(imported.length(), own.length());
     double difference = 0, energy = 0;
@@ -135,9 +135,9 @@ TEST(LayerErrors, FollowTheMethods) {
 class EvaluationTest : public testing::Test {
  protected:
   void SetUp() override {
-    directory_ = fs::temp_directory_path() /
-                 ("oscar_evaluation_test_" + std::to_string(::getpid()) + "_" +
-                  testing::UnitTest::GetInstance()->current_test_info()->name());
+    directory_ =
+        fs::temp_directory_path() / ("oscar_evaluation_test_" + std::to_string(::getpid()) + "_" +
+                                     testing::UnitTest::GetInstance()->current_test_info()->name());
     fs::create_directories(directory_);
   }
   void TearDown() override { fs::remove_all(directory_); }

@@ -36,14 +36,14 @@ Result<LayerErrorProbe> LayerErrorProbe::Capture(LoadedModel& model,
   probe.head_dim_ = spec.head_dim;
   probe.num_tokens_ = std::min<int64_t>(kMaxTokens, static_cast<int64_t>(tokens.size()));
   probe.layers_.resize(static_cast<size_t>(spec.num_layers));
-  OSCAR_RETURN_IF_ERROR(model.model().SetTap([&](int layer, size_t, std::span<const float> q,
-                                                 std::span<const float> k,
-                                                 std::span<const float> v) {
-    LayerRows& rows = probe.layers_[static_cast<size_t>(layer)];
-    rows.q.insert(rows.q.end(), q.begin(), q.end());
-    rows.k.insert(rows.k.end(), k.begin(), k.end());
-    rows.v.insert(rows.v.end(), v.begin(), v.end());
-  }));
+  OSCAR_RETURN_IF_ERROR(
+      model.model().SetTap([&](int layer, size_t, std::span<const float> q,
+                               std::span<const float> k, std::span<const float> v) {
+        LayerRows& rows = probe.layers_[static_cast<size_t>(layer)];
+        rows.q.insert(rows.q.end(), q.begin(), q.end());
+        rows.k.insert(rows.k.end(), k.begin(), k.end());
+        rows.v.insert(rows.v.end(), v.begin(), v.end());
+      }));
   SequenceCache cache(model.kv().cache(), model.pool());
   Status status;
   while (status.ok() && cache.length() < probe.num_tokens_) {
@@ -78,8 +78,9 @@ Result<std::vector<std::pair<double, double>>> LayerErrorProbe::Measure(const Kv
     std::vector<float>& v = v_rows[static_cast<size_t>(layer)] = rows.v;
     for (int64_t t = 0; t < num_tokens_; ++t) {
       for (int h = 0; h < kv_heads_; ++h) {
-        const size_t at = (static_cast<size_t>(t) * static_cast<size_t>(kv_heads_) +
-                           static_cast<size_t>(h)) * dim;
+        const size_t at =
+            (static_cast<size_t>(t) * static_cast<size_t>(kv_heads_) + static_cast<size_t>(h)) *
+            dim;
         for (auto& [side, transform, target] :
              {std::tuple{&k, &plan.k(layer), cache.KRow(layer, h, t)},
               std::tuple{&v, &plan.v(layer), cache.VRow(layer, h, t)}}) {
@@ -102,8 +103,9 @@ Result<std::vector<std::pair<double, double>>> LayerErrorProbe::Measure(const Kv
       for (int64_t t = 0; t < num_tokens_; t += kQueryStride) {
         for (size_t g = 0; g < group; ++g) {
           const size_t head = static_cast<size_t>(h) * group + g;
-          const float* from = layers_[static_cast<size_t>(layer)].q.data() +
-                              (static_cast<size_t>(t) * static_cast<size_t>(num_heads_) + head) * dim;
+          const float* from =
+              layers_[static_cast<size_t>(layer)].q.data() +
+              (static_cast<size_t>(t) * static_cast<size_t>(num_heads_) + head) * dim;
           std::copy_n(from, dim, query.begin());
           plan.k(layer).Apply(h, query);
           for (size_t i = 0; i < dim; ++i) {
@@ -115,8 +117,10 @@ Result<std::vector<std::pair<double, double>>> LayerErrorProbe::Measure(const Kv
         if (!cache.is_sealed(page)) continue;
         DecodePage(config.sealed.layout(layer), cache.page(page).Block(layer, h), k_page, v_page);
         for (size_t t = 0; t < kPageTokens; ++t) {
-          const size_t at = ((static_cast<size_t>(page) * kPageTokens + t) *
-                                 static_cast<size_t>(kv_heads_) + static_cast<size_t>(h)) * dim;
+          const size_t at =
+              ((static_cast<size_t>(page) * kPageTokens + t) * static_cast<size_t>(kv_heads_) +
+               static_cast<size_t>(h)) *
+              dim;
           std::array<float, kMaxHeadDim> difference;
           const std::span<const float> k(k_rows[static_cast<size_t>(layer)].data() + at, dim);
           const std::span<const float> v(v_rows[static_cast<size_t>(layer)].data() + at, dim);

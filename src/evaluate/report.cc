@@ -176,12 +176,14 @@ std::string RenderEvalReport(const EvalResults& results) {
   body += "<h2>Tasks</h2>\n" + Bars(results, tasks);
   const std::string k_map = LayerMap(results, true), v_map = LayerMap(results, false);
   if (!k_map.empty()) {
-    body += "<h2>Layers</h2>\n<p class=\"note\">On prose, over quantised tokens; rows go through "
-            "the method's own pages.</p>\n<div class=\"charts\"><div>" +
-            k_map + "</div><div>" + v_map + "</div></div>\n";
+    body +=
+        "<h2>Layers</h2>\n<p class=\"note\">On prose, over quantised tokens; rows go through "
+        "the method's own pages.</p>\n<div class=\"charts\"><div>" +
+        k_map + "</div><div>" + v_map + "</div></div>\n";
   }
   const std::string bits = BitsByLength(results);
-  if (!bits.empty()) body += "<h2>Memory</h2>\n<div class=\"charts\"><div>" + bits + "</div></div>\n";
+  if (!bits.empty())
+    body += "<h2>Memory</h2>\n<div class=\"charts\"><div>" + bits + "</div></div>\n";
   if (!results.warnings.empty()) {
     body += "<h2>Warnings</h2>\n<ul>\n";
     for (const std::string& warning : results.warnings) {

@@ -126,12 +126,9 @@ MethodScore MethodFromJson(const json& object) {
     }
   }
   if (const json text = object.value("text", json()); text.is_object()) {
-    out.text = TextMetrics{Field(text, "nll", 0.0),
-                           Field(text, "perplexity", 0.0),
-                           Field(text, "kl_to_bf16", 0.0),
-                           Field(text, "top1_agreement", 0.0),
-                           Field<int64_t>(text, "tokens", 0),
-                           Field<int64_t>(text, "compared", 0)};
+    out.text = TextMetrics{Field(text, "nll", 0.0),           Field(text, "perplexity", 0.0),
+                           Field(text, "kl_to_bf16", 0.0),    Field(text, "top1_agreement", 0.0),
+                           Field<int64_t>(text, "tokens", 0), Field<int64_t>(text, "compared", 0)};
   }
   if (const json tasks = object.value("tasks", json::object()); tasks.is_object()) {
     for (const auto& [name, task] : tasks.items()) {
@@ -257,9 +254,8 @@ uint64_t MethodScore::PeakBytes() const {
 }
 
 std::string ResultsToJson(const EvalResults& results) {
-  ordered_json out = {{"format", "oscar-eval-1"},
-                      {"model", results.model},
-                      {"prefill", results.prefill}};
+  ordered_json out = {
+      {"format", "oscar-eval-1"}, {"model", results.model}, {"prefill", results.prefill}};
   for (const auto& [key, value] : results.settings) out["settings"][key] = value;
   out["short_tasks"] = results.short_tasks;
   out["warnings"] = results.warnings;
@@ -312,9 +308,8 @@ std::string ResultsToCsv(const EvalResults& results) {
     for (const auto& [name, score] : method.tasks) {
       out += fmt::format(
           "{},{},{},{},{},{},{},{},{:.4f},{},{},{:.1f}\n", CsvCell(method.label),
-          method.simulated ? "simulated" : "real", CsvCell(name), score.items,
-          number(score.strict), number(score.strict_sd), number(score.answer),
-          number(score.answer_sd), score.bits,
+          method.simulated ? "simulated" : "real", CsvCell(name), score.items, number(score.strict),
+          number(score.strict_sd), number(score.answer), number(score.answer_sd), score.bits,
           long_bits == method.stored_bits.end() ? "" : fmt::format("{:.4f}", long_bits->second),
           score.peak_bytes, score.mean_tokens);
     }
@@ -331,10 +326,11 @@ std::string ResultsToTable(const EvalResults& results) {
     out += fmt::format("; \"long\" leaves out {}", fmt::format("{}", results.short_tasks[0]));
     for (size_t i = 1; i < results.short_tasks.size(); ++i) out += ", " + results.short_tasks[i];
   }
-  out += fmt::format("\n{:<{}} {:>6} {:>6} {:>6} {:>6} {:>7} {:>7} {:>8} {:>6} {:>9}", "method",
-                     width, "mean", "long", "answer", "128K", "history", "ppl", "KL", "top1",
-                     "cache");
-  for (const std::string& name : names) out += fmt::format(" {:>{}}", name, std::max<size_t>(6, name.size()));
+  out +=
+      fmt::format("\n{:<{}} {:>6} {:>6} {:>6} {:>6} {:>7} {:>7} {:>8} {:>6} {:>9}", "method", width,
+                  "mean", "long", "answer", "128K", "history", "ppl", "KL", "top1", "cache");
+  for (const std::string& name : names)
+    out += fmt::format(" {:>{}}", name, std::max<size_t>(6, name.size()));
   out += "\n";
   for (const MethodScore& method : results.methods) {
     const auto long_bits = method.stored_bits.find(131072);

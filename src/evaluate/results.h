@@ -27,9 +27,9 @@ struct ItemRecord {
   int64_t first_wrong = -1;  // index of the first output token off the reference
   int64_t prompt_tokens = 0;
   int64_t output_tokens = 0;
-  double bits = 0;          // stored bits a number, at the item's final length
+  double bits = 0;           // stored bits a number, at the item's final length
   uint64_t cache_bytes = 0;  // peak
-  std::string output;       // the final answer, cut to a line's length
+  std::string output;        // the final answer, cut to a line's length
 };
 
 std::string ToJsonLine(const ItemRecord& record);
@@ -40,10 +40,10 @@ using ItemKey = std::tuple<std::string, std::string, std::string, int>;
 inline ItemKey KeyOf(const ItemRecord& r) { return {r.method, r.task, r.id, r.repeat}; }
 
 struct TaskScore {
-  int64_t items = 0;  // distinct items
-  std::optional<double> strict, answer;            // percent, mean over repeats
-  std::optional<double> strict_sd, answer_sd;      // over repeats; none for one repeat
-  double bits = 0;                                 // mean over items
+  int64_t items = 0;                           // distinct items
+  std::optional<double> strict, answer;        // percent, mean over repeats
+  std::optional<double> strict_sd, answer_sd;  // over repeats; none for one repeat
+  double bits = 0;                             // mean over items
   uint64_t peak_bytes = 0;
   double mean_tokens = 0;  // in the cache at the end
 };

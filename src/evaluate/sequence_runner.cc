@@ -71,9 +71,7 @@ struct SequenceRunner::Running {
   int32_t next = -1;  // the token to feed; -1 while the prompt is read
   bool done = false;
 
-  int64_t prompt_left() const {
-    return static_cast<int64_t>(task->prompt.size()) - cache.length();
-  }
+  int64_t prompt_left() const { return static_cast<int64_t>(task->prompt.size()) - cache.length(); }
 };
 
 SequenceRunner::SequenceRunner(LoadedModel& model, std::vector<int32_t> stop_tokens,
@@ -111,8 +109,8 @@ void SequenceRunner::Take(Running& running, std::span<const float> logits) {
   SequenceOutcome& out = running.outcome;
   const size_t at = out.output.size();
   const bool greedy = !running.sampler.has_value();
-  const int32_t token = greedy ? static_cast<int32_t>(simd::ArgMax(logits))
-                               : running.sampler->Sample(logits);
+  const int32_t token =
+      greedy ? static_cast<int32_t>(simd::ArgMax(logits)) : running.sampler->Sample(logits);
   out.output.push_back(token);
   running.next = token;
   if (!task.reference.empty() && out.first_wrong < 0 &&
@@ -189,8 +187,13 @@ Status SequenceRunner::Run(std::span<const SequenceTask> tasks, const OnDone& on
       running.pop_back();
     }
     while (running.size() < max_running && !waiting.empty()) {
-      Running next{waiting.back(), &tasks[waiting.back()],
-                   SequenceCache(model_.kv().cache(), model_.pool()), {}, {}, -1, false};
+      Running next{waiting.back(),
+                   &tasks[waiting.back()],
+                   SequenceCache(model_.kv().cache(), model_.pool()),
+                   {},
+                   {},
+                   -1,
+                   false};
       const Status status = Start(next);
       if (status.code() == StatusCode::kResourceExhausted && !running.empty()) {
         max_running = running.size();

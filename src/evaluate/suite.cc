@@ -148,8 +148,12 @@ Result<CodePointText> CodePointText::Create(std::string text, std::string_view w
   out.starts_.reserve(bytes.size() + 1);
   for (size_t at = 0; at < bytes.size();) {
     const auto lead = static_cast<unsigned char>(bytes[at]);
-    const size_t length = lead < 0x80 ? 1 : lead < 0xC2 ? 0 : lead < 0xE0 ? 2 : lead < 0xF0 ? 3
-                          : lead < 0xF5 ? 4 : 0;
+    const size_t length = lead < 0x80   ? 1
+                          : lead < 0xC2 ? 0
+                          : lead < 0xE0 ? 2
+                          : lead < 0xF0 ? 3
+                          : lead < 0xF5 ? 4
+                                        : 0;
     bool ok = length > 0 && at + length <= bytes.size();
     for (size_t i = 1; ok && i < length; ++i) {
       ok = (static_cast<unsigned char>(bytes[at + i]) & 0xC0) == 0x80;
@@ -171,8 +175,8 @@ Result<EvalSuite> ReadSuite(const fs::path& directory, const SuiteOptions& optio
     if (entry.path().extension() == ".jsonl") files.push_back(entry.path());
   }
   if (error) {
-    return Unexpected(NotFound(
-        fmt::format("{}: cannot be listed: {}", directory.string(), error.message())));
+    return Unexpected(
+        NotFound(fmt::format("{}: cannot be listed: {}", directory.string(), error.message())));
   }
   if (files.empty()) {
     return Unexpected(NotFound(fmt::format("{}: no task file (*.jsonl)", directory.string())));
@@ -181,8 +185,8 @@ Result<EvalSuite> ReadSuite(const fs::path& directory, const SuiteOptions& optio
   for (const std::string& name : options.tasks) {
     if (std::none_of(files.begin(), files.end(),
                      [&](const fs::path& file) { return file.stem() == name; })) {
-      return Unexpected(InvalidArgument(
-          fmt::format("{}: there is no task \"{}\" (no {}.jsonl)", directory.string(), name, name)));
+      return Unexpected(InvalidArgument(fmt::format("{}: there is no task \"{}\" (no {}.jsonl)",
+                                                    directory.string(), name, name)));
     }
   }
   std::optional<CodePointText> haystack;
@@ -203,8 +207,8 @@ Result<EvalSuite> ReadSuite(const fs::path& directory, const SuiteOptions& optio
   for (const EvalTask& task : suite.tasks) {
     for (const EvalItem& item : task.items) {
       for (const std::string* text : {&item.id, &item.prompt, &item.answer, &item.reference}) {
-        suite.content_hash = XXH3_64bits_withSeed(text->data(), text->size(),
-                                                  suite.content_hash + text->size());
+        suite.content_hash =
+            XXH3_64bits_withSeed(text->data(), text->size(), suite.content_hash + text->size());
       }
     }
   }

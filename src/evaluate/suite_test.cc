@@ -12,9 +12,9 @@ namespace fs = std::filesystem;
 class SuiteTest : public testing::Test {
  protected:
   void SetUp() override {
-    directory_ = fs::temp_directory_path() /
-                 ("oscar_suite_test_" + std::to_string(::getpid()) + "_" +
-                  testing::UnitTest::GetInstance()->current_test_info()->name());
+    directory_ =
+        fs::temp_directory_path() / ("oscar_suite_test_" + std::to_string(::getpid()) + "_" +
+                                     testing::UnitTest::GetInstance()->current_test_info()->name());
     fs::create_directories(directory_);
   }
   void TearDown() override { fs::remove_all(directory_); }
@@ -27,10 +27,11 @@ class SuiteTest : public testing::Test {
 TEST_F(SuiteTest, BuildsContextsByCodePoints) {
   // Two-, three- and four-byte characters before the slice shift every byte offset.
   Write("haystack.txt", "né€𝄞abcdefgh");
-  Write("t.jsonl",
-        R"({"id":"a","task":"t","context":{"intro":"I","start":2,"chars":6,"inserts":[[1,"X."],[3,"Y."]]},)"
-        R"("question":"Q?","answer":"7","reference":"7","max_tokens":5})"
-        "\n");
+  Write(
+      "t.jsonl",
+      R"({"id":"a","task":"t","context":{"intro":"I","start":2,"chars":6,"inserts":[[1,"X."],[3,"Y."]]},)"
+      R"("question":"Q?","answer":"7","reference":"7","max_tokens":5})"
+      "\n");
   const auto suite = ReadSuite(directory_, {});
   ASSERT_TRUE(suite.has_value()) << suite.error().ToString();
   ASSERT_EQ(suite->tasks.size(), 1u);
@@ -59,9 +60,8 @@ TEST_F(SuiteTest, RefusesOffsetsOutsideTheHaystack) {
   Write("haystack.txt", "abc");
   const auto line = [](int start, int chars, int offset) {
     return R"({"id":")" + std::to_string(start) + "-" + std::to_string(chars) + "-" +
-           std::to_string(offset) + R"(","context":{"intro":"I","start":)" +
-           std::to_string(start) + R"(,"chars":)" + std::to_string(chars) +
-           R"(,"inserts":[[)" + std::to_string(offset) +
+           std::to_string(offset) + R"(","context":{"intro":"I","start":)" + std::to_string(start) +
+           R"(,"chars":)" + std::to_string(chars) + R"(,"inserts":[[)" + std::to_string(offset) +
            R"(,"x"]]},"question":"q","answer":"a","max_tokens":1})" + "\n";
   };
   Write("t.jsonl", line(0, 3, 3) + line(1, 3, 0) + line(4, 0, 0) + line(-1, 1, 0) + line(0, 2, 3));
@@ -74,7 +74,8 @@ TEST_F(SuiteTest, RefusesOffsetsOutsideTheHaystack) {
 TEST_F(SuiteTest, LimitsAndChoosesTasks) {
   std::string lines;
   for (int i = 0; i < 5; ++i) {
-    lines += R"({"id":")" + std::to_string(i) + R"(","prompt":"p","answer":"a","max_tokens":1})" + "\n";
+    lines +=
+        R"({"id":")" + std::to_string(i) + R"(","prompt":"p","answer":"a","max_tokens":1})" + "\n";
   }
   Write("a.jsonl", lines);
   Write("b.jsonl", lines);

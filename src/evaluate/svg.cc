@@ -11,9 +11,9 @@ namespace {
 
 constexpr int kLeft = 64, kRight = 16, kTop = 34, kBottom = 46;
 // Distinguishable in print and with colour-blind eyes, on light and dark.
-constexpr std::array<const char*, 12> kColors = {
-    "#3b78c3", "#e07b39", "#3d9a5f", "#c44e52", "#8466ad", "#9a7148",
-    "#d377b0", "#7a7a7a", "#b5a726", "#2ba8b8", "#5b5fc7", "#e0a83b"};
+constexpr std::array<const char*, 12> kColors = {"#3b78c3", "#e07b39", "#3d9a5f", "#c44e52",
+                                                 "#8466ad", "#9a7148", "#d377b0", "#7a7a7a",
+                                                 "#b5a726", "#2ba8b8", "#5b5fc7", "#e0a83b"};
 
 const char* ColorOf(size_t index) { return kColors[index % kColors.size()]; }
 
@@ -58,9 +58,7 @@ class Scale {
 
 struct Range {
   double low = INFINITY, high = -INFINITY;
-  void Add(double value) {
-    low = std::min(low, value), high = std::max(high, value);
-  }
+  void Add(double value) { low = std::min(low, value), high = std::max(high, value); }
 };
 
 std::string Open(const ChartOptions& o) {
@@ -89,17 +87,16 @@ std::string YAxis(const Scale& y, const ChartOptions& o) {
 }
 
 std::string XAxis(const Scale& x, const ChartOptions& o) {
-  std::string out = fmt::format(
-      "<line x1=\"{}\" x2=\"{}\" y1=\"{}\" y2=\"{}\" class=\"axis\"/>\n", kLeft, o.width - kRight,
-      o.height - kBottom, o.height - kBottom);
+  std::string out = fmt::format("<line x1=\"{}\" x2=\"{}\" y1=\"{}\" y2=\"{}\" class=\"axis\"/>\n",
+                                kLeft, o.width - kRight, o.height - kBottom, o.height - kBottom);
   for (double tick : x.ticks()) {
-    out += fmt::format(
-        "<text x=\"{:.1f}\" y=\"{}\" class=\"tick\" text-anchor=\"middle\">{}</text>\n",
-        x.Place(tick), o.height - kBottom + 16, x.Label(tick));
+    out +=
+        fmt::format("<text x=\"{:.1f}\" y=\"{}\" class=\"tick\" text-anchor=\"middle\">{}</text>\n",
+                    x.Place(tick), o.height - kBottom + 16, x.Label(tick));
   }
-  out += fmt::format("<text x=\"{}\" y=\"{}\" class=\"label\" text-anchor=\"middle\">{}</text>\n",
-                     (kLeft + o.width - kRight) / 2, o.height - kBottom + 36,
-                     EscapeHtml(o.x.label));
+  out +=
+      fmt::format("<text x=\"{}\" y=\"{}\" class=\"label\" text-anchor=\"middle\">{}</text>\n",
+                  (kLeft + o.width - kRight) / 2, o.height - kBottom + 36, EscapeHtml(o.x.label));
   return out;
 }
 
@@ -235,8 +232,7 @@ std::string ScatterChart(const std::vector<ChartPoint>& points, bool frontier,
   return out + "</svg>\n";
 }
 
-std::string BarChart(const std::vector<std::string>& groups,
-                     const std::vector<std::string>& series,
+std::string BarChart(const std::vector<std::string>& groups, const std::vector<std::string>& series,
                      const std::vector<std::vector<double>>& values, const ChartOptions& options) {
   Range ys;
   ys.Add(0);
@@ -250,7 +246,8 @@ std::string BarChart(const std::vector<std::string>& groups,
   const auto [legend, legend_height] = Legend(series, o.width, o.height);
   const Scale y(o.y, ys.low, ys.high, o.height - kBottom, kTop);
   std::string out = YAxis(y, o);
-  const double each = static_cast<double>(o.width - kLeft - kRight) / static_cast<double>(groups.size());
+  const double each =
+      static_cast<double>(o.width - kLeft - kRight) / static_cast<double>(groups.size());
   const double bar = each * 0.86 / static_cast<double>(series.size());
   for (size_t g = 0; g < groups.size(); ++g) {
     const double start = kLeft + each * (static_cast<double>(g) + 0.07);
@@ -259,16 +256,17 @@ std::string BarChart(const std::vector<std::string>& groups,
       if (!std::isfinite(value)) continue;
       const double top = y.At(value), bottom = y.At(0);
       out += fmt::format(
-          "<rect x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.1f}\" height=\"{:.1f}\" fill=\"{}\"><title>{}, "
+          "<rect x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.1f}\" height=\"{:.1f}\" "
+          "fill=\"{}\"><title>{}, "
           "{}: {:.4g}</title></rect>\n",
           start + bar * static_cast<double>(s), std::min(top, bottom), std::max(bar - 0.6, 0.8),
           std::max(std::abs(bottom - top), 0.6), ColorOf(s), EscapeHtml(series[s]),
           EscapeHtml(groups[g]), value);
     }
-    out += fmt::format(
-        "<text x=\"{:.1f}\" y=\"{}\" class=\"tick\" text-anchor=\"middle\">{}</text>\n",
-        kLeft + each * (static_cast<double>(g) + 0.5), o.height - kBottom + 16,
-        EscapeHtml(groups[g]));
+    out +=
+        fmt::format("<text x=\"{:.1f}\" y=\"{}\" class=\"tick\" text-anchor=\"middle\">{}</text>\n",
+                    kLeft + each * (static_cast<double>(g) + 0.5), o.height - kBottom + 16,
+                    EscapeHtml(groups[g]));
   }
   out += fmt::format("<line x1=\"{}\" x2=\"{}\" y1=\"{:.1f}\" y2=\"{:.1f}\" class=\"axis\"/>\n",
                      kLeft, o.width - kRight, y.At(0), y.At(0));
@@ -281,7 +279,8 @@ std::string HeatMap(const std::vector<std::string>& rows, const std::vector<std:
   if (rows.empty() || columns.empty()) return "<p>No data.</p>\n";
   constexpr int kCell = 26, kNames = 150;
   ChartOptions o = options;
-  const double width = static_cast<double>(o.width - kNames - kRight) / static_cast<double>(columns.size());
+  const double width =
+      static_cast<double>(o.width - kNames - kRight) / static_cast<double>(columns.size());
   o.height = kTop + kCell * static_cast<int>(rows.size()) + kBottom;
   Range range;
   for (const auto& row : values) {
@@ -301,23 +300,26 @@ std::string HeatMap(const std::vector<std::string>& rows, const std::vector<std:
         share = (std::log10(value) - range.low) / (range.high - range.low);
       }
       // Light to dark red; text turns white on the dark half.
-      const int red = static_cast<int>(255 - 75 * share), other = static_cast<int>(245 - 215 * share);
+      const int red = static_cast<int>(255 - 75 * share),
+                other = static_cast<int>(245 - 215 * share);
       const double x = kNames + width * static_cast<double>(c);
       out += fmt::format(
           "<rect x=\"{:.1f}\" y=\"{}\" width=\"{:.1f}\" height=\"{}\" fill=\"rgb({},{},{})\"/>"
-          "<text x=\"{:.1f}\" y=\"{}\" class=\"cell\" fill=\"{}\" text-anchor=\"middle\">{}</text>\n",
+          "<text x=\"{:.1f}\" y=\"{}\" class=\"cell\" fill=\"{}\" "
+          "text-anchor=\"middle\">{}</text>\n",
           x, top, width - 1, kCell - 1, red, other, other, x + width / 2, top + 17,
           share > 0.5 ? "#fff" : "#222", std::isfinite(value) ? fmt::format("{:.2g}", value) : "");
     }
   }
   for (size_t c = 0; c < columns.size(); ++c) {
-    out += fmt::format("<text x=\"{:.1f}\" y=\"{}\" class=\"tick\" text-anchor=\"middle\">{}</text>\n",
-                       kNames + width * (static_cast<double>(c) + 0.5), o.height - kBottom + 16,
-                       EscapeHtml(columns[c]));
+    out +=
+        fmt::format("<text x=\"{:.1f}\" y=\"{}\" class=\"tick\" text-anchor=\"middle\">{}</text>\n",
+                    kNames + width * (static_cast<double>(c) + 0.5), o.height - kBottom + 16,
+                    EscapeHtml(columns[c]));
   }
-  out += fmt::format("<text x=\"{}\" y=\"{}\" class=\"label\" text-anchor=\"middle\">{}</text>\n",
-                     (kNames + o.width - kRight) / 2, o.height - kBottom + 36,
-                     EscapeHtml(o.x.label));
+  out +=
+      fmt::format("<text x=\"{}\" y=\"{}\" class=\"label\" text-anchor=\"middle\">{}</text>\n",
+                  (kNames + o.width - kRight) / 2, o.height - kBottom + 36, EscapeHtml(o.x.label));
   return out + "</svg>\n";
 }
 

@@ -41,8 +41,7 @@ struct ChartPoint {
 std::string ScatterChart(const std::vector<ChartPoint>& points, bool frontier,
                          const ChartOptions& options);
 // Groups of bars: values[series][group]; NaN leaves a gap.
-std::string BarChart(const std::vector<std::string>& groups,
-                     const std::vector<std::string>& series,
+std::string BarChart(const std::vector<std::string>& groups, const std::vector<std::string>& series,
                      const std::vector<std::vector<double>>& values, const ChartOptions& options);
 // values[row][column], coloured on a log scale between the extremes and printed in the cell.
 std::string HeatMap(const std::vector<std::string>& rows, const std::vector<std::string>& columns,

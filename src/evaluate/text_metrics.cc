@@ -71,8 +71,8 @@ Result<std::vector<std::vector<int32_t>>> ReadProseWindows(const std::filesystem
     }
   }
   if (out.empty()) {
-    return Unexpected(OutOfRange(fmt::format("{}: has no window of {} tokens", path.string(),
-                                             tokens_each)));
+    return Unexpected(
+        OutOfRange(fmt::format("{}: has no window of {} tokens", path.string(), tokens_each)));
   }
   return out;
 }
@@ -127,8 +127,7 @@ Result<TextMetrics> MeasureText(LoadedModel& model, std::span<const std::vector<
       for (size_t i = 0; i < rows.size(); ++i) {  // in order, so that sums are the same every time
         const int64_t position = at + static_cast<int64_t>(i) % tokens;
         if (fill && reference != nullptr && position % reference->stride == 0) {
-          std::vector<float>& kept =
-              reference->windows[first + i / static_cast<size_t>(tokens)];
+          std::vector<float>& kept = reference->windows[first + i / static_cast<size_t>(tokens)];
           kept.insert(kept.end(), logits.begin() + static_cast<std::ptrdiff_t>(i * vocab),
                       logits.begin() + static_cast<std::ptrdiff_t>((i + 1) * vocab));
         }

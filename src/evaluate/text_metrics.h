@@ -1,7 +1,7 @@
 // How well a cache method keeps the model's predictions on plain text: perplexity over windows of
-// held-out prose, and, against the same windows on a BF16 cache, the KL divergence and how often the
-// most likely token is the same. Prompt cells are 64 tokens here whatever the run uses, so that each
-// token reads history as the method stores it. One thread.
+// held-out prose, and, against the same windows on a BF16 cache, the KL divergence and how often
+// the most likely token is the same. Prompt cells are 64 tokens here whatever the run uses, so that
+// each token reads history as the method stores it. One thread.
 #pragma once
 
 #include <cstdint>

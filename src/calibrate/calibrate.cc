@@ -1,0 +1,255 @@
+#include "calibrate/calibrate.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <optional>
+
+#include "base/check.h"
+#include "base/file.h"
+#include "base/log.h"
+#include "base/progress.h"
+#include "engine/generator.h"
+#include "engine/loaded_model.h"
+#include "evaluate/layer_errors.h"
+#include "rotation/dump.h"
+#include "rotation/rotation_file.h"
+#include "simd/page_writer.h"
+
+namespace oscar {
+namespace {
+
+namespace fs = std::filesystem;
+
+// One layer's rows of a sequence, where they are wanted together.
+struct Rows {
+  std::vector<float> q, k, v;
+};
+
+class Capture {
+ public:
+  Capture(LoadedModel& model, const CalibrateOptions& options) : model_(model), options_(options) {
+    const ModelSpec& spec = model.spec();
+    shape_ = {spec.num_heads, spec.num_kv_heads, spec.head_dim};
+  }
+
+  // One pass over all sequences.
+  Status Pass(const std::vector<std::vector<int32_t>>& sequences, DumpWriter* dump,
+              Progress* progress);
+  Result<std::map<int, FittedLayer>> Finish();
+  Status EndPass() {
+    for (auto& [layer, statistics] : layers_) OSCAR_RETURN_IF_ERROR(statistics.EndPass());
+    return {};
+  }
+  const QkvShape& shape() const { return shape_; }
+
+ private:
+  Status Add(int layer, const QkvChunk& chunk);
+  Status ReadSequence(const std::vector<int32_t>& tokens);
+
+  LoadedModel& model_;
+  const CalibrateOptions& options_;
+  QkvShape shape_;
+  std::map<int, LayerStatistics> layers_;
+  std::vector<Rows> rows_;
+  Status status_;  // the tap's first failure
+};
+
+Status Capture::Add(int layer, const QkvChunk& chunk) {
+  auto found = layers_.find(layer);
+  if (found == layers_.end()) {
+    found = layers_.try_emplace(layer, layer, shape_, options_.fit).first;
+  }
+  return found->second.Add(chunk, model_.threads());
+}
+
+Status Capture::ReadSequence(const std::vector<int32_t>& tokens) {
+  SequenceCache cache(model_.kv().cache(), model_.pool());
+  const auto total = static_cast<int64_t>(tokens.size());
+  while (cache.length() < total) {
+    const int64_t at = cache.length(), cell = model_.kv().cache().cell;
+    const int64_t count =
+        std::min<int64_t>({model_.model().max_batch_tokens(), total - at, cell - at % cell});
+    const ForwardItem item{
+        &cache, std::span(tokens).subspan(static_cast<size_t>(at), static_cast<size_t>(count)),
+        /*is_prompt=*/true, 0};
+    OSCAR_RETURN_IF_ERROR(model_.model().Forward({&item, 1}, {}));
+    OSCAR_RETURN_IF_ERROR(status_);
+  }
+  return {};
+}
+
+Status Capture::Pass(const std::vector<std::vector<int32_t>>& sequences, DumpWriter* dump,
+                     Progress* progress) {
+  // Only exact scores and dumps need a sequence's rows side by side.
+  const bool whole = dump != nullptr || options_.fit.objectives.v == Objective::kSstExact;
+  const auto num_layers = static_cast<size_t>(model_.spec().num_layers);
+  const auto kv_width = static_cast<size_t>(shape_.num_kv_heads * shape_.head_dim);
+  OSCAR_RETURN_IF_ERROR(
+      model_.model().SetTap([&](int layer, size_t, std::span<const float> q,
+                                std::span<const float> k, std::span<const float> v) {
+        if (!status_.ok()) return;
+        if (whole) {
+          Rows& rows = rows_[static_cast<size_t>(layer)];
+          rows.q.insert(rows.q.end(), q.begin(), q.end());
+          rows.k.insert(rows.k.end(), k.begin(), k.end());
+          rows.v.insert(rows.v.end(), v.begin(), v.end());
+          return;
+        }
+        const auto count = static_cast<int32_t>(k.size() / kv_width);
+        status_ = Add(layer, {count, q, k, v, {&count, 1}});
+      }));
+  Status status;
+  for (size_t i = 0; i < sequences.size() && status.ok(); ++i) {
+    rows_.assign(num_layers, {});
+    status = ReadSequence(sequences[i]);
+    const auto count = static_cast<int32_t>(sequences[i].size());
+    for (size_t layer = 0; whole && layer < num_layers && status.ok(); ++layer) {
+      const QkvChunk chunk{count, rows_[layer].q, rows_[layer].k, rows_[layer].v, {&count, 1}};
+      status = Add(static_cast<int>(layer), chunk);
+      if (status.ok() && dump != nullptr) status = dump->Write(static_cast<int>(layer), chunk);
+    }
+    if (progress != nullptr) progress->Add(sequences[i].size());
+  }
+  rows_.clear();
+  OSCAR_RETURN_IF_ERROR(model_.model().SetTap({}));
+  OSCAR_RETURN_IF_ERROR(status);
+  return EndPass();
+}
+
+Result<std::map<int, FittedLayer>> Capture::Finish() {
+  std::map<int, FittedLayer> out;
+  for (auto& [layer, statistics] : layers_) out.emplace(layer, statistics.TakeResult());
+  return out;
+}
+
+// The model's own continuation of each sequence, so that what it writes is calibrated on, too.
+Result<int64_t> Extend(LoadedModel& model, int64_t count, bool show_progress,
+                       std::vector<std::vector<int32_t>>& sequences) {
+  std::optional<Progress> progress;
+  if (show_progress) {
+    progress.emplace("generating", sequences.size() * static_cast<uint64_t>(count), "tokens");
+  }
+  int64_t generated = 0;
+  for (std::vector<int32_t>& sequence : sequences) {
+    GenerateRequest request;
+    request.prompt = sequence;
+    request.sampling.temperature = 0;
+    request.max_tokens = count;
+    request.stop_tokens.assign(model.config().eos_token_ids.begin(),
+                               model.config().eos_token_ids.end());
+    Generator generator(model.model(), model.pool(), model.max_context());
+    OSCAR_ASSIGN_OR_RETURN(const GenerateResult result, generator.Generate(request));
+    sequence.insert(sequence.end(), result.tokens.begin(), result.tokens.end());
+    generated += static_cast<int64_t>(result.tokens.size());
+    if (progress.has_value()) progress->Add(static_cast<uint64_t>(count));
+  }
+  return generated;
+}
+
+Status MeasureErrors(LoadedModel& model, std::span<const int32_t> tokens, Calibration& out) {
+  OSCAR_ASSIGN_OR_RETURN(const LayerErrorProbe probe, LayerErrorProbe::Capture(model, tokens));
+  const auto measure = [&](const std::string& label, const std::string& method,
+                           bool rotated) -> Status {
+    KvPlanOptions options;
+    options.method = method;
+    options.sink = 0, options.recent = 0;  // every token counts
+    if (rotated) options.rotation = out.rotation;
+    OSCAR_ASSIGN_OR_RETURN(const std::unique_ptr<KvPlan> plan,
+                           KvPlan::Make(model.spec(), options, simd::WritePage));
+    OSCAR_ASSIGN_OR_RETURN(auto errors, probe.Measure(*plan));
+    out.errors.emplace_back(label, std::move(errors));
+    return {};
+  };
+  OSCAR_RETURN_IF_ERROR(measure("before (no rotation)", "naive", false));
+  OSCAR_RETURN_IF_ERROR(measure("Hadamard", "quarot", false));
+  OSCAR_RETURN_IF_ERROR(measure("oscar, this rotation", "oscar", true));
+  OSCAR_RETURN_IF_ERROR(measure("oscar+, Hadamard", "oscar+", false));
+  return measure("oscar+, this rotation", "oscar+", true);
+}
+
+}  // namespace
+
+Result<Calibration> Calibrate(const CalibrateOptions& options) {
+  ModelOptions model_options = options.model;
+  model_options.kv = "bf16";
+  model_options.rotation.clear();
+  OSCAR_ASSIGN_OR_RETURN(const std::unique_ptr<LoadedModel> model,
+                         LoadedModel::Load(model_options));
+  OSCAR_ASSIGN_OR_RETURN(const Tokenizer tokenizer, Tokenizer::Load(model->directory()));
+  Result<ChatTemplate> chat = ChatTemplate::Load(model->directory());
+  if (!chat.has_value() && chat.error().code() != StatusCode::kNotFound) {
+    return Unexpected(chat.error());
+  }
+  OSCAR_ASSIGN_OR_RETURN(
+      CalibrationText text,
+      ReadCalibrationText(options.text, tokenizer, chat.has_value() ? &*chat : nullptr));
+  for (const std::string& warning : text.warnings) LogWarning("{}", warning);
+  if (text.num_tokens < options.text.tokens) {
+    LogWarning("the data has {} tokens, fewer than the {} asked for", text.num_tokens,
+               options.text.tokens);
+  }
+  if (options.text.max_sequence + options.generate > model->max_context()) {
+    return Unexpected(OutOfRange(
+        fmt::format("sequences of {} tokens and {} generated ones do not fit the context of {}",
+                    options.text.max_sequence, options.generate, model->max_context())));
+  }
+  Calibration out;
+  if (options.generate > 0) {
+    OSCAR_ASSIGN_OR_RETURN(out.generated_tokens,
+                           Extend(*model, options.generate, options.show_progress, text.sequences));
+  }
+  out.num_sequences = static_cast<int64_t>(text.sequences.size());
+  out.num_tokens = text.num_tokens;
+
+  CalibrateOptions fitted = options;
+  fitted.fit.model_fingerprint = fmt::format("{:016x}", model->model().fingerprint());
+  Capture capture(*model, fitted);
+  OSCAR_RETURN_IF_ERROR(CheckFitOptions(fitted.fit, capture.shape()));
+  std::optional<DumpWriter> dump;
+  if (!options.dump.empty()) {
+    OSCAR_ASSIGN_OR_RETURN(dump, DumpWriter::Create(options.dump, capture.shape()));
+  }
+  const int passes = LayerStatistics::NumPasses(fitted.fit);
+  std::optional<Progress> progress;
+  if (options.show_progress) {
+    const auto tokens = static_cast<uint64_t>(text.num_tokens + out.generated_tokens);
+    progress.emplace("calibrating", tokens * static_cast<uint64_t>(passes), "tokens");
+  }
+  Progress* bar = progress.has_value() ? &*progress : nullptr;
+  for (int pass = 0; pass < passes; ++pass) {
+    DumpWriter* writer = pass == 0 && dump.has_value() ? &*dump : nullptr;
+    OSCAR_RETURN_IF_ERROR(capture.Pass(text.sequences, writer, bar));
+  }
+  OSCAR_ASSIGN_OR_RETURN(out.layers, capture.Finish());
+  OSCAR_ASSIGN_OR_RETURN(out.rotation, AssembleRotation(capture.shape(), fitted.fit, out.layers));
+  if (fitted.fit.fit_clip) out.clip_candidates = fitted.fit.clip.candidates;
+  const auto longest =
+      std::max_element(text.sequences.begin(), text.sequences.end(),
+                       [](const auto& a, const auto& b) { return a.size() < b.size(); });
+  OSCAR_RETURN_IF_ERROR(MeasureErrors(*model, *longest, out));
+  return out;
+}
+
+Status WriteCalibration(const Calibration& calibration, const fs::path& directory) {
+  std::error_code error;
+  fs::create_directories(directory, error);
+  if (error) {
+    return InvalidArgument(
+        fmt::format("{}: cannot make the directory: {}", directory.string(), error.message()));
+  }
+  OSCAR_RETURN_IF_ERROR(WriteRotationFile(directory / kRotationFileName, calibration.rotation));
+  bool shared = true;
+  for (const auto& [id, layer] : calibration.rotation.layers) {
+    shared = shared && layer.k.num_heads == 1 && layer.v.num_heads == 1;
+  }
+  if (shared) {
+    OSCAR_ASSIGN_OR_RETURN([[maybe_unused]] const ZooPaths paths,
+                           WriteZooPair(directory, calibration.rotation));
+  }
+  OSCAR_RETURN_IF_ERROR(
+      WriteFileAtomically(directory / "calibration.json", CalibrationToJson(calibration)));
+  return WriteFileAtomically(directory / "calibration.html", CalibrationToHtml(calibration));
+}
+
+}  // namespace oscar

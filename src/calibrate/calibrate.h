@@ -1,0 +1,48 @@
+// Calibration: the model reads text on a BF16 cache, its queries, keys and values stream into
+// second moments (nothing but sums is kept, whatever the number of tokens), and rotations and clip
+// ratios are fitted to them. The text is read once a pass of the fit (rotation/statistics.h), which
+// costs time and saves memory. The same inputs give the same bytes. One thread.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "calibrate/calibration_text.h"
+#include "oscar/options.h"
+#include "oscar/status.h"
+#include "rotation/statistics.h"
+
+namespace oscar {
+
+struct CalibrateOptions {
+  ModelOptions model;  // kv and rotation are not used
+  CalibrationTextOptions text;
+  // Tokens that the model adds to each sequence, most likely first; they count beside the budget.
+  int64_t generate = 0;
+  FitOptions fit;
+  std::filesystem::path dump;  // also write the captured rows there; empty: no
+  bool show_progress = true;
+};
+
+struct Calibration {
+  Rotation rotation;
+  std::map<int, FittedLayer> layers;  // moments and clip curves; their rotations are moved out
+  int64_t num_sequences = 0, num_tokens = 0, generated_tokens = 0;
+  std::vector<float> clip_candidates;
+  // Relative error of the logits and of V by layer: method label -> (K, V) a layer.
+  std::vector<std::pair<std::string, std::vector<std::pair<double, double>>>> errors;
+};
+
+Result<Calibration> Calibrate(const CalibrateOptions& options);
+
+// rotation.safetensors, calibration.json, calibration.html, and a RotationZoo pair where every
+// layer has one matrix.
+Status WriteCalibration(const Calibration& calibration, const std::filesystem::path& directory);
+
+std::string CalibrationToJson(const Calibration& calibration);
+std::string CalibrationToHtml(const Calibration& calibration);
+
+}  // namespace oscar

@@ -1,0 +1,172 @@
+#include "calibrate/calibration_text.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "base/file.h"
+#include "base/json.h"
+#include "calibrate/synthetic_chats.h"
+
+namespace oscar {
+namespace {
+
+using nlohmann::ordered_json;
+
+constexpr uint64_t kMaxDataBytes = uint64_t{1} << 30;
+constexpr size_t kFillerChars = 6000;  // about 1,700 tokens of a needle chat
+
+// Takes sequences until the budget is spent.
+class Collector {
+ public:
+  Collector(const CalibrationTextOptions& options, CalibrationText& out)
+      : options_(options), out_(out) {}
+  bool full() const { return out_.num_tokens >= options_.tokens; }
+  void Add(std::span<const int32_t> tokens) {
+    while (!tokens.empty() && !full()) {
+      const auto count =
+          static_cast<size_t>(std::min({static_cast<int64_t>(tokens.size()), options_.max_sequence,
+                                        options_.tokens - out_.num_tokens}));
+      out_.sequences.emplace_back(tokens.begin(),
+                                  tokens.begin() + static_cast<std::ptrdiff_t>(count));
+      out_.num_tokens += static_cast<int64_t>(count);
+      tokens = tokens.subspan(count);
+    }
+  }
+
+ private:
+  const CalibrationTextOptions& options_;
+  CalibrationText& out_;
+};
+
+Result<std::vector<int32_t>> EncodeChat(const ordered_json& messages, bool generation_prompt,
+                                        const Tokenizer& tokenizer, const ChatTemplate& chat) {
+  ChatRequest request;
+  request.messages = &messages;
+  request.add_generation_prompt = generation_prompt;
+  request.now = 0;  // templates that print the date print the same one every time
+  return chat.Encode(request, tokenizer);
+}
+
+Result<std::vector<int32_t>> EncodeLine(std::string_view line, const Tokenizer& tokenizer,
+                                        const ChatTemplate* chat) {
+  OSCAR_ASSIGN_OR_RETURN(const ordered_json record, ParseOrderedJson(line, "record"));
+  const auto string_of = [&](const char* key) -> const std::string* {
+    const auto found = record.find(key);
+    return found != record.end() && found->is_string() ? found->get_ptr<const std::string*>()
+                                                       : nullptr;
+  };
+  if (!record.is_object()) return Unexpected(InvalidArgument("a record must be an object"));
+  if (const std::string* text = string_of("text")) return tokenizer.Encode(*text);
+  if (const std::string* prompt = string_of("prompt")) {
+    if (chat == nullptr) return tokenizer.Encode(*prompt, {.add_special = true});
+    return EncodeChat({{{"role", "user"}, {"content", *prompt}}}, true, tokenizer, *chat);
+  }
+  if (const auto messages = record.find("messages"); messages != record.end()) {
+    if (chat == nullptr) {
+      return Unexpected(InvalidArgument("chats need a model with a chat template"));
+    }
+    const bool answered = messages->is_array() && !messages->empty() &&
+                          messages->back().is_object() &&
+                          messages->back().value("role", ordered_json()) == "assistant";
+    return EncodeChat(*messages, !answered, tokenizer, *chat);
+  }
+  return Unexpected(InvalidArgument("a record needs \"text\", \"prompt\" or \"messages\""));
+}
+
+Status ReadLines(const CalibrationTextOptions& options, const Tokenizer& tokenizer,
+                 const ChatTemplate* chat, Collector& collector, CalibrationText& out) {
+  OSCAR_ASSIGN_OR_RETURN(const std::string text, ReadFile(options.data, kMaxDataBytes));
+  size_t number = 0;
+  for (size_t at = 0; at < text.size() && !collector.full();) {
+    const size_t end = std::min(text.find('\n', at), text.size());
+    const std::string_view line(text.data() + at, end - at);
+    at = end + 1;
+    ++number;
+    if (line.find_first_not_of(" \t\r") == std::string_view::npos) continue;
+    const Result<std::vector<int32_t>> tokens = EncodeLine(line, tokenizer, chat);
+    if (tokens.has_value()) {
+      collector.Add(*tokens);
+    } else {
+      out.warnings.push_back(fmt::format("{}:{}: left out: {}", options.data.string(), number,
+                                         tokens.error().message()));
+    }
+  }
+  return {};
+}
+
+Status AddSample(const CalibrationTextOptions& options, const Tokenizer& tokenizer,
+                 const ChatTemplate* chat, Collector& collector) {
+  OSCAR_ASSIGN_OR_RETURN(const std::string text, ReadFile(options.prose, kMaxDataBytes));
+  OSCAR_ASSIGN_OR_RETURN(const nlohmann::json list, ParseJson(text, options.prose.string()));
+  std::vector<std::string> documents;
+  for (size_t i = list.size() / 2; i < list.size() && list.is_array(); ++i) {
+    if (list[i].is_string()) documents.push_back(list[i].get<std::string>());
+  }
+  if (documents.empty()) {
+    return InvalidArgument(
+        fmt::format("{}: must be a list of documents (strings)", options.prose.string()));
+  }
+  // A piece of prose, then chats until they have as many tokens, and so on.
+  std::vector<int32_t> stream;
+  size_t document = 0;
+  uint64_t index = 0;
+  int64_t prose_tokens = 0, chat_tokens = 0;
+  const int64_t piece = std::min<int64_t>(options.max_sequence, 2048);
+  const std::optional<TokenId> separator = tokenizer.FindToken("<|endoftext|>");
+  while (!collector.full()) {
+    if (chat != nullptr && chat_tokens < prose_tokens) {
+      const SyntheticChat made = MakeSyntheticChat(options.seed, index++, documents, kFillerChars);
+      const ordered_json messages = {{{"role", "user"}, {"content", made.user}},
+                                     {{"role", "assistant"}, {"content", made.assistant}}};
+      OSCAR_ASSIGN_OR_RETURN(const std::vector<int32_t> tokens,
+                             EncodeChat(messages, false, tokenizer, *chat));
+      chat_tokens += static_cast<int64_t>(tokens.size());
+      collector.Add(tokens);
+      continue;
+    }
+    while (static_cast<int64_t>(stream.size()) < piece) {
+      OSCAR_ASSIGN_OR_RETURN(const std::vector<TokenId> tokens,
+                             tokenizer.Encode(documents[document]));
+      document = (document + 1) % documents.size();
+      stream.insert(stream.end(), tokens.begin(), tokens.end());
+      if (separator.has_value()) stream.push_back(*separator);
+      if (tokens.empty() && document == 0 && stream.empty()) {
+        return OutOfRange(fmt::format("{}: holds no text", options.prose.string()));
+      }
+    }
+    collector.Add(std::span(stream).first(static_cast<size_t>(piece)));
+    prose_tokens += piece;
+    stream.erase(stream.begin(), stream.begin() + static_cast<std::ptrdiff_t>(piece));
+  }
+  return {};
+}
+
+}  // namespace
+
+Result<CalibrationText> ReadCalibrationText(const CalibrationTextOptions& options,
+                                            const Tokenizer& tokenizer, const ChatTemplate* chat) {
+  if (options.tokens < 1 || options.max_sequence < 1) {
+    return Unexpected(InvalidArgument("the token budget and sequence length must be positive"));
+  }
+  CalibrationText out;
+  Collector collector(options, out);
+  if (options.data.empty()) {
+    OSCAR_RETURN_IF_ERROR(AddSample(options, tokenizer, chat, collector));
+  } else if (options.data.extension() == ".jsonl") {
+    OSCAR_RETURN_IF_ERROR(ReadLines(options, tokenizer, chat, collector, out));
+  } else {
+    OSCAR_ASSIGN_OR_RETURN(const std::string text, ReadFile(options.data, kMaxDataBytes));
+    OSCAR_ASSIGN_OR_RETURN(const std::vector<int32_t> tokens, tokenizer.Encode(text));
+    collector.Add(tokens);
+  }
+  if (out.num_tokens == 0) {
+    return Unexpected(OutOfRange(fmt::format(
+        "{}: holds no text to calibrate on{}", options.data.string(),
+        out.warnings.empty() ? "" : fmt::format(" ({} lines left out)", out.warnings.size()))));
+  }
+  return out;
+}
+
+}  // namespace oscar

@@ -1,0 +1,38 @@
+// What a model is calibrated on, as token sequences: a text file cut into pieces, a JSONL file of
+// prompts or chats, or the built-in sample (half prose, half synthetic chats). The same inputs give
+// the same tokens. Free functions; safe from any thread.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <vector>
+
+#include "oscar/status.h"
+#include "text/chat.h"
+#include "text/tokenizer.h"
+
+namespace oscar {
+
+struct CalibrationTextOptions {
+  // .txt, .jsonl ({"text"}, {"prompt"} or {"messages"} a line), or empty: the built-in sample.
+  std::filesystem::path data;
+  // JSON list of documents for the built-in sample; its second half is used, so that the first can
+  // judge.
+  std::filesystem::path prose;
+  int64_t tokens = 30000;       // budget over all sequences; the last is cut
+  int64_t max_sequence = 4096;  // longer ones are cut into pieces
+  uint64_t seed = 0;            // of the synthetic chats
+};
+
+struct CalibrationText {
+  std::vector<std::vector<int32_t>> sequences;
+  std::vector<std::string> warnings;  // lines left out, by number
+  int64_t num_tokens = 0;
+};
+
+// `chat` may be null: prompts are then taken as they are, and chats refused. kOutOfRange where the
+// data holds no token.
+Result<CalibrationText> ReadCalibrationText(const CalibrationTextOptions& options,
+                                            const Tokenizer& tokenizer, const ChatTemplate* chat);
+
+}  // namespace oscar

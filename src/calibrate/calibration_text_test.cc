@@ -1,0 +1,110 @@
+#include "calibrate/calibration_text.h"
+
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <set>
+
+#include "base/file.h"
+#include "calibrate/synthetic_chats.h"
+#include "evaluate/suite.h"
+
+namespace oscar {
+namespace {
+
+namespace fs = std::filesystem;
+
+class CalibrationTextTest : public testing::Test {
+ protected:
+  CalibrationTextTest()
+      : tokenizer_(*Tokenizer::Load(OSCAR_DEMO_MODEL)),
+        chat_(*ChatTemplate::Load(OSCAR_DEMO_MODEL)) {
+    options_.prose = OSCAR_DEMO_MODEL "/eval/heldout_prose.json";
+    options_.tokens = 6000;
+    directory_ =
+        fs::temp_directory_path() / ("oscar_calibration_text_" + std::to_string(::getpid()) + "_" +
+                                     testing::UnitTest::GetInstance()->current_test_info()->name());
+    fs::create_directories(directory_);
+  }
+  ~CalibrationTextTest() override { fs::remove_all(directory_); }
+  Tokenizer tokenizer_;
+  ChatTemplate chat_;
+  CalibrationTextOptions options_;
+  fs::path directory_;
+};
+
+TEST_F(CalibrationTextTest, TheSampleKeepsItsBudget) {
+  const auto a = ReadCalibrationText(options_, tokenizer_, &chat_);
+  ASSERT_TRUE(a.has_value()) << a.error().ToString();
+  EXPECT_EQ(a->num_tokens, 6000);
+  int64_t sum = 0;
+  for (const auto& sequence : a->sequences) {
+    EXPECT_LE(sequence.size(), 4096u);
+    sum += static_cast<int64_t>(sequence.size());
+  }
+  EXPECT_EQ(sum, 6000);
+  EXPECT_EQ(ReadCalibrationText(options_, tokenizer_, &chat_)->sequences, a->sequences);
+  options_.seed = 1;
+  EXPECT_NE(ReadCalibrationText(options_, tokenizer_, &chat_)->sequences, a->sequences);
+}
+
+TEST_F(CalibrationTextTest, ReadsLinesAndNamesBrokenOnes) {
+  options_.data = directory_ / "d.jsonl";
+  std::ofstream(options_.data) << R"({"text":"plain words here"})"
+                               << "\n{\n"
+                               << R"({"prompt":"a question"})"
+                               << "\n"
+                               << R"({"messages":[{"role":"user","content":"hi"},)"
+                               << R"({"role":"assistant","content":"yo"}]})"
+                               << "\n"
+                               << R"({"other":1})"
+                               << "\n";
+  const auto text = ReadCalibrationText(options_, tokenizer_, &chat_);
+  ASSERT_TRUE(text.has_value()) << text.error().ToString();
+  ASSERT_EQ(text->sequences.size(), 3u);
+  EXPECT_EQ(tokenizer_.Decode(text->sequences[1], false),
+            "<|im_start|>user\na question<|im_end|>\n<|im_start|>assistant\n");
+  EXPECT_EQ(tokenizer_.Decode(text->sequences[2], false),
+            "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\nyo<|im_end|>\n");
+  ASSERT_EQ(text->warnings.size(), 2u);
+  EXPECT_NE(text->warnings[0].find("d.jsonl:2:"), std::string::npos);
+  EXPECT_NE(text->warnings[1].find("d.jsonl:5:"), std::string::npos);
+}
+
+TEST_F(CalibrationTextTest, CutsLongTextIntoPieces) {
+  options_.data = directory_ / "d.txt";
+  std::string words;
+  for (int i = 0; i < 3000; ++i) words += " word";
+  std::ofstream(options_.data) << words;
+  options_.max_sequence = 100;
+  options_.tokens = 250;
+  const auto text = ReadCalibrationText(options_, tokenizer_, &chat_);
+  ASSERT_TRUE(text.has_value());
+  ASSERT_EQ(text->sequences.size(), 3u);
+  EXPECT_EQ(text->sequences[2].size(), 50u);
+  std::ofstream(options_.data) << "";
+  EXPECT_FALSE(ReadCalibrationText(options_, tokenizer_, &chat_).has_value());
+}
+
+TEST(SyntheticChats, AreNeverItemsOfTheSuite) {
+  const auto suite = ReadSuite(OSCAR_DEMO_MODEL "/eval", {});
+  ASSERT_TRUE(suite.has_value());
+  std::set<std::string> prompts;
+  for (const EvalTask& task : suite->tasks) {
+    for (const EvalItem& item : task.items) prompts.insert(item.prompt);
+  }
+  const std::vector<std::string> documents = {"One sentence. Another one. A third. "};
+  std::set<std::string> made;
+  for (uint64_t i = 0; i < 200; ++i) {
+    const SyntheticChat chat = MakeSyntheticChat(0, i, documents, 500);
+    EXPECT_FALSE(chat.assistant.empty());
+    EXPECT_FALSE(prompts.contains(chat.user));
+    EXPECT_TRUE(made.insert(chat.user).second) << i;  // each another
+    if (i % 8 == 5 || i % 8 == 6) {
+      EXPECT_NE(chat.user.find(chat.assistant), std::string::npos) << "the needle is in the text";
+    }
+  }
+}
+
+}  // namespace
+}  // namespace oscar
