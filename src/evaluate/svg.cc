@@ -344,7 +344,7 @@ table {{ border-collapse: collapse; font-size: 13px; font-variant-numeric: tabul
 th, td {{ padding: 4px 9px; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap; }}
 th:first-child, td:first-child {{ text-align: left; }}
 thead th {{ background: var(--band); }}
-.charts {{ display: grid; grid-template-columns: repeat(auto-fit, minmax(520px, 1fr)); gap: 1.2rem; }}
+.charts {{ display: grid; grid-template-columns: repeat(auto-fill, minmax(520px, 1fr)); gap: 1.2rem; }}
 svg {{ width: 100%; height: auto; font-family: inherit; }}
 svg .title {{ font-size: 14px; font-weight: 600; fill: var(--ink); }}
 svg .label {{ font-size: 12px; fill: var(--faint); }}
