@@ -8,6 +8,8 @@
 
 #include "cli/command.h"
 #include "oscar/version.h"
+#include "simd/dispatch.h"
+#include "simd/gemm.h"
 
 namespace oscar::cli {
 namespace {
@@ -18,16 +20,23 @@ struct InfoOptions {
 
 Status RunInfo(const InfoOptions& options) {
 #ifdef OSCAR_HAVE_CUDA
-  const char* cuda = "built in";
+  const char* cuda = "kernels built in; models run on the CPU";
 #else
   const char* cuda = "left out";
 #endif
   const unsigned cores = std::thread::hardware_concurrency();
+  const Status cpu = simd::CheckCpu();
+  const std::string target = cpu.ok() ? std::string(simd::TargetName(simd::ActiveTarget()))
+                                      : "unsupported: " + cpu.message();
+  const std::string gemm =
+      cpu.ok() ? std::string(simd::GemmPathName(simd::DefaultGemmPath())) : "none";
   if (options.json) {
-    const nlohmann::ordered_json out = {{"version", kVersion}, {"cores", cores}, {"cuda", cuda}};
+    const nlohmann::ordered_json out = {
+        {"version", kVersion}, {"cores", cores}, {"simd", target}, {"gemm", gemm}, {"cuda", cuda}};
     fmt::print("{}\n", out.dump(2));
   } else {
-    fmt::print("oscar {}\ncores  {}\nCUDA   {}\n", kVersion, cores, cuda);
+    fmt::print("oscar {}\ncores  {}\nSIMD   {}\nGEMM   {}\nCUDA   {}\n", kVersion, cores, target,
+               gemm, cuda);
   }
   return {};
 }
