@@ -41,7 +41,7 @@ ordered_json SideToJson(const SideRotation& side, const std::vector<std::vector<
 std::string Spectra(const Calibration& c, bool keys) {
   std::vector<ChartSeries> series;
   for (const auto& [id, layer] : c.rotation.layers) {
-    ChartSeries line{fmt::format("layer {}", id), {}, MeanSpectrum(keys ? layer.k : layer.v)};
+    ChartSeries line{fmt::format("layer {}", id), {}, MeanSpectrum(keys ? layer.k : layer.v), -1};
     for (size_t i = 0; i < line.y.size(); ++i) line.x.push_back(static_cast<double>(i + 1));
     series.push_back(std::move(line));
   }
@@ -58,7 +58,7 @@ std::string ClipCurves(const Calibration& c, bool keys) {
   for (const auto& [id, layer] : c.layers) {
     const auto& curves = keys ? layer.k_clip_curves : layer.v_clip_curves;
     if (curves.empty()) continue;
-    ChartSeries line{fmt::format("layer {}", id), {}, {}};
+    ChartSeries line{fmt::format("layer {}", id), {}, {}, -1};
     for (size_t i = 0; i < c.clip_candidates.size(); ++i) {
       double mean = 0;
       for (const auto& curve : curves) mean += curve[i] / static_cast<double>(curves.size());

@@ -115,7 +115,8 @@ std::string Bars(const EvalResults& results, const std::vector<std::string>& tas
 std::string BitsByLength(const EvalResults& results) {
   std::vector<ChartSeries> series;
   for (const MethodScore& method : results.methods) {
-    ChartSeries line{method.label, {}, {}};
+    // A method has one colour in all charts, whichever of them leave others out.
+    ChartSeries line{method.label, {}, {}, static_cast<int>(&method - results.methods.data())};
     for (const auto& [length, bits] : method.stored_bits) {
       line.x.push_back(static_cast<double>(length) / 1024), line.y.push_back(bits);
     }

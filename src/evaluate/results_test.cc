@@ -130,7 +130,7 @@ TEST(Report, IsOneWellFormedFile) {
 TEST(Svg, LeavesOutWhatCannotBeDrawn) {
   ChartOptions options;
   options.y.log_scale = true;
-  const std::string chart = LineChart({{"a", {1, 2, 3}, {10, 0, 1000}}}, options);
+  const std::string chart = LineChart({{"a", {1, 2, 3}, {10, 0, 1000}, -1}}, options);
   ExpectWellFormed(chart);
   EXPECT_THAT(chart, testing::Not(testing::HasSubstr("inf")));
   EXPECT_EQ(LineChart({}, options), "<p>No data.</p>\n");

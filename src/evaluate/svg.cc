@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <numeric>
 
 namespace oscar {
 namespace {
@@ -101,7 +102,8 @@ std::string XAxis(const Scale& x, const ChartOptions& o) {
 }
 
 // Below the chart, wrapped; returns the text and how much height it takes.
-std::pair<std::string, int> Legend(const std::vector<std::string>& names, int width, int top) {
+std::pair<std::string, int> Legend(const std::vector<std::string>& names,
+                                   const std::vector<size_t>& colors, int width, int top) {
   std::string out;
   int x = kLeft, y = top;
   for (size_t i = 0; i < names.size(); ++i) {
@@ -110,7 +112,7 @@ std::pair<std::string, int> Legend(const std::vector<std::string>& names, int wi
     out += fmt::format(
         "<rect x=\"{}\" y=\"{}\" width=\"11\" height=\"11\" rx=\"2\" fill=\"{}\"/>"
         "<text x=\"{}\" y=\"{}\" class=\"tick\">{}</text>\n",
-        x, y, ColorOf(i), x + 16, y + 10, EscapeHtml(names[i]));
+        x, y, ColorOf(colors[i]), x + 16, y + 10, EscapeHtml(names[i]));
     x += needed;
   }
   return {out, y + 18 - top};
@@ -152,9 +154,13 @@ std::string LineChart(const std::vector<ChartSeries>& series, const ChartOptions
   }
   if (xs.low > xs.high) return "<p>No data.</p>\n";
   std::vector<std::string> names;
-  for (const ChartSeries& line : series) names.push_back(line.name);
+  std::vector<size_t> colors;
+  for (const ChartSeries& line : series) {
+    colors.push_back(line.color >= 0 ? static_cast<size_t>(line.color) : names.size());
+    names.push_back(line.name);
+  }
   ChartOptions o = options;
-  const auto [legend, legend_height] = Legend(names, o.width, o.height);
+  const auto [legend, legend_height] = Legend(names, colors, o.width, o.height);
   const Scale x(o.x, xs.low, xs.high, kLeft, o.width - kRight);
   const Scale y(o.y, ys.low, ys.high, o.height - kBottom, kTop);
   std::string body = YAxis(y, o) + XAxis(x, o);
@@ -167,7 +173,7 @@ std::string LineChart(const std::vector<ChartSeries>& series, const ChartOptions
     body += fmt::format(
         "<polyline points=\"{}\" fill=\"none\" stroke=\"{}\" stroke-width=\"1.6\"><title>{}"
         "</title></polyline>\n",
-        points, ColorOf(i), EscapeHtml(series[i].name));
+        points, ColorOf(colors[i]), EscapeHtml(series[i].name));
   }
   o.height += legend_height;
   return Open(o) + body + legend + "</svg>\n";
@@ -243,7 +249,9 @@ std::string BarChart(const std::vector<std::string>& groups, const std::vector<s
   }
   if (groups.empty() || series.empty()) return "<p>No data.</p>\n";
   ChartOptions o = options;
-  const auto [legend, legend_height] = Legend(series, o.width, o.height);
+  std::vector<size_t> colors(series.size());
+  std::iota(colors.begin(), colors.end(), size_t{0});
+  const auto [legend, legend_height] = Legend(series, colors, o.width, o.height);
   const Scale y(o.y, ys.low, ys.high, o.height - kBottom, kTop);
   std::string out = YAxis(y, o);
   const double each =

@@ -21,6 +21,7 @@ struct ChartAxis {
 struct ChartSeries {
   std::string name;
   std::vector<double> x, y;  // the same size
+  int color = -1;            // place in the palette; -1: the place of the series
 };
 
 struct ChartOptions {
