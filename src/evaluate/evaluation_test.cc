@@ -9,6 +9,7 @@
 #include "engine/generator.h"
 #include "evaluate/layer_errors.h"
 #include "evaluate/sequence_runner.h"
+#include "evaluate/text_metrics.h"
 
 namespace oscar {
 namespace {
@@ -130,6 +131,43 @@ TEST(LayerErrors, FollowTheMethods) {
   EXPECT_LT(mean["saw-int4"], 0.25 * mean["quarot"]);  // two more bits: 12 dB
   EXPECT_LT(mean["oscar+"], mean["quarot"]);
   EXPECT_LT(mean["oscar+"], mean["naive"]);
+}
+
+// Against one sequence at a time with the sampler's own log-probabilities.
+TEST(TextMetrics, AgreeWithASingleReading) {
+  const std::vector<std::vector<int32_t>> windows = {Prompt(200, 5), Prompt(200, 6)};
+  auto plain = LoadedModel::Load(Options("bf16"));
+  ASSERT_TRUE(plain.has_value());
+  double sum = 0;
+  for (const std::vector<int32_t>& window : windows) {
+    Generator generator((*plain)->model(), (*plain)->pool());
+    const auto on_logits = [&](int64_t position, std::span<const float> logits) {
+      const auto vocab = static_cast<size_t>((*plain)->spec().vocab_size);
+      for (size_t i = 0; i * vocab < logits.size(); ++i) {
+        const size_t at = static_cast<size_t>(position) + i + 1;
+        if (at < 200) sum -= LogProbability(logits.subspan(i * vocab, vocab), window[at]);
+      }
+    };
+    ASSERT_TRUE(generator.Prefill(window, 200, on_logits).ok());
+  }
+  ReferenceLogits reference;
+  reference.stride = 3;
+  const auto own = MeasureText(**plain, windows, &reference, /*fill=*/true, {});
+  ASSERT_TRUE(own.has_value());
+  EXPECT_EQ(own->tokens, 398);
+  EXPECT_NEAR(own->nll, sum / 398, 1e-5);
+  const auto again = MeasureText(**plain, windows, &reference, /*fill=*/false, {});
+  EXPECT_EQ(again->nll, own->nll);
+  EXPECT_EQ(again->compared, 2 * 67);
+  EXPECT_NEAR(again->kl, 0, 1e-6);
+  EXPECT_EQ(again->top1, 1.0);
+  auto lossy = LoadedModel::Load(Options("naive"));
+  ASSERT_TRUE(lossy.has_value());
+  const auto worse = MeasureText(**lossy, windows, &reference, /*fill=*/false, {});
+  EXPECT_GT(worse->kl, 0.01);
+  EXPECT_LT(worse->top1, 1.0);
+  EXPECT_EQ(ReferenceStride(1000, 1000, 4000000), 1);
+  EXPECT_EQ(ReferenceStride(1000, 1000, 3999999), 2);
 }
 
 class EvaluationTest : public testing::Test {
