@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 
 namespace oscar {
@@ -32,7 +33,7 @@ std::string FormatCount(double amount, const std::string& unit) {
 
 std::string FormatDuration(double seconds) {
   if (seconds < 60) return fmt::format("{:.1f} s", seconds);
-  const auto whole = static_cast<uint64_t>(seconds + 0.5);
+  const auto whole = static_cast<uint64_t>(std::llround(seconds));
   if (whole < 3600) return fmt::format("{} min {:02} s", whole / 60, whole % 60);
   return fmt::format("{} h {:02} min", whole / 3600, whole % 3600 / 60);
 }

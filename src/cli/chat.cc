@@ -50,7 +50,7 @@ void OnInterrupt(int) { g_interrupted.store(true, std::memory_order_relaxed); }
 class ChatSession {
  public:
   ChatSession(LanguageModel& model, const ChatOptions& options)
-      : model_(model), options_(options), is_tty_(::isatty(STDOUT_FILENO) == 1) {
+      : model_(model), is_tty_(::isatty(STDOUT_FILENO) == 1) {
     completion_.sampling = options.sampling.Apply(model.default_sampling());
     completion_.max_tokens = options.max_tokens;
     completion_.template_arguments = options.template_arguments;
@@ -169,7 +169,6 @@ class ChatSession {
   }
 
   LanguageModel& model_;
-  const ChatOptions& options_;
   const bool is_tty_;
   CompletionOptions completion_;
   std::string system_;

@@ -57,6 +57,7 @@ Result<DecodeBenchRow> RunDecodeBench(LoadedModel& loaded, int64_t context, int 
   for (int step = 0; step <= steps; ++step) {
     const int32_t token = step % loaded.spec().vocab_size;
     std::vector<ForwardItem> items;
+    items.reserve(caches.size());
     for (SequenceCache& cache : caches) items.push_back({&cache, {&token, 1}, false, 1});
     const auto start = std::chrono::steady_clock::now();
     OSCAR_RETURN_IF_ERROR(loaded.model().Forward(items, logits));

@@ -231,7 +231,7 @@ Status CpuModel::Prepare(std::span<const ForwardItem> items) {
   }
   // Room for every item or for none: pages that an earlier item got are given back.
   for (size_t i = 0; i < items.size(); ++i) {
-    const Status status = items[i].cache->Reserve(static_cast<int64_t>(items[i].tokens.size()));
+    Status status = items[i].cache->Reserve(static_cast<int64_t>(items[i].tokens.size()));
     if (status.ok()) continue;
     for (size_t j = 0; j < i; ++j) items[j].cache->Trim(items[j].cache->length());
     return status;

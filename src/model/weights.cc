@@ -80,7 +80,9 @@ class CheckpointWeights : public WeightSource {
     const auto begin = (reinterpret_cast<uintptr_t>(tensor.data.data()) + page - 1) / page * page;
     const auto end =
         reinterpret_cast<uintptr_t>(tensor.data.data() + tensor.data.size()) / page * page;
-    if (begin < end) ::madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTNEED);
+    if (begin >= end) return;
+    // NOLINTNEXTLINE(performance-no-int-to-ptr): page arithmetic is on numbers
+    ::madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTNEED);
   }
 
   Checkpoint checkpoint_;

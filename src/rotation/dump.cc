@@ -273,7 +273,7 @@ Result<Rotation> FitDump(const DumpReader& reader, const FitOptions& options, Th
     }
     fitted.emplace(layer, statistics->TakeResult());
   }
-  return AssembleRotation(*shape, options, std::move(fitted));
+  return AssembleRotation(*shape, options, fitted);
 }
 
 }  // namespace oscar

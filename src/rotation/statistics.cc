@@ -28,6 +28,7 @@ bool NeedsQueryMoment(const FitOptions& options) {
 
 std::vector<Matrix> SecondMoments(const CovarianceAccumulator& sums) {
   std::vector<Matrix> moments;
+  moments.reserve(static_cast<size_t>(sums.num_groups()));
   for (int group = 0; group < sums.num_groups(); ++group) {
     moments.push_back(sums.SecondMoment(group));
   }
@@ -68,6 +69,7 @@ std::vector<float> Residuals(std::span<const float> rows, const QkvShape& shape,
   const auto dim = static_cast<size_t>(shape.head_dim);
   const auto heads = static_cast<size_t>(shape.num_kv_heads);
   std::vector<Matrix> matrices;
+  matrices.reserve(heads);
   for (int head = 0; head < shape.num_kv_heads; ++head) {
     matrices.push_back(
         Matrix::FromFloats(reference.MatrixOf(head), shape.head_dim, shape.head_dim));
@@ -459,11 +461,11 @@ Status QkvStatistics::EndPass() {
 Result<Rotation> QkvStatistics::Fit() {
   std::map<int, FittedLayer> fitted;
   for (auto& [layer, statistics] : layers_) fitted.emplace(layer, statistics.TakeResult());
-  return AssembleRotation(shape_, options_, std::move(fitted));
+  return AssembleRotation(shape_, options_, fitted);
 }
 
 Result<Rotation> AssembleRotation(const QkvShape& shape, const FitOptions& options,
-                                  std::map<int, FittedLayer> layers) {
+                                  const std::map<int, FittedLayer>& layers) {
   Rotation rotation;
   rotation.head_dim = shape.head_dim;
   RotationInfo& info = rotation.info;

@@ -135,6 +135,6 @@ Status CheckFitOptions(const FitOptions& options, const QkvShape& shape);
 
 // Joins fitted layers into a validated rotation with its provenance.
 Result<Rotation> AssembleRotation(const QkvShape& shape, const FitOptions& options,
-                                  std::map<int, FittedLayer> layers);
+                                  const std::map<int, FittedLayer>& layers);
 
 }  // namespace oscar
