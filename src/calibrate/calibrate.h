@@ -29,7 +29,7 @@ struct CalibrateOptions {
 
 struct Calibration {
   Rotation rotation;
-  std::map<int, FittedLayer> layers;  // moments and clip curves; their rotations are moved out
+  std::map<int, FittedLayer> layers;  // moments, clip curves, rotations
   int64_t num_sequences = 0, num_tokens = 0, generated_tokens = 0;
   std::vector<float> clip_candidates;
   // Relative error of the logits and of V by layer: method label -> (K, V) a layer.

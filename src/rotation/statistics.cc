@@ -482,7 +482,7 @@ Result<Rotation> AssembleRotation(const QkvShape& shape, const FitOptions& optio
     hash.Add(static_cast<uint64_t>(layer));
     hash.Add(fitted.data_hash);
     info.calibration_tokens = std::max(info.calibration_tokens, fitted.num_tokens);
-    rotation.layers.emplace(layer, std::move(fitted.rotation));
+    rotation.layers.emplace(layer, fitted.rotation);
   }
   info.calibration_hash = hash.ToString();
   OSCAR_RETURN_IF_ERROR(ValidateRotation(rotation));
