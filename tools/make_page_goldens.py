@@ -112,13 +112,15 @@ def code_position(kind_bits, order, dim, is_k, t, d):
 def page(bits, order, dim, group):
     sides = [rows(dim, 0), rows(dim, 1)]
     if bits == 16:
-        block = np.zeros((2, TOKENS, dim), dtype=np.uint16)
+        if order == "cpu":
+            return b"".join((side.view(np.uint32) >> 16).astype(np.uint16).tobytes() for side in sides)
+        block = np.zeros((2, dim // 64, TOKENS, 64), dtype=np.uint16)  # planes of 64 dims
         for s, side in enumerate(sides):
             raw = (side.view(np.uint32) >> 16).astype(np.uint16)
             for t in range(TOKENS):
                 for c in range(dim // 8):
-                    to = c ^ (t & 7) if order == "tc" else c
-                    block[s, t, to * 8 : to * 8 + 8] = raw[t, c * 8 : c * 8 + 8]
+                    to = (c % 8) ^ (t & 7)
+                    block[s, c // 8, t, to * 8 : to * 8 + 8] = raw[t, c * 8 : c * 8 + 8]
         return block.tobytes()
     groups = dim // group
     words = [np.zeros(TOKENS * dim * bits // 32, dtype=np.uint32) for _ in range(2)]
@@ -154,7 +156,7 @@ def main():
     os.makedirs(directory, exist_ok=True)
     for bits, order, dim, group in [
         (2, "tc", 128, 128), (2, "cpu", 128, 128), (2, "tc", 64, 32), (2, "cpu", 64, 64), (2, "tc", 256, 256),
-        (2, "cpu", 256, 128), (4, "tc", 128, 64), (4, "cpu", 128, 128), (16, "tc", 64, 64), (16, "cpu", 64, 64),
+        (2, "cpu", 256, 128), (4, "tc", 128, 64), (4, "cpu", 128, 128), (16, "tc", 64, 64), (16, "cpu", 64, 64), (16, "tc", 128, 128),
     ]:
         with open(f"{directory}/b{bits}_{order}_d{dim}_g{group}.bin", "wb") as f:
             f.write(page(bits, order, dim, group))

@@ -131,6 +131,7 @@ TEST(PageCodec, MatchesGoldenBytes) {
       {"b4_tc_d128_g64", {PageKind::kInt4, CodeOrder::kTensorCore, 128, 64}},
       {"b4_cpu_d128_g128", {PageKind::kInt4, CodeOrder::kCpu, 128, 128}},
       {"b16_tc_d64_g64", {PageKind::kBf16, CodeOrder::kTensorCore, 64, 64}},
+      {"b16_tc_d128_g128", {PageKind::kBf16, CodeOrder::kTensorCore, 128, 128}},
       {"b16_cpu_d64_g64", {PageKind::kBf16, CodeOrder::kCpu, 64, 64}},
   };
   for (const Golden& golden : goldens) {
