@@ -133,6 +133,7 @@ class SequenceCache {
   static uint64_t BytesFor(const CacheConfig& config, int64_t num_tokens);
 
  private:
+  friend class LayeredAppend;
   void Append(PageRef page, bool sealed);
   void Replace(int64_t index, PageRef page, bool sealed);
   Status SealBefore(int64_t position, ThreadPool& threads);

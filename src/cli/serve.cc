@@ -15,15 +15,13 @@
 #include "cli/command.h"
 #include "cli/model_options.h"
 #include "engine/loaded_model.h"
+#include "engine/page_budget.h"
 #include "server/model_host.h"
 
 namespace oscar::cli {
 namespace {
 
 using nlohmann::ordered_json;
-
-// The conversation that the memory plan counts in.
-constexpr int64_t kPlanTokens = 32768;
 
 struct ServeArguments {
   ModelArguments model;
@@ -35,15 +33,11 @@ struct ServeArguments {
   double request_timeout = 0.0, shutdown_timeout = 30.0, ping_interval = 15.0;
   EngineServiceOptions engine;
   bool dry_run = false, json = false;
+  int64_t plan_tokens = 32768;  // the conversation that the memory plan counts in
 };
 
 std::chrono::milliseconds Milliseconds(double seconds) {
   return std::chrono::milliseconds(static_cast<int64_t>(seconds * 1e3));
-}
-
-// How many conversations of `tokens` the budget holds with nothing shared.
-uint64_t Fit(const KvPlan& plan, uint64_t budget, int64_t tokens) {
-  return budget / std::max<uint64_t>(plan.StoredBytes(tokens), 1);
 }
 
 Status PrintPlan(const ServeArguments& arguments) {
@@ -59,10 +53,15 @@ Status PrintPlan(const ServeArguments& arguments) {
   plain.v_clip.reset();
   OSCAR_ASSIGN_OR_RETURN(const auto bf16, LoadedModel::Plan(plain));
   const MemoryPlan& memory = planned->memory();
-  const int64_t tokens = std::min(kPlanTokens, planned->max_context());
+  const int64_t tokens = std::min(arguments.plan_tokens, planned->max_context());
   const uint64_t ours = planned->kv().StoredBytes(tokens), theirs = bf16->kv().StoredBytes(tokens);
-  const uint64_t fit = Fit(planned->kv(), memory.kv_bytes, tokens);
-  const uint64_t fit_bf16 = Fit(bf16->kv(), memory.kv_bytes, tokens);
+  // While the last of them is being read, which takes more than keeping it.
+  const auto fits = [&](const LoadedModel& model, Reading reading) {
+    return Conversations(model.kv().cache(), tokens, memory.kv_bytes, reading);
+  };
+  const Reading reading = arguments.model.device == "cpu" ? Reading::kByLayer : Reading::kByChunk;
+  const int64_t fit = std::max(fits(*planned, Reading::kByChunk), fits(*planned, reading));
+  const int64_t fit_bf16 = fits(*bf16, Reading::kByChunk);
   if (arguments.json) {
     const ordered_json json = {{"weight_bytes", memory.weight_bytes},
                                {"kv_budget_bytes", memory.kv_bytes},
@@ -88,8 +87,8 @@ Status PrintPlan(const ServeArguments& arguments) {
   fmt::print("cache             {}\n", planned->kv().Describe());
   fmt::print("one conversation  {:>12}  for {} tokens, {:.2f} bits a number; {} in BF16\n",
              FormatBytes(ours), tokens, planned->kv().StoredBits(tokens), FormatBytes(theirs));
-  fmt::print("conversations     {:>12}  fit at once; {} in BF16 ({:.1f} times as many)\n", fit,
-             fit_bf16, static_cast<double>(theirs) / static_cast<double>(ours));
+  fmt::print("conversations     {:>12}  at once, one of them being read; {} in BF16\n", fit,
+             fit_bf16);
   return {};
 }
 
@@ -210,6 +209,11 @@ void AddServeCommand(CLI::App& app, RunFunction& run) {
   group = "Plan";
   CLI::Option* dry_run =
       command->add_flag("--dry-run", a.dry_run, "Print the memory plan and stop")->group(group);
+  command->add_option("--plan-tokens", a.plan_tokens, "Tokens of the conversations it counts in")
+      ->capture_default_str()
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 30))
+      ->needs(dry_run)
+      ->group(group);
   command->add_flag("--json", a.json, "Print the plan as JSON")->needs(dry_run)->group(group);
   command->callback([arguments, &run] { run = [arguments] { return RunServe(*arguments); }; });
 }

@@ -93,6 +93,36 @@ TEST(EngineOnDemoModel, PreemptionChangesNoAnswer) {
   EXPECT_LE(demo.pool.peak_bytes(), demo.pool.budget());
 }
 
+// Prompts that fit only layer by layer give the same tokens and the same logprobs, to the bit.
+TEST(EngineOnDemoModel, ReadingByLayerChangesNoBit) {
+  KvPlanOptions windows = DemoModel::Method("oscar+", /*cell=*/512);
+  windows.recent = 64;
+  DemoModel roomy(windows);
+  const CacheConfig& config = roomy.plan->cache();
+  const uint64_t budget = PeakBytes(config, 800, 830, Reading::kByLayer);
+  ASSERT_LT(budget, PeakBytes(config, 800, 800));
+  DemoModel tight(windows, 2, budget);
+  EngineServiceOptions options;
+  options.step_tokens = 100;
+  auto reference = MakeEngineService(*roomy.model, roomy.pool, roomy.threads, {});
+  auto service = MakeEngineService(*tight.model, tight.pool, tight.threads, options);
+  for (uint64_t seed : {2, 3}) {
+    EngineRequest request = DemoRequest(seed, 790, 24);
+    request.want_logprobs = true;
+    const auto ask = [&](EngineService& engine) {
+      auto handle = engine.Submit(request);
+      EXPECT_TRUE(handle.has_value()) << handle.error().ToString();
+      return Collect(**handle);
+    };
+    const Answer expected = ask(*reference), answer = ask(*service);
+    ASSERT_EQ(answer.tokens, expected.tokens);
+    for (size_t i = 0; i < answer.details.size(); ++i) {
+      EXPECT_EQ(answer.details[i].logprob, expected.details[i].logprob) << i;
+    }
+  }
+  EXPECT_LE(tight.pool.peak_bytes(), budget);
+}
+
 TEST(EngineOnDemoModel, NextTurnContinuesAsUninterrupted) {
   DemoModel reference(DemoModel::Method("oscar+")), demo(DemoModel::Method("oscar+"));
   auto service = MakeEngineService(*demo.model, demo.pool, demo.threads, {});

@@ -81,6 +81,7 @@ class Service : public EngineService {
       : options_(options),
         pool_(pool),
         config_(model.kv().cache()),
+        by_layer_(model.CanReadByLayer() && config_.sealer != nullptr),
         vocab_size_(model.spec().vocab_size),
         max_context_(options.max_context > 0
                          ? std::min(options.max_context, model.spec().max_positions)
@@ -141,6 +142,7 @@ class Service : public EngineService {
   const EngineServiceOptions options_;
   BlockPool& pool_;
   const CacheConfig& config_;
+  const bool by_layer_;  // prompts may be read layer by layer
   const int vocab_size_;
   const int64_t max_context_;
   const uint64_t budget_;
@@ -200,23 +202,29 @@ Result<int64_t> Service::LimitOf(const EngineRequest& request) const {
   const int64_t room = max_context_ - prompt;
   const int64_t wanted = request.max_tokens > 0 ? std::min(request.max_tokens, room) : room;
   // The last token drawn is never computed.
-  const int64_t fits = LargestTotal(config_, prompt, prompt + wanted - 1, budget_);
+  int64_t fits = LargestTotal(config_, prompt, prompt + wanted - 1, budget_);
+  Reading reading = Reading::kByChunk;
+  if (fits < prompt && by_layer_ && !request.want_prompt_logprobs) {
+    reading = Reading::kByLayer;
+    fits = LargestTotal(config_, prompt, prompt + wanted - 1, budget_, reading);
+  }
   if (fits < prompt) {
     return Unexpected(
         OutOfRange(fmt::format("the prompt has {} tokens, whose cache takes {}; all of the cache "
                                "is {}: shorten it, raise --kv-memory or lower --prefill-cell",
-                               prompt, FormatBytes(PeakBytes(config_, prompt, prompt)),
+                               prompt, FormatBytes(PeakBytes(config_, prompt, prompt, reading)),
                                FormatBytes(budget_)))
             .WithParam("prompt"));
   }
   const int64_t limit = fits - prompt + 1;
   if (limit < wanted && request.max_tokens > 0) {
     return Unexpected(
-        OutOfRange(fmt::format("{} prompt tokens and max_tokens {} take {} of cache; all of it is "
-                               "{}, enough for max_tokens {}: lower it or raise --kv-memory",
-                               prompt, request.max_tokens,
-                               FormatBytes(PeakBytes(config_, prompt, prompt + wanted - 1)),
-                               FormatBytes(budget_), limit))
+        OutOfRange(
+            fmt::format("{} prompt tokens and max_tokens {} take {} of cache; all of it is "
+                        "{}, enough for max_tokens {}: lower it or raise --kv-memory",
+                        prompt, request.max_tokens,
+                        FormatBytes(PeakBytes(config_, prompt, prompt + wanted - 1, reading)),
+                        FormatBytes(budget_), limit))
             .WithParam("max_tokens"));
   }
   return limit;

@@ -73,6 +73,7 @@ struct FakeEngine {
   explicit FakeEngine(uint64_t budget_pages = 4096, const EngineServiceOptions& options = {},
                       const FakeModel::Options& model_options = {}, int num_threads = 1)
       : threads(num_threads), model(model_options, threads), pool(budget_pages * kOpenPage) {
+    model.pool_of_cells = &pool;
     service = MakeEngineService(model, pool, threads, options);
   }
   ~FakeEngine() {
@@ -99,7 +100,7 @@ struct FakeEngine {
     return stats.running == 0 && stats.waiting == 0;
   }
 
-  static constexpr uint64_t kOpenPage = 2 * 64 * 64 * 2;  // bytes
+  static constexpr uint64_t kOpenPage = 2 * 64 * 64 * 2 * FakeModel::kLayers;  // bytes
 
   ThreadPool threads;
   FakeModel model;

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "cache/layered_append.h"
 #include "cache/page_codec.h"
 #include "model/model.h"
 
@@ -41,15 +42,18 @@ inline int FakeEncodePage(const PageLayout& layout, const PageRules&, std::span<
 class FakeModel : public Model {
  public:
   static constexpr int kVocab = 61;
+  static constexpr int kLayers = 8;  // rows mean something in the first
 
   struct Options {
     int cell = 256, sink = 64, recent = 128, max_batch_tokens = 512;
     std::string method = "oscar+";
+    bool by_layer = true;  // offers to read prompts layer by layer
   };
 
   FakeModel(const Options& options, ThreadPool& threads) : options_(options), threads_(threads) {
     spec_.vocab_size = kVocab;
-    spec_.num_layers = spec_.num_heads = spec_.num_kv_heads = 1;
+    spec_.num_layers = kLayers;
+    spec_.num_heads = spec_.num_kv_heads = 1;
     spec_.head_dim = 64;
     spec_.max_positions = 1 << 20;
     KvPlanOptions plan;
@@ -83,16 +87,14 @@ class FakeModel : public Model {
       SequenceCache& cache = *item.cache;
       for (size_t t = 0; t < item.tokens.size(); ++t) {
         const int64_t position = cache.length() + static_cast<int64_t>(t);
-        const uint64_t signature = SignatureOf(cache, position, item.tokens[t], item.is_prompt);
-        Bf16* const k = cache.KRow(0, 0, position);
-        std::fill_n(k, spec_.head_dim, Bf16{});
-        std::fill_n(cache.VRow(0, 0, position), spec_.head_dim, Bf16{});
-        std::memcpy(static_cast<void*>(k), &signature, sizeof(signature));
+        const uint64_t signature = SignatureOf(cache.page_table(), cache.sealed_flags(), position,
+                                               item.tokens[t], item.is_prompt);
+        for (int layer = 0; layer < kLayers; ++layer) {
+          WriteRow(cache.KRow(layer, 0, position), cache.VRow(layer, 0, position), signature);
+        }
         if (t + static_cast<size_t>(item.num_logits) >= item.tokens.size()) {
-          for (uint64_t i = 0; i < kVocab; ++i) {
-            const uint64_t h = XXH3_64bits_withSeed(&i, sizeof(i), signature);
-            *out++ = static_cast<float>(h >> 40) * 0x1p-22f;
-          }
+          WriteLogits(signature, out);
+          out += kVocab;
         }
       }
     }
@@ -103,6 +105,56 @@ class FakeModel : public Model {
     return {};
   }
 
+  // All rows depend on the first layer alone, so that layers and chunks can be told apart.
+  struct FakeCellRead : CellRead {
+    std::unique_ptr<LayeredAppend> append;
+    std::vector<int32_t> tokens;
+    std::vector<uint64_t> signatures;
+    int layer = 0;
+    int64_t row = 0;
+    int64_t num_tokens() const override { return append->num_tokens(); }
+    uint64_t bytes() const override { return append->bytes(); }
+  };
+  bool CanReadByLayer() const override { return options_.by_layer; }
+  Result<std::unique_ptr<CellRead>> StartCell(SequenceCache& cache,
+                                              std::span<const int32_t> tokens) override {
+    auto read = std::make_unique<FakeCellRead>();
+    const auto count = static_cast<int64_t>(tokens.size());
+    const AppendCost cost = LayeredAppend::CostOf(cache, count);
+    BlockPool& pool = *pool_of_cells;
+    const auto before = static_cast<int64_t>(pool.bytes_in_use());
+    OSCAR_ASSIGN_OR_RETURN(read->append, LayeredAppend::Begin(cache, count, threads_));
+    EXPECT_EQ(static_cast<int64_t>(pool.bytes_in_use()), before + cost.seal_net + cost.reserve);
+    read->tokens.assign(tokens.begin(), tokens.end());
+    ++cells_started;
+    return std::unique_ptr<CellRead>(std::move(read));
+  }
+  Result<bool> ContinueCell(CellRead& cell, int64_t row_layers, std::span<float> logits) override {
+    auto& read = dynamic_cast<FakeCellRead&>(cell);
+    LayeredAppend& append = *read.append;
+    for (; row_layers > 0; --row_layers) {
+      const auto row = static_cast<size_t>(read.row);
+      const int64_t position = append.cache().length() + read.row;
+      if (read.layer == 0) {
+        read.signatures.push_back(SignatureOf(append.page_table(), append.sealed_flags(), position,
+                                              read.tokens[row], /*is_prompt=*/true));
+      }
+      WriteRow(append.KRow(0, position), append.VRow(0, position), read.signatures[row]);
+      if (++read.row < append.num_tokens()) continue;
+      append.SealLayer(threads_);
+      read.row = 0;
+      if (++read.layer == kLayers) break;
+      append.SetLayer(read.layer);
+    }
+    if (read.layer < kLayers) return false;
+    if (!logits.empty()) WriteLogits(read.signatures.back(), logits.data());
+    append.Commit();
+    return true;
+  }
+
+  // What cells are read into; counts its own.
+  BlockPool* pool_of_cells = nullptr;
+  std::atomic<int> cells_started{0};
   // Knobs; the first is called by the engine thread before each pass.
   std::function<void(std::span<const ForwardItem>)> before_pass;
   std::chrono::microseconds pass_time{0};
@@ -135,18 +187,29 @@ class FakeModel : public Model {
     return {};
   }
 
-  static uint64_t SignatureOf(const SequenceCache& cache, int64_t position, int32_t token,
-                              bool is_prompt) {
+  void WriteRow(Bf16* k, Bf16* v, uint64_t signature) const {
+    std::fill_n(k, spec_.head_dim, Bf16{});
+    std::fill_n(v, spec_.head_dim, Bf16{});
+    std::memcpy(static_cast<void*>(k), &signature, sizeof(signature));
+  }
+
+  static void WriteLogits(uint64_t signature, float* out) {
+    for (uint64_t i = 0; i < kVocab; ++i) {
+      const uint64_t h = XXH3_64bits_withSeed(&i, sizeof(i), signature);
+      *out++ = static_cast<float>(h >> 40) * 0x1p-22f;
+    }
+  }
+
+  // `pages`: the first layer's blocks, which are at the start of a page.
+  uint64_t SignatureOf(const std::byte* const* pages, const uint8_t* sealed, int64_t position,
+                       int32_t token, bool is_prompt) const {
     uint64_t state = XXH3_64bits_withSeed(&token, sizeof(token),
                                           static_cast<uint64_t>(position) * 2 + is_prompt);
+    const auto open_row = static_cast<int64_t>(spec_.head_dim * sizeof(Bf16));
     for (int64_t p = 0; p < position; ++p) {
       const int64_t j = p / kPageTokens;
       uint64_t row = 0;
-      if (cache.is_sealed(j)) {
-        std::memcpy(&row, cache.page(j).data() + p % kPageTokens * 8, sizeof(row));
-      } else {
-        std::memcpy(&row, cache.KRow(0, 0, p), sizeof(row));
-      }
+      std::memcpy(&row, pages[j] + p % kPageTokens * (sealed[j] ? 8 : open_row), sizeof(row));
       state = (state ^ row) * 0xD6E8FEB86659FD93u;
       state ^= state >> 29;
     }

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <cstring>
+
 #include "base/rng.h"
 #include "engine/fake_model.h"
 
@@ -43,6 +45,123 @@ TEST(PageBudget, PeakIsExactlyWhatASequenceHolds) {
           << method << " " << prompt << " of " << total;
     }
   }
+}
+
+uint64_t MeasuredPeakByLayer(FakeModel& model, int64_t prompt, int64_t total) {
+  BlockPool pool(uint64_t{1} << 30);
+  model.pool_of_cells = &pool;
+  SequenceCache cache(model.kv().cache(), pool);
+  const int64_t cell = model.kv().cache().cell;
+  const auto tokens = FakeTokens(1, static_cast<size_t>(total));
+  uint64_t peak = 0;
+  while (cache.length() < prompt) {
+    const int64_t at = cache.length(), count = std::min(prompt - at, cell - at % cell);
+    auto read = model.StartCell(
+        cache, std::span(tokens).subspan(static_cast<size_t>(at), static_cast<size_t>(count)));
+    EXPECT_TRUE(read.has_value());
+    peak = std::max(peak, pool.bytes_in_use());
+    while (!*model.ContinueCell(**read, 100, {})) {
+    }
+  }
+  while (cache.length() < total) {
+    const ForwardItem item{
+        &cache, std::span(tokens).subspan(static_cast<size_t>(cache.length()), 1), false, 0};
+    EXPECT_TRUE(model.Forward({&item, 1}, {}).ok());
+    peak = std::max(peak, pool.bytes_in_use());
+  }
+  return peak;
+}
+
+TEST(PageBudget, PeakByLayerIsExactlyWhatASequenceHolds) {
+  ThreadPool threads(1);
+  for (const char* method : {"oscar+", "bf16", "kivi-sink"}) {
+    FakeModel::Options options;
+    options.method = method;
+    FakeModel model(options, threads);
+    const Philox rng(4, 0);
+    for (uint64_t i = 0; i < 20; ++i) {
+      const int64_t prompt = 1 + rng.Below(2 * i, 900);
+      const int64_t total = prompt + rng.Below(2 * i + 1, 200);
+      EXPECT_EQ(PeakBytes(model.kv().cache(), prompt, total, Reading::kByLayer),
+                MeasuredPeakByLayer(model, prompt, total))
+          << method << " " << prompt << " of " << total;
+    }
+  }
+}
+
+// The cache a prompt leaves behind is the same, page for page and byte for byte.
+TEST(PageBudget, ReadingByLayerLeavesTheSamePages) {
+  ThreadPool threads(1);
+  for (const char* method : {"oscar+", "kivi-sink"}) {
+    FakeModel::Options options;
+    options.method = method;
+    FakeModel model(options, threads);
+    BlockPool pool(uint64_t{1} << 30);
+    model.pool_of_cells = &pool;
+    const CacheConfig& config = model.kv().cache();
+    const auto tokens = FakeTokens(9, 1000);
+    const Philox rng(6, 0);
+    for (uint64_t round = 0; round < 12; ++round) {
+      SequenceCache chunked(config, pool), layered(config, pool);
+      std::vector<SequenceCache> forks;
+      const int64_t prompt = 1 + rng.Below(round, 900);
+      for (uint64_t step = 0; chunked.length() < prompt; ++step) {
+        const int64_t at = chunked.length();
+        const int64_t rest = std::min(prompt - at, config.cell - at % config.cell);
+        // By layer to the cell's end, from anywhere in it, a shared page included.
+        const bool by_layer = rng.Below(100 * round + step, 2) == 0;
+        const int64_t count = by_layer ? rest : std::min<int64_t>(rest, 90);
+        const auto span =
+            std::span(tokens).subspan(static_cast<size_t>(at), static_cast<size_t>(count));
+        const ForwardItem item{&chunked, span, true, 0};
+        ASSERT_TRUE(model.Forward({&item, 1}, {}).ok());
+        if (by_layer) {
+          forks.push_back(layered.Fork());
+          auto read = model.StartCell(layered, span);
+          ASSERT_TRUE(read.has_value());
+          while (!*model.ContinueCell(**read, 77, {})) {
+          }
+        } else {
+          const ForwardItem same{&layered, span, true, 0};
+          ASSERT_TRUE(model.Forward({&same, 1}, {}).ok());
+        }
+      }
+      ASSERT_TRUE(chunked.SealForGeneration(threads).ok());
+      ASSERT_TRUE(layered.SealForGeneration(threads).ok());
+      ASSERT_EQ(chunked.num_pages(), layered.num_pages());
+      for (int64_t j = 0; j < chunked.num_pages(); ++j) {
+        ASSERT_EQ(chunked.is_sealed(j), layered.is_sealed(j)) << method << " page " << j;
+        const int64_t rows = std::min<int64_t>(kPageTokens, prompt - j * kPageTokens);
+        for (int layer = 0; layer < FakeModel::kLayers; ++layer) {
+          const size_t bytes = chunked.is_sealed(j) ? 512 : static_cast<size_t>(rows) * 128;
+          EXPECT_EQ(0, std::memcmp(chunked.page(j).Block(layer, 0).data(),
+                                   layered.page(j).Block(layer, 0).data(), bytes))
+              << method << " page " << j << " layer " << layer;
+        }
+      }
+    }
+  }
+}
+
+// The bar: where BF16 holds four conversations of 14,000 tokens, INT2 holds 24, the last one being
+// read. The demo model's shape.
+TEST(PageBudget, TwentyFourConversationsWhereBf16HoldsFour) {
+  ModelSpec spec;
+  spec.vocab_size = 16;
+  spec.num_layers = spec.num_heads = 8;
+  spec.num_kv_heads = 2;
+  spec.head_dim = 128;
+  spec.max_positions = 32768;
+  KvPlanOptions options;
+  const auto int2 = KvPlan::Make(spec, options, FakeEncodePage);
+  options.method = "bf16";
+  const auto bf16 = KvPlan::Make(spec, options, FakeEncodePage);
+  ASSERT_TRUE(int2.has_value() && bf16.has_value());
+  const uint64_t budget = uint64_t{4} * 14000 * 2 * 2 * 2 * 128 * 8;  // 16 bits a number
+  EXPECT_EQ(Conversations((*bf16)->cache(), 14000, budget, Reading::kByChunk), 3);  // whole pages
+  EXPECT_EQ(Conversations((*bf16)->cache(), 13952, budget, Reading::kByChunk), 4);
+  EXPECT_EQ(Conversations((*int2)->cache(), 14000, budget, Reading::kByChunk), 22);
+  EXPECT_EQ(Conversations((*int2)->cache(), 14000, budget, Reading::kByLayer), 24);
 }
 
 TEST(PageBudget, LargestTotalIsTheLargest) {

@@ -8,6 +8,7 @@
 
 #include "base/check.h"
 #include "base/log.h"
+#include "cache/layered_append.h"
 #include "engine/page_budget.h"
 
 namespace oscar {
@@ -75,6 +76,7 @@ void Scheduler::Enqueue(std::unique_ptr<Sequence> sequence) {
 }
 
 void Scheduler::Finish(Sequence& sequence, FinishReason reason) {
+  sequence.read.reset();
   if (options_.prefix_cache) {
     index_.Insert(sequence.key(), sequence.cache, sequence.exact_tokens, PrefixIndex::Keep::kAll);
   }
@@ -114,6 +116,7 @@ void Scheduler::FailAll(const Status& status) {
   for (const auto& sequence : running_) sequence->channel->Push(event);
   for (const auto& sequence : waiting_) sequence->channel->Push(event);
   batch_.clear();
+  cell_ = nullptr;
   running_.clear();
   waiting_.clear();
 }
@@ -140,9 +143,20 @@ void Scheduler::PlanDecodes(int cap) {
   }
 }
 
+int64_t Scheduler::RestOfCell(const Sequence& sequence) const {
+  const int64_t at = sequence.cache.length();
+  return std::min(sequence.prompt_size() - at, config_.cell - at % config_.cell);
+}
+
 int Scheduler::PlanPrefill(Sequence& sequence, int budget) {
-  const int64_t at = sequence.cache.length(), cell = config_.cell;
-  int64_t count = std::min<int64_t>({budget, sequence.prompt_size() - at, cell - at % cell});
+  if (sequence.by_layer) {
+    if (cell_ != nullptr) return 0;  // one at a time
+    cell_ = &sequence;
+    cell_tokens_ = budget;
+    return budget;
+  }
+  const int64_t at = sequence.cache.length();
+  int64_t count = std::min<int64_t>(budget, RestOfCell(sequence));
   int64_t wanted = 0;
   if (sequence.WantsPromptLogprobs()) {
     count = std::min(count, std::max<int64_t>(1, kMaxPromptLogits / model_.spec().vocab_size));
@@ -158,6 +172,7 @@ int Scheduler::PlanPrefill(Sequence& sequence, int budget) {
 
 void Scheduler::Plan() {
   batch_.clear();
+  cell_ = nullptr;
   const int budget = std::min(options_.step_tokens, model_.max_batch_tokens());
   const bool may_admit =
       !waiting_.empty() && static_cast<int>(running_.size()) < options_.max_running;
@@ -192,8 +207,9 @@ uint64_t Scheduler::FutureBytes(const Sequence& sequence) const {
   const int64_t known = std::max(sequence.prompt_size(), sequence.size());
   const int64_t horizon = std::min(known + headroom, sequence.final_length());
   const uint64_t peak = PeakBytes(config_, cache.length(), cache.sealed_end(),
-                                  sequence.prompt_size(), std::max(horizon, known - 1));
-  uint64_t held = 0, uncredited = 0;
+                                  sequence.prompt_size(), std::max(horizon, known - 1),
+                                  sequence.by_layer ? Reading::kByLayer : Reading::kByChunk);
+  uint64_t held = sequence.read != nullptr ? sequence.read->bytes() : 0, uncredited = 0;
   for (int64_t j = 0; j < cache.num_pages(); ++j) {
     const bool sealed = cache.is_sealed(j);
     held += sealed ? config_.sealed.bytes() : config_.open.bytes();
@@ -225,6 +241,30 @@ bool Scheduler::WaitsForPrefix(const Sequence& sequence, int64_t hit) const {
   return false;
 }
 
+// Whether there is memory for it beside those that run; chooses how its prompt is read. Layer by
+// layer takes less memory but a pass of its own, so only where chunks do not fit.
+bool Scheduler::FitsBeside(Sequence& sequence) {
+  const uint64_t free = pool_.budget() - pool_.bytes_in_use();
+  uint64_t others = 0;
+  for (const auto& other : running_) others += FutureBytes(*other);
+  const auto fits = [&] {
+    const uint64_t needed = others + FutureBytes(sequence);
+    return needed <= free || index_.EvictableBytes(needed - free) >= needed - free;
+  };
+  sequence.by_layer = false;
+  if (fits()) return true;
+  sequence.by_layer = model_.CanReadByLayer() && config_.sealer != nullptr &&
+                      !sequence.WantsPromptLogprobs() && sequence.reading_prompt();
+  if (sequence.by_layer && fits()) return true;
+  if (!running_.empty()) return false;
+  // The last to leave an empty engine always fits: Submit has checked. Where that counted on
+  // layers, open pages that were found may be in the way: then it starts afresh.
+  const int64_t prompt = sequence.prompt_size();
+  sequence.by_layer = sequence.by_layer && PeakBytes(config_, prompt, prompt) > pool_.budget();
+  if (sequence.by_layer) sequence.DropCache();
+  return true;
+}
+
 bool Scheduler::TryAdmit() {
   Sequence& sequence = *waiting_.front();
   const bool resumed = sequence.preemptions > 0;
@@ -242,16 +282,9 @@ bool Scheduler::TryAdmit() {
     if (!resumed) sequence.exact = hit.exact;
     if (resumed && !hit.exact) sequence.exact = false;
   }
-  // The last to leave an empty engine always fits: Submit has checked.
-  if (!running_.empty()) {
-    uint64_t needed = FutureBytes(sequence);
-    for (const auto& other : running_) needed += FutureBytes(*other);
-    const uint64_t free = pool_.budget() - pool_.bytes_in_use();
-    if (needed > free && index_.EvictableBytes(needed - free) < needed - free) {
-      sequence.cache.Trim(0);
-      sequence.exact_tokens = 0;
-      return false;
-    }
+  if (!FitsBeside(sequence)) {
+    sequence.DropCache();
+    return false;
   }
   sequence.published_open = sequence.published_sealed = 0;
   if (!resumed) {
@@ -284,6 +317,11 @@ void Scheduler::Start(Sequence& sequence) {
 
 int64_t Scheduler::BatchBytes() const {
   int64_t in_use = 0, peak = 0, reserve = 0;
+  if (cell_ != nullptr && cell_->read == nullptr) {  // its pages are taken first
+    const AppendCost cost = LayeredAppend::CostOf(cell_->cache, RestOfCell(*cell_));
+    peak = cost.seal_peak;
+    in_use = cost.seal_net + cost.reserve;
+  }
   for (const Work& work : batch_) {
     const AppendCost cost = work.sequence->cache.CostOf(work.count, work.is_prompt);
     peak = std::max(peak, in_use + cost.seal_peak);
@@ -295,11 +333,16 @@ int64_t Scheduler::BatchBytes() const {
 
 void Scheduler::DropWork(const Sequence& sequence) {
   std::erase_if(batch_, [&](const Work& work) { return work.sequence == &sequence; });
+  if (cell_ == &sequence) cell_ = nullptr;
 }
 
 // A prompt can give back its newest page and be read again from there, as long as nothing is sealed
 // that would not have been sealed at that length.
 bool Scheduler::Rewind(Sequence& sequence) {
+  if (sequence.read != nullptr) {
+    sequence.read.reset();
+    return true;
+  }
   const int64_t length = sequence.cache.length();
   if (!sequence.reading_prompt() || length <= kPageTokens) return false;
   const int64_t target = (length - 1) / kPageTokens * kPageTokens;
@@ -320,8 +363,7 @@ void Scheduler::Preempt(size_t index) {
     index_.Insert(sequence.key(), sequence.cache, sequence.exact_tokens,
                   PrefixIndex::Keep::kImmutable);
   }
-  sequence.cache.Trim(0);
-  sequence.exact_tokens = 0;
+  sequence.DropCache();
   ++sequence.preemptions;
   ++counts_.preemptions;
   std::unique_ptr<Sequence> owned = std::move(running_[index]);
@@ -338,12 +380,14 @@ void Scheduler::FreeNewest() {
 }
 
 bool Scheduler::MakeRoom() {
-  while (!batch_.empty()) {
+  while (!batch_.empty() || cell_ != nullptr) {
     const int64_t bytes = BatchBytes();
     if (bytes <= 0 || index_.EvictFor(static_cast<uint64_t>(bytes))) return true;
     if (index_.ReleaseShared()) continue;
     // Prompts can wait; a generated token goes before any of them.
-    if (batch_.size() > 1 && batch_.back().is_prompt) {
+    if (!batch_.empty() && cell_ != nullptr && cell_->read == nullptr) {
+      cell_ = nullptr;
+    } else if (batch_.size() > 1 && batch_.back().is_prompt) {
       batch_.pop_back();
     } else if (running_.size() > 1) {
       FreeNewest();
@@ -356,7 +400,34 @@ bool Scheduler::MakeRoom() {
 
 // --- The pass ------------------------------------------------------------------------------------
 
+Status Scheduler::RunCell() {
+  Sequence& sequence = *cell_;
+  const int64_t at = sequence.cache.length();
+  // The share of a pass in rows of single layers.
+  const int64_t row_layers = int64_t{cell_tokens_} * model_.spec().num_layers;
+  const int64_t count = sequence.read->num_tokens();
+  const int num_logits = at + count == sequence.size() ? 1 : 0;
+  const auto vocab = static_cast<size_t>(model_.spec().vocab_size);
+  const size_t before = logits_.size();
+  logits_.resize(before + static_cast<size_t>(num_logits) * vocab);
+  OSCAR_ASSIGN_OR_RETURN(const bool done, model_.ContinueCell(*sequence.read, row_layers,
+                                                              std::span(logits_).subspan(before)));
+  if (!done) {
+    logits_.resize(before);
+    return {};
+  }
+  sequence.read.reset();
+  batch_.push_back({&sequence, static_cast<int>(count), /*is_prompt=*/true, num_logits});
+  return {};
+}
+
 Status Scheduler::RunPass() {
+  if (cell_ != nullptr && cell_->read == nullptr) {
+    const auto at = static_cast<size_t>(cell_->cache.length());
+    const auto count = static_cast<size_t>(RestOfCell(*cell_));
+    OSCAR_ASSIGN_OR_RETURN(
+        cell_->read, model_.StartCell(cell_->cache, std::span(cell_->tokens).subspan(at, count)));
+  }
   std::vector<ForwardItem> items;
   size_t num_logits = 0;
   for (const Work& work : batch_) {
@@ -368,7 +439,8 @@ Status Scheduler::RunPass() {
     num_logits += static_cast<size_t>(work.num_logits);
   }
   logits_.resize(num_logits * static_cast<size_t>(model_.spec().vocab_size));
-  return model_.Forward(items, logits_);
+  if (!items.empty()) OSCAR_RETURN_IF_ERROR(model_.Forward(items, logits_));
+  return cell_ != nullptr ? RunCell() : Status{};
 }
 
 Status Scheduler::Step() {
@@ -376,7 +448,7 @@ Status Scheduler::Step() {
   Plan();
   while (true) {
     const bool fits = MakeRoom();
-    if (batch_.empty()) return {};
+    if (batch_.empty() && cell_ == nullptr) return {};
     Status status =
         fits ? RunPass()
              : ResourceExhausted(fmt::format("a pass needs {} bytes of cache, {} of {} are in use",
@@ -406,6 +478,7 @@ void Scheduler::FailRunning(size_t index, const Status& status) {
   running_[index]->channel->Push(std::move(event));
   running_.erase(running_.begin() + static_cast<ptrdiff_t>(index));
   batch_.clear();
+  cell_ = nullptr;
 }
 
 void Scheduler::TakePromptLogprobs(const Work& work, std::span<const float> logits) {
@@ -552,6 +625,7 @@ void Scheduler::MeasureInto(EngineStats* stats) const {
   for (const auto& sequence : running_) {
     const SequenceCache& cache = sequence->cache;
     for (int64_t j = 0; j < cache.num_pages(); ++j) count(cache.page(j), j, cache.is_sealed(j));
+    if (sequence->read != nullptr) stats->recent_bytes += sequence->read->bytes();
     const CacheUsage usage = cache.Usage();
     bits += usage.bits_per_element * static_cast<double>(usage.tokens);
     tokens += static_cast<double>(usage.tokens);

@@ -40,6 +40,9 @@ struct Sequence {
   int preemptions = 0;
   int64_t published_open = 0, published_sealed = 0;  // pages in the prefix index
   std::vector<GeneratedToken> prompt_logprobs;
+  // Its prompt is read layer by layer, for which there is room, rather than chunk by chunk.
+  bool by_layer = false;
+  std::unique_ptr<CellRead> read;  // the cell being read so; goes before the cache
 
   int64_t prompt_size() const { return static_cast<int64_t>(request.prompt.size()); }
   int64_t size() const { return static_cast<int64_t>(tokens.size()); }
@@ -52,6 +55,12 @@ struct Sequence {
            static_cast<int64_t>(prompt_logprobs.size()) < prompt_size() - 1;
   }
   PageKey key() const { return {request.cache_salt, tokens, hashes}; }
+  // Frees its pages.
+  void DropCache() {
+    read.reset();
+    cache.Trim(0);
+    exact_tokens = 0;
+  }
 };
 
 class Scheduler {
@@ -87,8 +96,11 @@ class Scheduler {
   void PlanDecodes(int cap);
   int PlanPrefill(Sequence& sequence, int budget);
   bool TryAdmit();
+  bool FitsBeside(Sequence& sequence);
   bool WaitsForPrefix(const Sequence& sequence, int64_t hit) const;
   uint64_t FutureBytes(const Sequence& sequence) const;
+  // Tokens from where the sequence is to the end of its cell or prompt.
+  int64_t RestOfCell(const Sequence& sequence) const;
   int64_t BatchBytes() const;
   bool MakeRoom();
   void FreeNewest();
@@ -96,6 +108,7 @@ class Scheduler {
   void Preempt(size_t index);
   void DropWork(const Sequence& sequence);
   Status RunPass();
+  Status RunCell();
   void Absorb();
   void TakePromptLogprobs(const Work& work, std::span<const float> logits);
   void Draw(Sequence& sequence, std::span<const float> logits, GeneratedToken* drawn);
@@ -115,6 +128,8 @@ class Scheduler {
   std::vector<std::unique_ptr<Sequence>> running_;  // by arrival
   std::deque<std::unique_ptr<Sequence>> waiting_;   // by arrival; preempted ones are the oldest
   std::vector<Work> batch_;
+  Sequence* cell_ = nullptr;  // whose prompt this step reads by layers, beside the batch
+  int cell_tokens_ = 0;       // the share of the step that is for it
   std::vector<float> logits_;
   std::vector<Sequence*> ended_;
   uint64_t next_arrival_ = 0;

@@ -8,6 +8,7 @@
 
 #include "base/check.h"
 #include "base/progress.h"
+#include "cache/layered_append.h"
 #include "model/model.h"
 #include "model/rope.h"
 #include "simd/attention.h"
@@ -30,6 +31,18 @@ struct Layer {
   std::vector<float> qkv_bias, o_bias;
 };
 
+// The residual stream of all rows waits here between layers.
+struct CpuCellRead : CellRead {
+  std::unique_ptr<LayeredAppend> append;
+  std::vector<int32_t> tokens;
+  AlignedBuffer<float> x;  // [tokens, hidden]
+  int layer = 0;
+  int64_t row = 0;  // the next one in this layer
+
+  int64_t num_tokens() const override { return append->num_tokens(); }
+  uint64_t bytes() const override { return append->bytes(); }
+};
+
 class CpuModel : public Model {
  public:
   CpuModel(const ModelSpec& spec, const KvPlan& plan, ThreadPool& threads,
@@ -49,6 +62,10 @@ class CpuModel : public Model {
   int max_batch_tokens() const override { return options_.max_batch_tokens; }
   Status SetTap(QkvTap tap) override;
   Status Forward(std::span<const ForwardItem> items, std::span<float> logits) override;
+  bool CanReadByLayer() const override { return true; }
+  Result<std::unique_ptr<CellRead>> StartCell(SequenceCache& cache,
+                                              std::span<const int32_t> tokens) override;
+  Result<bool> ContinueCell(CellRead& read, int64_t row_layers, std::span<float> logits) override;
 
  private:
   size_t hidden() const { return static_cast<size_t>(spec_.hidden); }
@@ -61,7 +78,14 @@ class CpuModel : public Model {
   Status LoadLayer(const WeightSource& source, int index);
   void Embed(int32_t token, std::span<float> out) const;
   Status Prepare(std::span<const ForwardItem> items);
+  void GrowBuffers(size_t num_rows);
   void PrepareRows(std::span<const ForwardItem> items, size_t num_rows);
+  void AddRow(SequenceCache* cache, LayeredAppend* append, int64_t position);
+  // One layer over rows_, whose residual stream is `x`; `attend` turns qkv_ into attended_.
+  template <typename Attention>
+  void RunLayer(int index, float* x, const Attention& attend);
+  void RunCellRows(CpuCellRead& read, int64_t count);
+  simd::AttentionLayer AttentionOf(int layer) const;
   void NormAndRope(const Layer& layer, size_t row);
   void Rotate(const SideTransform& rotation, int kv_head, std::span<float> head) const;
   void RotateAndStore(int layer, size_t row);
@@ -83,9 +107,10 @@ class CpuModel : public Model {
   uint64_t fingerprint_ = 0;
   QkvTap tap_;
 
-  // Where each row of the batch belongs.
+  // Where each row of the batch belongs: to a sequence, or to a cell that is read by layers.
   struct Row {
     SequenceCache* cache;
+    LayeredAppend* append;
     int64_t position;
   };
   std::vector<Row> rows_;
@@ -239,9 +264,8 @@ Status CpuModel::Prepare(std::span<const ForwardItem> items) {
   return {};
 }
 
-void CpuModel::PrepareRows(std::span<const ForwardItem> items, size_t num_rows) {
+void CpuModel::GrowBuffers(size_t num_rows) {
   const auto half = static_cast<size_t>(rope_.half());
-  x_.Grow(num_rows * hidden());
   normed_.Grow(num_rows * hidden());
   qkv_.Grow(num_rows * qkv_width());
   attended_.Grow(num_rows * q_width());
@@ -249,14 +273,23 @@ void CpuModel::PrepareRows(std::span<const ForwardItem> items, size_t num_rows) 
   product_.Grow(num_rows * middle());
   cos_.Grow(num_rows * half);
   sin_.Grow(num_rows * half);
+}
+
+void CpuModel::AddRow(SequenceCache* cache, LayeredAppend* append, int64_t position) {
+  const auto half = static_cast<size_t>(rope_.half());
+  const size_t row = rows_.size();
+  rows_.push_back({cache, append, position});
+  rope_.Fill(position, {cos_.data() + row * half, half}, {sin_.data() + row * half, half});
+}
+
+void CpuModel::PrepareRows(std::span<const ForwardItem> items, size_t num_rows) {
+  GrowBuffers(num_rows);
+  x_.Grow(num_rows * hidden());
   rows_.clear();
   for (const ForwardItem& item : items) {
     for (size_t t = 0; t < item.tokens.size(); ++t) {
-      const size_t row = rows_.size();
-      rows_.push_back({item.cache, item.cache->length() + static_cast<int64_t>(t)});
-      Embed(item.tokens[t], {x_.data() + row * hidden(), hidden()});
-      rope_.Fill(rows_[row].position, {cos_.data() + row * half, half},
-                 {sin_.data() + row * half, half});
+      Embed(item.tokens[t], {x_.data() + rows_.size() * hidden(), hidden()});
+      AddRow(item.cache, nullptr, item.cache->length() + static_cast<int64_t>(t));
     }
   }
 }
@@ -303,8 +336,12 @@ void CpuModel::RotateAndStore(int layer, size_t row) {
   for (int h = 0; h < spec_.num_kv_heads; ++h) {
     const size_t offset = static_cast<size_t>(h) * dim();
     Rotate(rotation, h, {k + offset, dim()});
-    simd::ToBf16Row({k + offset, dim()}, {at.cache->KRow(layer, h, at.position), dim()});
-    simd::ToBf16Row({v + offset, dim()}, {at.cache->VRow(layer, h, at.position), dim()});
+    Bf16* const k_row = at.append != nullptr ? at.append->KRow(h, at.position)
+                                             : at.cache->KRow(layer, h, at.position);
+    Bf16* const v_row = at.append != nullptr ? at.append->VRow(h, at.position)
+                                             : at.cache->VRow(layer, h, at.position);
+    simd::ToBf16Row({k + offset, dim()}, {k_row, dim()});
+    simd::ToBf16Row({v + offset, dim()}, {v_row, dim()});
   }
 }
 
@@ -341,15 +378,19 @@ void CpuModel::ReportTap(int layer, std::span<const ForwardItem> items) {
   }
 }
 
-void CpuModel::Attend(int layer, std::span<const ForwardItem> items) {
+simd::AttentionLayer CpuModel::AttentionOf(int layer) const {
   const CacheConfig& config = plan_.cache();
-  const simd::AttentionLayer shared{spec_.num_heads,
-                                    spec_.num_kv_heads,
-                                    1.0f / std::sqrt(static_cast<float>(spec_.head_dim)),
-                                    config.open.layout(layer),
-                                    config.sealed.layout(layer),
-                                    config.open.BlockOffset(layer, 0),
-                                    config.sealed.BlockOffset(layer, 0)};
+  return {spec_.num_heads,
+          spec_.num_kv_heads,
+          1.0f / std::sqrt(static_cast<float>(spec_.head_dim)),
+          config.open.layout(layer),
+          config.sealed.layout(layer),
+          config.open.BlockOffset(layer, 0),
+          config.sealed.BlockOffset(layer, 0)};
+}
+
+void CpuModel::Attend(int layer, std::span<const ForwardItem> items) {
+  const simd::AttentionLayer shared = AttentionOf(layer);
   decode_.clear();
   prefill_.clear();
   size_t row = 0;
@@ -384,44 +425,51 @@ void CpuModel::WriteLogits(std::span<const ForwardItem> items, std::span<float> 
              logits.data(), vocab);
 }
 
+template <typename Attention>
+void CpuModel::RunLayer(int index, float* stream, const Attention& attend) {
+  const Layer& layer = layers_[static_cast<size_t>(index)];
+  const auto count = static_cast<int>(rows_.size());
+  const auto each_row = [&](const auto& body) {
+    threads_.ParallelFor(count, [&](int64_t row, int) { body(static_cast<size_t>(row)); });
+  };
+  const auto x = [&](size_t row) { return std::span(stream + row * hidden(), hidden()); };
+  const auto normed = [&](size_t row) {
+    return std::span(normed_.data() + row * hidden(), hidden());
+  };
+  each_row([&](size_t row) {
+    simd::RmsNorm(x(row), layer.attention_norm, spec_.norm_eps, normed(row));
+  });
+  simd::Gemm(threads_, gemm_, normed_.data(), count, hidden(), layer.qkv,
+             layer.qkv_bias.empty() ? nullptr : layer.qkv_bias.data(), qkv_.data(), qkv_width());
+  attend();
+  simd::Gemm(threads_, gemm_, attended_.data(), count, q_width(), layer.o,
+             layer.o_bias.empty() ? nullptr : layer.o_bias.data(), normed_.data(), hidden());
+  each_row([&](size_t row) {
+    simd::AddRmsNorm(x(row), normed(row), layer.feed_forward_norm, spec_.norm_eps, normed(row));
+  });
+  simd::Gemm(threads_, gemm_, normed_.data(), count, hidden(), layer.gate_up, nullptr,
+             gate_up_.data(), 2 * middle());
+  each_row([&](size_t row) {
+    const float* gate = gate_up_.data() + row * 2 * middle();
+    simd::SiluMul({gate, middle()}, {gate + middle(), middle()},
+                  {product_.data() + row * middle(), middle()});
+  });
+  simd::Gemm(threads_, gemm_, product_.data(), count, middle(), layer.down, nullptr, normed_.data(),
+             hidden());
+  each_row([&](size_t row) { simd::Add(x(row), normed(row)); });
+}
+
 Status CpuModel::Forward(std::span<const ForwardItem> items, std::span<float> logits) {
   OSCAR_RETURN_IF_ERROR(Prepare(items));
   size_t num_rows = 0;
   for (const ForwardItem& item : items) num_rows += item.tokens.size();
   if (num_rows == 0) return {};
   PrepareRows(items, num_rows);
-  const auto count = static_cast<int>(num_rows);
-  const auto each_row = [&](const auto& body) {
-    threads_.ParallelFor(count, [&](int64_t row, int) { body(static_cast<size_t>(row)); });
-  };
-  const auto x = [&](size_t row) { return std::span(x_.data() + row * hidden(), hidden()); };
-  const auto normed = [&](size_t row) {
-    return std::span(normed_.data() + row * hidden(), hidden());
-  };
   for (int i = 0; i < spec_.num_layers; ++i) {
-    const Layer& layer = layers_[static_cast<size_t>(i)];
-    each_row([&](size_t row) {
-      simd::RmsNorm(x(row), layer.attention_norm, spec_.norm_eps, normed(row));
+    RunLayer(i, x_.data(), [&] {
+      ProjectAndStore(i, items);
+      Attend(i, items);
     });
-    simd::Gemm(threads_, gemm_, normed_.data(), count, hidden(), layer.qkv,
-               layer.qkv_bias.empty() ? nullptr : layer.qkv_bias.data(), qkv_.data(), qkv_width());
-    ProjectAndStore(i, items);
-    Attend(i, items);
-    simd::Gemm(threads_, gemm_, attended_.data(), count, q_width(), layer.o,
-               layer.o_bias.empty() ? nullptr : layer.o_bias.data(), normed_.data(), hidden());
-    each_row([&](size_t row) {
-      simd::AddRmsNorm(x(row), normed(row), layer.feed_forward_norm, spec_.norm_eps, normed(row));
-    });
-    simd::Gemm(threads_, gemm_, normed_.data(), count, hidden(), layer.gate_up, nullptr,
-               gate_up_.data(), 2 * middle());
-    each_row([&](size_t row) {
-      const float* gate = gate_up_.data() + row * 2 * middle();
-      simd::SiluMul({gate, middle()}, {gate + middle(), middle()},
-                    {product_.data() + row * middle(), middle()});
-    });
-    simd::Gemm(threads_, gemm_, product_.data(), count, middle(), layer.down, nullptr,
-               normed_.data(), hidden());
-    each_row([&](size_t row) { simd::Add(x(row), normed(row)); });
   }
   WriteLogits(items, logits);
   for (const ForwardItem& item : items) {
@@ -430,7 +478,79 @@ Status CpuModel::Forward(std::span<const ForwardItem> items, std::span<float> lo
   return {};
 }
 
+Result<std::unique_ptr<CellRead>> CpuModel::StartCell(SequenceCache& cache,
+                                                      std::span<const int32_t> tokens) {
+  OSCAR_CHECK(!tap_, "calibration reads prompts chunk by chunk");
+  auto read = std::make_unique<CpuCellRead>();
+  OSCAR_ASSIGN_OR_RETURN(
+      read->append, LayeredAppend::Begin(cache, static_cast<int64_t>(tokens.size()), threads_));
+  read->tokens.assign(tokens.begin(), tokens.end());
+  read->x.Grow(tokens.size() * hidden());
+  threads_.ParallelFor(static_cast<int64_t>(tokens.size()), [&](int64_t i, int) {
+    const auto row = static_cast<size_t>(i);
+    Embed(read->tokens[row], {read->x.data() + row * hidden(), hidden()});
+  });
+  return std::unique_ptr<CellRead>(std::move(read));
+}
+
+void CpuModel::RunCellRows(CpuCellRead& read, int64_t count) {
+  LayeredAppend& append = *read.append;
+  const int64_t first = append.cache().length() + read.row;
+  GrowBuffers(static_cast<size_t>(count));
+  rows_.clear();
+  for (int64_t i = 0; i < count; ++i) AddRow(nullptr, &append, first + i);
+  RunLayer(read.layer, read.x.data() + static_cast<size_t>(read.row) * hidden(), [&] {
+    ProjectAndStore(read.layer, {});
+    // The table has the addresses of this layer's blocks themselves.
+    simd::AttentionLayer shared = AttentionOf(read.layer);
+    shared.open_offset = shared.sealed_offset = 0;
+    const simd::PrefillQuery query{{append.page_table(), append.sealed_flags()},
+                                   first,
+                                   static_cast<int>(count),
+                                   qkv_.data(),
+                                   qkv_width(),
+                                   attended_.data(),
+                                   q_width()};
+    simd::PrefillAttention(threads_, attention_, shared, {&query, 1});
+  });
+}
+
+Result<bool> CpuModel::ContinueCell(CellRead& cell, int64_t row_layers, std::span<float> logits) {
+  auto& read = dynamic_cast<CpuCellRead&>(cell);
+  const int64_t num_rows = read.num_tokens();
+  while (row_layers > 0) {
+    const int64_t count =
+        std::min<int64_t>({num_rows - read.row, options_.max_batch_tokens, row_layers});
+    RunCellRows(read, count);
+    row_layers -= count;
+    read.row += count;
+    if (read.row < num_rows) continue;
+    read.append->SealLayer(threads_);
+    read.row = 0;
+    if (++read.layer == spec_.num_layers) break;
+    read.append->SetLayer(read.layer);
+  }
+  if (read.layer < spec_.num_layers) return false;
+  if (!logits.empty()) {
+    const size_t last = static_cast<size_t>(num_rows - 1) * hidden();
+    simd::RmsNorm({read.x.data() + last, hidden()}, final_norm_, spec_.norm_eps,
+                  {normed_.data(), hidden()});
+    simd::Gemm(threads_, gemm_, normed_.data(), 1, hidden(), head_, nullptr, logits.data(),
+               static_cast<size_t>(spec_.vocab_size));
+  }
+  read.append->Commit();
+  return true;
+}
+
 }  // namespace
+
+Result<std::unique_ptr<CellRead>> Model::StartCell(SequenceCache&, std::span<const int32_t>) {
+  return Unexpected(Unimplemented("this device does not read prompts layer by layer"));
+}
+
+Result<bool> Model::ContinueCell(CellRead&, int64_t, std::span<float>) {
+  return Unexpected(Unimplemented("this device does not read prompts layer by layer"));
+}
 
 Result<std::unique_ptr<Model>> LoadCpuModel(const ModelSpec& spec, const WeightSource& source,
                                             const KvPlan& plan, ThreadPool& threads,

@@ -35,6 +35,16 @@ struct ForwardItem {
 using QkvTap = std::function<void(int layer, size_t item, std::span<const float> q,
                                   std::span<const float> k, std::span<const float> v)>;
 
+// A cell of a prompt that is being read layer by layer (Model::StartCell). Holds pages of the
+// sequence's pool and the rows' activations; dropping it gives the pages back and leaves the
+// sequence as it was.
+class CellRead {
+ public:
+  virtual ~CellRead() = default;
+  virtual int64_t num_tokens() const = 0;
+  virtual uint64_t bytes() const = 0;  // pages beside those of the sequence
+};
+
 class Model {
  public:
   virtual ~Model() = default;
@@ -48,6 +58,17 @@ class Model {
   virtual Status Forward(std::span<const ForwardItem> items, std::span<float> logits) = 0;
   // At most this many tokens in one Forward.
   virtual int max_batch_tokens() const = 0;
+
+  // Reading a cell layer by layer instead of chunk by chunk: the same rows and logits, bit for bit,
+  // with one layer of the cell in BF16 at a time (LayeredAppend). StartCell takes the next tokens
+  // of a prompt, which lie in one cell; what it takes of the pool is LayeredAppend::CostOf. Other
+  // passes may run until ContinueCell, which computes at most `row_layers` rows of one layer each,
+  // says true: then the sequence has grown, what was due for sealing at its new length is sealed,
+  // and `logits` [vocab], where not empty, are those of the last token.
+  virtual bool CanReadByLayer() const { return false; }
+  virtual Result<std::unique_ptr<CellRead>> StartCell(SequenceCache& cache,
+                                                      std::span<const int32_t> tokens);
+  virtual Result<bool> ContinueCell(CellRead& read, int64_t row_layers, std::span<float> logits);
   // Only where the plan does not rotate V (its basis would be another). Empty stops.
   virtual Status SetTap(QkvTap tap) = 0;
 };
