@@ -66,7 +66,6 @@ def test_twenty_four_conversations_where_bf16_holds_four():
     assert plan["conversations_bf16"] in (3, 4)  # 14,000 tokens do not fill whole pages
 
 
-
 def test_auth_matrix(start, tmp_path):
     keys = tmp_path / "keys"
     keys.write_text("# team\nfrom-file\n")
