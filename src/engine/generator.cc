@@ -7,6 +7,7 @@
 
 #include "base/check.h"
 #include "base/progress.h"
+#include "engine/page_budget.h"
 
 namespace oscar {
 namespace {
@@ -62,18 +63,14 @@ int64_t Generator::ReusePrefix(std::span<const int32_t> prompt, int64_t num_logi
   return kept;
 }
 
-Status Generator::Explain(const Status& status, int64_t num_tokens) const {
-  if (status.code() != StatusCode::kResourceExhausted) return status;
+Status Generator::Exhausted(int64_t prompt, int64_t total) const {
   // While a prompt is read its current cell is held in BF16, so that is what must fit.
-  const CacheConfig& config = model_.kv().cache();
-  const int64_t open = std::min<int64_t>(num_tokens, config.cell + config.recent + config.sink);
-  const uint64_t needed = SequenceCache::BytesFor(config, num_tokens) +
-                          static_cast<uint64_t>(open / kPageTokens) * config.open.bytes();
+  const uint64_t needed = PeakBytes(model_.kv().cache(), cache_.length(), cache_.sealed_end(),
+                                    prompt, total, Reading::kByChunk);
   return ResourceExhausted(
       fmt::format("the KV cache budget of {} is too small for {} tokens, which take up to {}; "
-                  "raise --kv-memory or "
-                  "lower --prefill-cell",
-                  FormatBytes(pool_.budget()), num_tokens, FormatBytes(needed)));
+                  "raise --kv-memory or lower --prefill-cell",
+                  FormatBytes(pool_.budget()), total, FormatBytes(needed)));
 }
 
 Status Generator::Run(std::span<const int32_t> prompt, int64_t num_logits,
@@ -81,6 +78,11 @@ Status Generator::Run(std::span<const int32_t> prompt, int64_t num_logits,
   const auto total = static_cast<int64_t>(prompt.size());
   const auto vocab = static_cast<size_t>(model_.spec().vocab_size);
   const int64_t first_logits = total - num_logits;
+  // Known before the first pass: nobody should read most of a prompt to learn that it cannot fit.
+  if (PeakBytes(model_.kv().cache(), cache_.length(), cache_.sealed_end(), total, total,
+                Reading::kByChunk) > pool_.budget()) {
+    return Exhausted(total, total);
+  }
   Progress progress("reading the prompt", static_cast<uint64_t>(total - cache_.length()), "tokens");
   while (cache_.length() < total) {
     if (cancelled_.load(std::memory_order_relaxed)) return {StatusCode::kCancelled, "cancelled"};
@@ -94,7 +96,8 @@ Status Generator::Run(std::span<const int32_t> prompt, int64_t num_logits,
                            prompt.subspan(static_cast<size_t>(at), static_cast<size_t>(count)),
                            /*is_prompt=*/true, static_cast<int>(wanted)};
     const Status status = model_.Forward({&item, 1}, logits_);
-    if (!status.ok()) return Explain(status, total);
+    if (status.code() == StatusCode::kResourceExhausted) return Exhausted(total, total);
+    OSCAR_RETURN_IF_ERROR(status);
     tokens_.insert(tokens_.end(), item.tokens.begin(), item.tokens.end());
     progress.Add(static_cast<uint64_t>(count));
     if (on_logits && wanted > 0) {
@@ -123,7 +126,10 @@ Result<std::span<const float>> Generator::Step(int32_t token) {
   logits_.resize(static_cast<size_t>(model_.spec().vocab_size));
   const ForwardItem item{&cache_, {&token, 1}, /*is_prompt=*/false, /*num_logits=*/1};
   const Status status = model_.Forward({&item, 1}, logits_);
-  if (!status.ok()) return Unexpected(Explain(status, cache_.length() + 1));
+  if (status.code() == StatusCode::kResourceExhausted) {
+    return Unexpected(Exhausted(cache_.length(), cache_.length() + 1));
+  }
+  OSCAR_RETURN_IF_ERROR(status);
   tokens_.push_back(token);
   return std::span<const float>(logits_);
 }

@@ -65,7 +65,8 @@ class Generator {
  private:
   Status Run(std::span<const int32_t> prompt, int64_t num_logits, const OnLogits& on_logits);
   int64_t ReusePrefix(std::span<const int32_t> prompt, int64_t num_logits);
-  Status Explain(const Status& status, int64_t num_tokens) const;
+  // Why `total` tokens, the first `prompt` of them read as a prompt, do not fit the budget.
+  Status Exhausted(int64_t prompt, int64_t total) const;
 
   Model& model_;
   BlockPool& pool_;

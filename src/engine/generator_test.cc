@@ -229,6 +229,7 @@ TEST(Generator, ErrorsAreClear) {
   ASSERT_FALSE(result.has_value());
   EXPECT_EQ(result.error().code(), StatusCode::kResourceExhausted);
   EXPECT_NE(result.error().message().find("--kv-memory"), std::string::npos);
+  EXPECT_EQ(demo.pool.peak_bytes(), 0u);  // told before anything was read
   request.prompt = {1, 2, 9000};
   EXPECT_EQ(generator.Generate(request).error().code(), StatusCode::kInvalidArgument);
   request.prompt = {};
