@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs the Debian packages that building and testing oscar need. Asks nothing; works as root or
 # with sudo; does nothing when everything is there. With --dev also the tools for formatting,
-# linting and fuzzing.
+# linting and fuzzing, and the browser that tests the page.
 set -euo pipefail
 
 packages=(
@@ -12,7 +12,7 @@ packages=(
   python3 python3-pytest python3-httpx python3-prometheus-client
 )
 if [[ "${1:-}" == "--dev" ]]; then
-  packages+=(clang clang-format clang-tidy libclang-rt-14-dev python3-jinja2)
+  packages+=(clang clang-format clang-tidy libclang-rt-14-dev python3-jinja2 chromium)
 elif [[ $# -gt 0 ]]; then
   echo "usage: scripts/setup.sh [--dev]" >&2
   exit 2

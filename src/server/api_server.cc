@@ -38,6 +38,8 @@ const std::vector<ApiServer::Route>& ApiServer::Routes() {
       {"GET", "/server_info", &ApiServer::HandleProps},
       {"GET", "/oscar/cache", &ApiServer::HandleCache},
       {"GET", "/", &ApiServer::HandlePage, true, false},
+      {"GET", "/app.css", &ApiServer::HandleStyle, true, false},
+      {"GET", "/app.js", &ApiServer::HandleScript, true, false},
   };
   return routes;
 }

@@ -87,6 +87,8 @@ class ApiServer final : public HttpHandler {
   HttpResponse HandleProps(const Context& context);
   HttpResponse HandleCache(const Context& context);
   HttpResponse HandlePage(const Context& context);
+  HttpResponse HandleStyle(const Context& context);
+  HttpResponse HandleScript(const Context& context);
 
   ApiOptions options_;
   ServerMetrics metrics_;

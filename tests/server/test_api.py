@@ -1,6 +1,7 @@
 """The acceptance list of the API, item by item, on the demo model."""
 import json
 import math
+import re
 import threading
 
 import pytest
@@ -261,3 +262,16 @@ def test_openai_client(server):
     assert client.completions.create(model="demo", prompt="Hello", max_tokens=4).choices[0].text is not None
     with pytest.raises(openai.NotFoundError):
         client.chat.completions.create(model="none", messages=messages)
+
+
+def test_page_is_served_whole_and_may_load_nothing_else(server):
+    for path, kind in {"/": "text/html", "/app.css": "text/css", "/app.js": "text/javascript"}.items():
+        response = server.get(path)
+        assert response.status_code == 200 and response.headers["content-type"] == kind + "; charset=utf-8"
+        policy = response.headers["content-security-policy"]
+        assert policy.startswith("default-src 'none';") and "unsafe" not in policy and "http" not in policy
+        assert response.headers["x-content-type-options"] == "nosniff"
+    page = server.get("/").text
+    assert "<style" not in page and "style=" not in page and "<script src=" in page
+    assert not re.search(r"""(src|href)=["'](https?:)?//""", page)
+    assert "innerHTML" not in server.get("/app.js").text

@@ -1,0 +1,293 @@
+"""The page at / in a real browser, on the real server and the demo model."""
+import json
+import pathlib
+import sys
+
+import pytest
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+import chromium  # noqa: E402
+from conftest import Server, wait_until  # noqa: E402
+
+pytestmark = pytest.mark.skipif(not chromium.BINARY, reason="chromium is not installed (scripts/setup.sh --dev brings it)")
+
+WORDS = "button early ribbon faint flower old cold bright rapid coin mighty red gate calm simple silent keen whistle lion tower"
+COPY = "Repeat exactly: " + " ".join(WORDS.split() * 12)
+LONG = "Repeat exactly: " + " ".join(WORDS.split() * 40)  # about 800 tokens
+SUM = "Add these numbers: 170 710 302 122 813"
+ANSWERED = "document.querySelector('.regenerate')"
+
+
+@pytest.fixture(scope="module")
+def browser():
+    running = chromium.Browser()
+    yield running
+    running.close()
+
+
+@pytest.fixture(scope="module")
+def server():
+    # Cells of one page, so that a short prompt already has sealed pages.
+    running = Server("--prefill-cell", 64, "--max-model-len", 4096).ready()
+    yield running
+    running.stop()
+
+
+@pytest.fixture
+def page(browser, server):
+    """A fresh tab on the page. Afterwards: nothing was loaded from elsewhere, and no error was reported."""
+    tab = browser.page()
+    tab.go(server.url + "/")
+    tab.wait("document.querySelectorAll('#suggestions button').length > 0")
+    yield tab
+    assert [url for url in tab.requests if not url.startswith((server.url, "data:"))] == []
+    assert tab.errors == []
+
+
+def ask(page, text):
+    page.click("#prompt")
+    page.type(text)
+    page.press("Enter")
+
+
+def answer_of(page):
+    return page.js("[...document.querySelectorAll('.msg.assistant .body')].at(-1).innerText")
+
+
+def test_typing_streams_an_answer(page):
+    # Every state of the text that was drawn, seen from inside.
+    page.js("""window.seen = new Set();
+        new MutationObserver(() => seen.add(document.querySelector('.inner')?.textContent.length)).observe(
+            document.getElementById('messages'), {childList: true, subtree: true, characterData: true})""")
+    ask(page, SUM)
+    page.wait("!document.getElementById('stop').hidden")
+    assert not page.visible("#send") and not page.visible("#welcome")
+    page.wait(ANSWERED)
+    assert page.js("seen.size") > 5, "the answer came in one piece"
+    assert answer_of(page) == "2117"
+    assert page.text(".msg.user .body") == SUM
+    assert page.js("document.activeElement.id") == "prompt"  # typing never lost the focus
+    # Reasoning is there, folded.
+    assert "170 + 710 = 880" in page.text("details.think .inner")
+    assert not page.visible("details.think .inner")
+    page.click("details.think summary")
+    assert page.visible("details.think .inner")
+    assert "tokens/s" in page.text(".msg.assistant .meta")
+    assert page.visible("#send") and not page.visible("#stop")
+    # Screen readers hear the whole answer once.
+    assert page.text("#live") == "2117"
+
+
+def test_stop_ends_the_request_on_the_server(page, server):
+    before = server.metrics()["oscar_engine_cancelled_total"]
+    ask(page, COPY)
+    page.wait("document.querySelector('.msg.assistant .body').innerText.length > 10")
+    page.click("#stop")
+    page.wait(ANSWERED)
+    assert "stopped" in page.text(".msg.assistant .meta")
+    assert 10 < len(answer_of(page)) < len(COPY) - 40
+    assert wait_until(lambda: server.metrics()["oscar_engine_cancelled_total"] == before + 1)
+    assert wait_until(lambda: server.metrics()["oscar_requests_running"] == 0)
+    # So does the Escape key; the stopped part stays.
+    page.click(".regenerate")
+    page.wait("document.querySelector('.msg.assistant .body').innerText.length > 10")
+    page.press("Escape")
+    page.wait(ANSWERED)
+    assert "stopped" in page.text(".msg.assistant .meta")
+
+
+def test_turns_settings_edit_and_regenerate(page):
+    page.click("#open-settings")
+    page.wait("document.getElementById('settings').open")
+    for name, value in {"system": "Be exact.", "temperature": "0", "max_tokens": "20", "seed": "7"}.items():
+        page.js(f"document.querySelector('#settings [name={name}]').focus()")
+        page.type(value)
+    page.press("Escape")
+    page.wait("!document.getElementById('settings').open")
+    ask(page, "Sort these numbers: 599 972 169")
+    page.wait(ANSWERED)
+    first = answer_of(page)
+    ask(page, "Sort these numbers: 205 209 102")
+    page.wait("document.querySelectorAll('.msg').length === 4 && " + ANSWERED)
+    body = page.posts[-1]
+    assert [m["role"] for m in body["messages"]] == ["system", "user", "assistant", "user"]
+    assert body["messages"][0]["content"] == "Be exact." and body["messages"][2]["content"] == first
+    assert (body["temperature"], body["max_tokens"], body["seed"]) == (0, 20, 7)
+    assert "top_p" not in body  # left to the model
+    # The same again: one message is replaced, and only the last can be.
+    second = answer_of(page)
+    page.click(".regenerate")
+    page.wait("!document.getElementById('stop').hidden")
+    page.wait(ANSWERED)
+    assert answer_of(page) == second and page.js("document.querySelectorAll('.msg').length") == 4
+    assert page.posts[-1]["messages"] == body["messages"]
+    # Editing the first message drops what followed.
+    page.click(".msg.user .edit")
+    page.js("document.querySelector('.msg.user textarea').select()")
+    page.type("Sort these numbers: 9 8 7")
+    page.press("Enter")
+    page.wait("document.querySelectorAll('.msg').length === 2 && " + ANSWERED)
+    assert [m["content"] for m in page.posts[-1]["messages"]] == ["Be exact.", "Sort these numbers: 9 8 7"]
+    # A reload keeps the conversation; "New chat" does not.
+    page.send("Page.reload")
+    page.wait("document.readyState === 'complete' && document.querySelectorAll('.msg').length === 2")
+    page.click("#new-chat")
+    page.wait("document.querySelectorAll('.msg').length === 0")
+    assert page.visible("#welcome")
+
+
+def test_monitor_shows_the_cache_as_it_is(page, server):
+    page.wait("document.getElementById('budget').textContent === '256 MiB'")
+    queries = int(page.text("#queries").replace(",", ""))
+    page.js("settings = {max_tokens: 40}")
+    ask(page, LONG)
+    canvas = "document.querySelector('#sequences canvas').dataset"
+    page.wait(f"{ANSWERED} && Number({canvas}.history) > 2")
+    page.wait(f"document.getElementById('running').textContent === '0' && Number(document.getElementById('queries').textContent) > {queries}")
+    # What is drawn first is what the server says of the sequence used last.
+    cache = server.get("/v1/oscar/cache").json()
+    drawn = page.js(f"({{...{canvas}}})")
+    sequence = next(s for s in cache["sequences"] if s["tokens"] > 0)
+    letters = sequence["pages"].lower()
+    assert {k: int(v) for k, v in drawn.items()} == {
+        "sink": letters.count("s"), "history": letters.count("q"), "recent": letters.count("r"), "shared": sequence["shared_pages"]}
+    assert float(page.text("#bits")) == pytest.approx(sequence["bits_per_element"], abs=0.006)
+    assert float(page.text("#ratio").rstrip("×")) == pytest.approx(16 / sequence["bits_per_element"], abs=0.06)
+    widths = page.js("[...document.querySelectorAll('#bar .seg')].map((s) => parseFloat(s.style.width))")
+    assert sum(widths) == pytest.approx(100 * sequence["bits_per_element"] / 16, abs=0.5)
+    label = page.js("document.querySelector('#sequences canvas').getAttribute('aria-label')")
+    assert f"{letters.count('q')} quantised" in label
+    # Pixels, not only numbers: a sealed page is lower than an open one.
+    heights = page.js("""(() => {
+        const pixels = document.querySelector('#sequences canvas').getContext('2d').getImageData(0, 0, 12, 40).data;
+        const tall = (page) => Array.from({length: 40}, (_, y) => pixels[(y * 12 + page * 6 + 2) * 4 + 3]).filter((a) => a > 200).length;
+        return [tall(0), tall(1)];
+    })()""")
+    assert heights[0] == 40 and 4 <= heights[1] <= 7, heights
+    # The next turn finds its prefix.
+    hits = int(page.text("#hits"))
+    ask(page, "Sort these numbers: 3 2 1")
+    page.wait(f"document.querySelectorAll('.msg').length === 4 && {ANSWERED} && Number(document.getElementById('hits').textContent) > {hits}")
+    assert "from the cache" in page.js("[...document.querySelectorAll('.msg.assistant .meta')].at(-1).textContent")
+
+
+def test_asks_for_the_key(browser, start):
+    server = start("--api-key", "open-sesame-1").ready()
+    page = browser.page()
+    page.go(server.url + "/")
+    page.wait("document.getElementById('key-dialog').open")
+    assert page.js("document.activeElement.id") == "key"
+    page.type("wrong")
+    page.press("Enter")
+    page.wait("document.getElementById('key-note').textContent.includes('refused')")
+    page.type("open-sesame-1")
+    page.press("Enter")
+    page.wait("!document.getElementById('key-dialog').open && document.querySelectorAll('#suggestions button').length > 0")
+    ask(page, SUM)
+    page.wait(ANSWERED)
+    assert answer_of(page) == "2117"
+    # Not kept beyond the tab, never in an address; 401 is all that was complained of.
+    assert "sesame" not in page.js("JSON.stringify(localStorage)")
+    assert not any("sesame" in url for url in page.requests)
+    assert all("401" in error for error in page.errors), page.errors
+
+
+def test_errors_are_shown(page):
+    page.js("settings = {max_tokens: 100000}")
+    ask(page, "Hello")
+    page.wait("document.querySelector('.msg .fault')")
+    assert "4096" in page.text(".msg .fault")
+    assert page.text("#live") == page.text(".msg .fault")
+    page.errors = [error for error in page.errors if "400" not in error]  # the browser reports the status
+
+
+def test_model_text_stays_text(page):
+    hostile = "\n\n".join([
+        "<img src=x onerror=alert(1)><script>alert(1)</script>", "[a](javascript:alert(1)) [b](data:text/html,x) [c](https://example.org/x)",
+        "**bold *nested* text** `<b>code</b>`", "```html\n<script>alert(1)</script>\n```", "| a | <i>b</i> |\n|---|---|\n| 1 | 2 |",
+        "- one\n  - two\n- three", "# <u>title</u>", "> <iframe src=//example.org></iframe>", "![x](https://example.org/x.png)"])
+    page.js(f"addMessage({{role: 'assistant', content: {json.dumps(hostile)}}})")
+    found = page.js("[...document.querySelectorAll('.msg.assistant .body *')].map((n) => n.localName)")
+    assert set(found) <= {"p", "a", "span", "strong", "em", "code", "pre", "div", "button", "table", "thead", "tbody", "tr", "th", "td",
+                          "ul", "li", "h3", "blockquote"}, found
+    assert page.js("[...document.querySelectorAll('.msg.assistant .body a')].map((a) => a.href)") == ["https://example.org/x", "https://example.org/x.png"]
+    assert page.js("document.querySelectorAll('.msg.assistant .body li li').length") == 1
+    assert page.js("document.querySelector('.codebox code').textContent") == "<script>alert(1)</script>"
+    # However an answer is cut into pieces, it ends as if it had come whole, and finished blocks are left alone.
+    assert page.js(f"""(() => {{
+        const text = {json.dumps(hostile)}, whole = document.createElement('div'), grown = document.createElement('div');
+        renderMarkdown(whole, text);
+        for (let n = 1; n <= text.length; ++n) renderMarkdown(grown, text.slice(0, n));
+        const first = grown.firstChild;
+        renderMarkdown(grown, text + ' more');
+        return whole.outerHTML.length > 500 && first === grown.firstChild &&
+            grown.textContent.startsWith(whole.textContent.slice(0, 200));
+    }})()""")
+
+
+def test_themes(page):
+    light = page.js("getComputedStyle(document.body).backgroundColor")
+    page.scheme("dark")
+    dark = page.js("getComputedStyle(document.body).backgroundColor")
+    assert light == "rgb(250, 249, 246)" and dark == "rgb(21, 22, 26)"
+    page.click("#theme")  # from the system's dark to light
+    assert page.js("getComputedStyle(document.body).backgroundColor") == light
+    page.send("Page.reload")
+    page.wait("document.readyState === 'complete' && document.documentElement.dataset.theme === 'light'")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_has_contrast(page, scheme):
+    page.scheme(scheme)
+    ratios = page.js("""(() => {
+        const probe = document.createElement('i');
+        document.body.append(probe);
+        const rgb = (name) => { probe.style.color = `var(${name})`; return getComputedStyle(probe).color.match(/[\\d.]+/g).map(Number); };
+        const light = (c) => c.slice(0, 3).map((v) => (v /= 255) <= .03928 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4)
+            .reduce((sum, v, i) => sum + v * [.2126, .7152, .0722][i], 0);
+        const ratio = (a, b) => { const [x, y] = [light(rgb(a)), light(rgb(b))].sort((p, q) => q - p); return (x + .05) / (y + .05); };
+        const out = {};
+        for (const ground of ['--paper', '--panel', '--raised', '--mine']) for (const ink of ['--ink', '--soft', '--accent', '--danger']) out[ink + ground] = ratio(ink, ground);
+        out.button = ratio('--on-accent', '--accent');
+        for (const mark of ['--sink', '--int2', '--recent']) out['mark' + mark] = ratio(mark, '--panel') * 1.5;  // graphics need 3, text 4.5
+        return out;
+    })()""")
+    # Soft text on the user's own bubble is never used.
+    poor = {k: round(v, 2) for k, v in ratios.items() if v < 4.5 and k not in ("--accent--mine", "--danger--mine", "--soft--mine")}
+    assert poor == {}
+
+
+def test_keyboard_and_screen_reader(page):
+    roles = page.js("['header', 'nav', 'main', 'aside'].map((n) => document.querySelectorAll('body ' + n).length)")
+    assert roles[1:] == [1, 1, 1] and roles[0] >= 1
+    # Whatever can be operated has a name.
+    page.send("Accessibility.enable")
+    nodes = page.send("Accessibility.getFullAXTree")["nodes"]
+    operable = [n for n in nodes if not n.get("ignored") and n["role"]["value"] in
+                ("button", "textbox", "link", "combobox", "spinbutton", "checkbox", "meter", "img", "dialog")]
+    assert len(operable) > 8
+    assert [n for n in operable if not n.get("name", {}).get("value")] == []
+    # The skip link comes first and leads to the message box.
+    page.js("document.activeElement.blur()")
+    page.press("Tab")
+    assert page.js("document.activeElement.className") == "skip"
+    page.press("Enter")
+    assert page.wait("document.activeElement.id === 'prompt'") is None
+    # From there everything is reached by Tab alone.
+    reached = set()
+    page.js("document.querySelector('.skip').focus()")
+    for _ in range(25):
+        page.press("Tab")
+        reached.add(page.js("document.activeElement.id || document.activeElement.localName"))
+    assert {"new-chat", "open-settings", "toggle-monitor", "theme", "prompt", "summary", "button"} <= reached
+
+
+def test_narrow_screens_keep_everything_reachable(browser, server):
+    page = browser.page(width=390, height=780)
+    page.go(server.url + "/")
+    page.wait("document.querySelectorAll('#suggestions button').length > 0")
+    assert page.js("document.documentElement.scrollWidth <= window.innerWidth")
+    assert not page.visible("#monitor")
+    page.click("#toggle-monitor")
+    assert page.visible("#monitor") and page.visible("#prompt")
+    assert page.errors == []
