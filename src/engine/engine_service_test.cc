@@ -1,6 +1,7 @@
 // Rules by number: docs/engine-contract.md.
 #include <gtest/gtest.h>
 
+#include <cctype>
 #include <cmath>
 
 #include "base/rng.h"
@@ -572,6 +573,35 @@ TEST(EngineService, Rule8_SnapshotsAddUp) {
   EXPECT_FALSE(kept[0].running);
   EXPECT_EQ(kept[0].pages.substr(0, 3), "sqq");
   EXPECT_EQ(engine.service->Stats().prefix_bytes, kept[0].usage.bytes);
+  EXPECT_LT(kept[0].usage.bits_per_element, 8.0);
+}
+
+TEST(EngineService, Rule8_KeptBranchesShareWhatLiesAboveTheirFork) {
+  FakeEngine engine;
+  EngineRequest first = FakeRequest(1, 900, 1), second = first;
+  second.prompt[650] = (second.prompt[650] + 1) % FakeModel::kVocab;  // page 10
+  engine.Ask(first);
+  engine.Ask(second);
+  ASSERT_TRUE(Eventually([&] { return engine.Idle(); }));
+  const auto kept = engine.service->Sequences();
+  ASSERT_EQ(kept.size(), 2u);
+  for (const SequenceInfo& branch : kept) {
+    ASSERT_EQ(branch.pages.size(), 15u);
+    for (size_t page = 0; page < branch.pages.size(); ++page) {
+      EXPECT_EQ(std::isupper(branch.pages[page]) != 0, page < 10) << branch.pages << " at " << page;
+    }
+    EXPECT_EQ(branch.usage.shared_pages, 10u);
+  }
+}
+
+// A page that is open and not full counts the rows it holds: a short branch is BF16, no more.
+TEST(EngineService, Rule8_AShortBranchTakesSixteenBits) {
+  FakeEngine engine;
+  engine.Ask(FakeRequest(1, 20, 1));
+  ASSERT_TRUE(Eventually([&] { return engine.Idle(); }));
+  const auto kept = engine.service->Sequences();
+  ASSERT_EQ(kept.size(), 1u);
+  EXPECT_NEAR(kept[0].usage.bits_per_element, 16.0, 1e-9);
 }
 
 TEST(EngineService, ManyThreadsSubmitReadAndCancel) {

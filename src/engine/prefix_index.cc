@@ -437,14 +437,20 @@ std::vector<PrefixIndex::Branch> PrefixIndex::UnusedBranches(size_t limit) const
     const Form& last = leaf->sealed.page ? leaf->sealed : leaf->open;
     if (!leaf->children.empty() || last.page.shared()) continue;
     Branch branch;
+    // What lies above a fork belongs to every branch below it.
+    bool forked = false;
+    uint64_t stored_bits = 0;  // counted as SequenceCache::Usage does: rows that hold a token
     for (const Node* node = leaf; node->parent != nullptr; node = node->parent) {
+      forked = forked || node->children.size() > 1;
       branch.tokens += static_cast<int64_t>(node->tokens.size());
       const bool sealed = static_cast<bool>(node->sealed.page);
       const Form& form = sealed ? node->sealed : node->open;
-      const bool shared = form.page.shared() || node->children.size() > 1;
+      const bool shared = form.page.shared() || forked;
       const char kind = node->index < sink_pages() ? 's' : sealed ? 'q' : 'r';
       branch.pages.push_back(shared ? static_cast<char>(kind - 'a' + 'A') : kind);
-      branch.usage.bytes += form.page.shape().bytes();
+      const uint64_t bytes = form.page.shape().bytes();
+      branch.usage.bytes += bytes;
+      stored_bits += 8 * (sealed ? bytes : bytes * node->tokens.size() / kPageTokens);
       branch.usage.shared_pages += shared ? 1 : 0;
       (sealed ? branch.usage.sealed_pages : branch.usage.open_pages) += 1;
     }
@@ -453,8 +459,8 @@ std::vector<PrefixIndex::Branch> PrefixIndex::UnusedBranches(size_t limit) const
     branch.usage.bf16_bytes =
         static_cast<uint64_t>(branch.tokens) * config_.open.elements() * 2 / kPageTokens;
     if (branch.tokens > 0) {
-      branch.usage.bits_per_element = 16.0 * static_cast<double>(branch.usage.bytes) /
-                                      static_cast<double>(branch.usage.bf16_bytes);
+      branch.usage.bits_per_element =
+          2.0 * static_cast<double>(stored_bits) / static_cast<double>(branch.usage.bf16_bytes);
     }
     branches.push_back(std::move(branch));
   }
