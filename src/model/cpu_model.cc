@@ -386,7 +386,8 @@ simd::AttentionLayer CpuModel::AttentionOf(int layer) const {
           config.open.layout(layer),
           config.sealed.layout(layer),
           config.open.BlockOffset(layer, 0),
-          config.sealed.BlockOffset(layer, 0)};
+          config.sealed.BlockOffset(layer, 0),
+          head_.path() != simd::GemmPath::kFma};
 }
 
 void CpuModel::Attend(int layer, std::span<const ForwardItem> items) {

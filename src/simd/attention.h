@@ -31,6 +31,9 @@ struct AttentionLayer {
   PageLayout sealed;           // any kind
   size_t open_offset = 0;      // bytes from a page's start to KV head 0's block of this layer,
   size_t sealed_offset = 0;    // in an open and in a sealed page; head h is h blocks further
+  // Against BF16 pages, q and P are rounded to BF16 too (VDPBF16PS) where the processor can; fp32
+  // otherwise. Goes with the BF16 paths of gemm.h, which round the same activations.
+  bool bf16_products = false;
 
   int head_dim() const { return open.head_dim(); }
 };
@@ -72,7 +75,9 @@ class AttentionWorkspace {
 void DecodeAttention(ThreadPool& pool, AttentionWorkspace& workspace, const AttentionLayer& layer,
                      std::span<const DecodeQuery> batch);
 
-// Flash-style: a page is decoded once per block of query rows into a tile that stays in L2.
+// Flash-style: a page is unpacked once per block of query rows into tiles that stay in L1. Integer
+// products of 16-bit numbers against packed pages (exact, so the same on every target), fp32 or
+// BF16 ones (bf16_products) against BF16 pages.
 void PrefillAttention(ThreadPool& pool, AttentionWorkspace& workspace, const AttentionLayer& layer,
                       std::span<const PrefillQuery> batch);
 

@@ -343,27 +343,6 @@ HWY_INLINE void TableLogits(const PageLayout& layout, const std::byte* block,
 }
 #endif  // HWY_AVX3
 
-// The online softmax of one tile of 64 logits, in place: logits become p. Returns the factor for
-// what was summed before. `visible` tokens count, the rest get p = 0.
-HWY_INLINE float SoftmaxTile(float* logits, int visible, float* m, float* d) {
-  for (int t = visible; t < kPageTokens; ++t) logits[t] = kEmptyMax;
-  F16x l[4];
-  for (int i = 0; i < 4; ++i) l[i] = Load(logits + i * 16);
-  const float largest = std::max(*m, ReduceMax(Max(Max(l[0], l[1]), Max(l[2], l[3]))));
-  const F16x shift = Set(largest);
-  F16x sum = Set(0.0f);
-  for (int i = 0; i < 4; ++i) {
-    const F16x p = Exp2(Sub(l[i], shift));
-    Store(p, logits + i * 16);
-    sum = Add(sum, p);
-  }
-  // 0 for the first tile. A vector for one number, but inline: libm's takes longer than the tile.
-  const float alpha = hn::GetLane(Exp2(Set(*m - largest)).v[0]);
-  *m = largest;
-  *d = *d * alpha + ReduceSum(sum);
-  return alpha;
-}
-
 // Lane sums of four accumulators, in the lanes of one 128-bit vector; a third of the steps that
 // four separate sums take.
 #if HWY_TARGET == HWY_AVX2
@@ -412,8 +391,10 @@ HWY_INLINE void MaxHeads(const F16x (&x)[kHeads], float (&out)[kMaxBlockHeads]) 
              hn::Full128<float>(), out);
 }
 
-// SoftmaxTile of all heads of a block together, whose long chains then overlap. False, and nothing
-// done, where every head's page is negligible.
+// The online softmax of one tile of 64 logits for each head, in place: logits become p, alpha the
+// factor for what was summed before. `visible` tokens count, the rest get no weight. All heads of a
+// block together, so that their long chains overlap. False, and nothing done, where every head's
+// page is negligible.
 template <int kHeads>
 HWY_INLINE bool SoftmaxTiles(float (&logits)[kMaxBlockHeads][kPageTokens], int visible, float* m,
                              float* d, float (&alpha)[kMaxBlockHeads]) {
@@ -433,13 +414,13 @@ HWY_INLINE bool SoftmaxTiles(float (&logits)[kMaxBlockHeads][kPageTokens], int v
     change[h] = m[h] - top[h];
   }
   if (!any) return false;
-  Store(Exp2(Load(change)), change);
+  Store(Exp2NotAbove0(Load(change)), change);
   F16x sum[kHeads];
   for (int h = 0; h < kHeads; ++h) {
     const F16x shift = Set(top[h]);
     sum[h] = Set(0.0f);
     for (int i = 0; i < kPageTokens; i += 16) {
-      const F16x p = Exp2(Sub(Load(logits[h] + i), shift));
+      const F16x p = Exp2NotAbove0(Sub(Load(logits[h] + i), shift));
       Store(p, logits[h] + i);
       sum[h] = Add(sum[h], p);
     }

@@ -4,10 +4,12 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "simd/attention.h"
 #include "simd/attention_codes-inl.h"
-#include "simd/attention_rows-inl.h"
+#include "simd/attention_products-inl.h"
+#include "simd/attention_tiles-inl.h"
 
 #if OSCAR_SIMD_TARGET
 HWY_BEFORE_NAMESPACE();
@@ -15,163 +17,383 @@ namespace oscar::simd::HWY_NAMESPACE {
 namespace {
 
 // Query rows (token, head) that share a decoded page: 64 tokens of 4 heads repay the decoding 256
-// times over, and state and tiles (256 x 130 + 2 x 64 x 128 floats) stay in 1 MiB of L2.
+// times over, and states and operands (about 450 KiB at D 128) stay in 1 MiB of L2.
 constexpr int kMaxRows = 256;
-// Register block of c = a b: 6 rows x 4 vectors, or 3 x 2 pairs of AVX2.
-constexpr int kBlockRows = kParts == 1 ? 6 : 3;
-constexpr int kBlockVectors = kParts == 1 ? 4 : 2;
+// Of those, the ones that go from q to o together: their logits and weights stay in L1 between the
+// products. A multiple of kBlockRows.
+constexpr int kRowsAtOnce = 48;
+constexpr float kInt16Limit = 32767.0f;
 
-// c[r, :] (= or +=) a[r, 0..depth) b[0..depth, :], depth ascending, one fused chain an element.
-template <int kRows>
-HWY_INLINE void BlockProduct(const float* HWY_RESTRICT a, size_t a_stride,
-                             const float* HWY_RESTRICT b, size_t b_stride, int depth,
-                             float* HWY_RESTRICT c, size_t c_stride, bool accumulate) {
-  F16x sum[kRows][kBlockVectors];
-  for (int r = 0; r < kRows; ++r) {
-    for (int v = 0; v < kBlockVectors; ++v) {
-      sum[r][v] = accumulate ? Load(c + static_cast<size_t>(r) * c_stride + v * 16) : Set(0.0f);
-    }
-  }
-  for (int k = 0; k < depth; ++k) {
-    F16x right[kBlockVectors];
-    for (int v = 0; v < kBlockVectors; ++v)
-      right[v] = Load(b + static_cast<size_t>(k) * b_stride + v * 16);
-    for (int r = 0; r < kRows; ++r) {
-      const F16x left = Set(a[static_cast<size_t>(r) * a_stride + static_cast<size_t>(k)]);
-      for (int v = 0; v < kBlockVectors; ++v) sum[r][v] = MulAdd(left, right[v], sum[r][v]);
-    }
-  }
-  for (int r = 0; r < kRows; ++r) {
-    for (int v = 0; v < kBlockVectors; ++v) {
-      Store(sum[r][v], c + static_cast<size_t>(r) * c_stride + v * 16);
-    }
-  }
-}
+// One thread's memory. Rows are (token, head), head the faster index.
+struct Scratch {
+  int32_t* k_pairs;  // [D / 2, 64]
+  int32_t* v_pairs;  // [32, D]
+  float* k;          // [D, 64]
+  float* v;          // [64, D]
+  Bf16* page;        // [2, 64, D]: a page that is not yet full, padded
+  TileMeta meta;
+  float* q;            // [rows, D], times softmax scale and log2 e
+  uint16_t* q_bf16;    // [rows, D], the same rounded
+  uint16_t* q_codes;   // [rows, D] int16, in steps
+  float* q_step;       // [rows, groups], times softmax scale and log2 e
+  float* q_sum;        // [rows, groups] of q in steps
+  float* o;            // [rows, D]
+  float* p;            // [rows, 64]: logits, then weights
+  uint16_t* weights;   // [groups, rows, 64]: p s int16 in steps; or p in BF16
+  float* weight_step;  // [groups, rows]
+  float* weight_min;   // [groups, rows]: sum of p min
+  float* m;            // [rows]
+  float* d;
+  float* alpha;
+  size_t floats;  // in all
 
-// rows x columns; columns a multiple of 16 * kBlockVectors.
-HWY_NOINLINE void Product(const float* a, size_t a_stride, const float* b, size_t b_stride,
-                          int rows, int columns, int depth, float* c, size_t c_stride,
-                          bool accumulate) {
-  for (int j = 0; j < columns; j += 16 * kBlockVectors) {
-    int r = 0;
-    for (; r + kBlockRows <= rows; r += kBlockRows) {
-      BlockProduct<kBlockRows>(a + static_cast<size_t>(r) * a_stride, a_stride, b + j, b_stride,
-                               depth, c + static_cast<size_t>(r) * c_stride + j, c_stride,
-                               accumulate);
-    }
-    for (; r < rows; ++r) {
-      BlockProduct<1>(a + static_cast<size_t>(r) * a_stride, a_stride, b + j, b_stride, depth,
-                      c + static_cast<size_t>(r) * c_stride + j, c_stride, accumulate);
-    }
+  // Null pointers where `memory` is null: for the size alone.
+  Scratch(float* memory, int head_dim, int num_groups) {
+    const auto dims = static_cast<size_t>(head_dim), rows = static_cast<size_t>(kMaxRows);
+    const auto groups = static_cast<size_t>(std::max(num_groups, 1));
+    constexpr size_t kTokens = kPageTokens;
+    floats = 0;
+    const auto take = [&](size_t count) {
+      const size_t at = std::exchange(floats, floats + (count + 15) / 16 * 16);
+      return memory == nullptr ? nullptr : memory + at;
+    };
+    k_pairs = reinterpret_cast<int32_t*>(take(dims / 2 * kTokens));
+    v_pairs = reinterpret_cast<int32_t*>(take(dims / 2 * kTokens));
+    k = take(dims * kTokens);
+    v = take(dims * kTokens);
+    page = reinterpret_cast<Bf16*>(take(dims * kTokens));
+    meta = {take(groups * kTokens), take(groups * kTokens), take(groups * kTokens),
+            take(groups * kTokens)};
+    q = take(rows * dims);
+    q_bf16 = reinterpret_cast<uint16_t*>(take(rows * dims / 2));
+    q_codes = reinterpret_cast<uint16_t*>(take(rows * dims / 2));
+    q_step = take(rows * groups);
+    q_sum = take(rows * groups);
+    o = take(rows * dims);
+    p = take(rows * kTokens);
+    weights = reinterpret_cast<uint16_t*>(take(groups * rows * kTokens / 2));
+    weight_step = take(groups * rows);
+    weight_min = take(groups * rows);
+    m = take(rows);
+    d = take(rows);
+    alpha = take(rows);
   }
-}
-
-// One page as fp32 tiles: K transposed, [D, 64], and V, [64, D]. Rows from `visible` on are zero.
-struct Tiles {
-  float* k;
-  float* v;
 };
 
-HWY_NOINLINE void DecodeRows(const PageLayout& layout, const std::byte* block, int visible,
-                             const Tiles& tiles) {
-  const int dims = layout.head_dim();
-  const auto* k = reinterpret_cast<const Bf16*>(block);
-  const auto* v = reinterpret_cast<const Bf16*>(block + layout.v_codes_offset());
-  for (int t = 0; t < visible; ++t) {
-    for (int d = 0; d < dims; ++d) tiles.k[d * kPageTokens + t] = oscar::ToFloat(k[t * dims + d]);
-    for (int d = 0; d < dims; d += 16) Store(LoadBf16(v + t * dims + d), tiles.v + t * dims + d);
-  }
-  for (int t = visible; t < kPageTokens; ++t) {
-    for (int d = 0; d < dims; ++d) tiles.k[d * kPageTokens + t] = 0.0f;
-    std::memset(tiles.v + t * dims, 0, static_cast<size_t>(dims) * sizeof(float));
+// Round to 16 bits and store 16 of them.
+HWY_INLINE void StoreInt16(const F16x& x, uint16_t* out) {
+  const I16x n = NearestInt(x);
+  for (int i = 0; i < kParts; ++i) {
+    const hn::Rebind<int16_t, DI> d16;
+    hn::StoreU(hn::DemoteTo(d16, n.v[i]), d16, reinterpret_cast<int16_t*>(out) + i * kWidth);
   }
 }
 
-template <int kBits>
-HWY_NOINLINE void DecodeCodes(const PageLayout& layout, const std::byte* block,
-                              const Tiles& tiles) {
-  constexpr int kPerHalf = 16 / kBits;  // codes in each half of a word
-  const I16x mask = SetInt((1 << kBits) - 1);
-  const int dims = layout.head_dim();
-  // x^ = code * scale + min, unfused, as the format defines it.
-  const int k_vectors = dims * kBits / 32;
-  for (int tile = 0; tile < 4; ++tile) {
-    for (int v = 0; v < k_vectors; ++v) {
-      const I16x words =
-          LoadInt(reinterpret_cast<const int32_t*>(block) + (tile * k_vectors + v) * 16);
-      const int first = v * 2 * kPerHalf, group = first / layout.group_dims();
-      const F16x s =
-          LoadFp16(reinterpret_cast<const uint16_t*>(block + layout.KScale(tile * 16, group)));
-      const F16x m =
-          LoadFp16(reinterpret_cast<const uint16_t*>(block + layout.KMin(tile * 16, group)));
-      for (int i = 0; i < 2 * kPerHalf; ++i) {
-        I16x code;
-        for (int part = 0; part < kParts; ++part) {
-          code.v[part] = hn::ShiftRightSame(words.v[part], i / 2 * kBits + 16 * (i & 1));
+// q of one row in 16 bits, each group by its own step: a large dim coarsens its group alone.
+HWY_INLINE void QueryToInt16(const float* q, const PageLayout& layout, float factor, uint16_t* out,
+                             float* step, float* sum) {
+  for (int g = 0; g < layout.num_groups(); ++g) {
+    const int first = g * layout.group_dims(), end = first + layout.group_dims();
+    F16x largest = Set(0.0f), total = Set(0.0f);
+    for (int d = first; d < end; d += 16) largest = Max(largest, Abs(Load(q + d)));
+    const float top = std::max(ReduceMax(largest), 1e-30f);
+    const F16x inverse = Set(kInt16Limit / top);
+    for (int d = first; d < end; d += 16) {
+      const F16x steps = Round(Mul(Load(q + d), inverse));
+      total = Add(total, steps);
+      StoreInt16(steps, out + d);
+    }
+    step[g] = top / kInt16Limit * factor;
+    sum[g] = ReduceSum(total);
+  }
+}
+
+template <int kRows, int kVectors>
+HWY_INLINE void Clear(I16x (&sum)[kRows][kVectors]) {
+  OSCAR_UNROLL
+  for (int r = 0; r < kRows; ++r) {
+    OSCAR_UNROLL
+    for (int v = 0; v < kVectors; ++v) sum[r][v] = SetInt(0);
+  }
+}
+
+// Logits in base 2 of rows [first, end) against a packed page: s_t (q . code_t) + min_t sum(q).
+template <PairOp kOp>
+HWY_NOINLINE void PackedLogits(const PageLayout& layout, const Scratch& s, int first, int end) {
+  const int dims = layout.head_dim(), width = layout.group_dims(), groups = layout.num_groups();
+  ForRowBlocks(end - first, [&]<int kRows>(int block) HWY_ATTR {
+    const int row = first + block;
+    for (int t = 0; t < kPageTokens; t += 16 * kBlockVectors) {
+      for (int g = 0; g < groups; ++g) {
+        I16x sum[kRows][kBlockVectors];
+        Clear(sum);
+        PairProduct<kOp>(s.q_codes + row * dims + g * width, static_cast<size_t>(dims / 2),
+                         s.k_pairs + g * width / 2 * kPageTokens + t, kPageTokens, width / 2, sum);
+        OSCAR_UNROLL
+        for (int v = 0; v < kBlockVectors; ++v) {
+          const F16x scale = Load(s.meta.k_scale + g * kPageTokens + t + v * 16);
+          const F16x min = Load(s.meta.k_min + g * kPageTokens + t + v * 16);
+          OSCAR_UNROLL
+          for (int r = 0; r < kRows; ++r) {
+            const int at = (row + r) * groups + g;
+            const F16x value = MulAdd(ToFloat(sum[r][v]), scale, Mul(min, Set(s.q_sum[at])));
+            const F16x step = Set(s.q_step[at]);
+            float* out = s.p + (row + r) * kPageTokens + t + v * 16;
+            Store(g == 0 ? Mul(value, step) : MulAdd(value, step, Load(out)), out);
+          }
         }
-        Store(Add(Mul(ToFloat(And(code, mask)), s), m),
-              tiles.k + (first + i) * kPageTokens + tile * 16);
+      }
+    }
+  });
+}
+
+// o = alpha o + sum (p_t s_t) code_t + sum p_t min_t, the dims of one group.
+template <PairOp kOp, int kVectors>
+HWY_NOINLINE void PackedValues(const PageLayout& layout, int group, const Scratch& s, int first,
+                               int end) {
+  const int dims = layout.head_dim(), width = layout.group_dims();
+  const uint16_t* weights = s.weights + group * kMaxRows * kPageTokens;
+  for (int d = group * width; d < (group + 1) * width; d += 16 * kVectors) {
+    ForRowBlocks(end - first, [&]<int kRows>(int block) HWY_ATTR {
+      const int row = first + block;
+      I16x sum[kRows][kVectors];
+      Clear(sum);
+      PairProduct<kOp>(weights + row * kPageTokens, kPageTokens / 2, s.v_pairs + d,
+                       static_cast<size_t>(dims), kPageTokens / 2, sum);
+      OSCAR_UNROLL
+      for (int r = 0; r < kRows; ++r) {
+        const F16x step = Set(s.weight_step[group * kMaxRows + row + r]);
+        const F16x min = Set(s.weight_min[group * kMaxRows + row + r]);
+        const F16x alpha = Set(s.alpha[row + r]);
+        OSCAR_UNROLL
+        for (int v = 0; v < kVectors; ++v) {
+          float* out = s.o + (row + r) * dims + d + v * 16;
+          const F16x value = MulAdd(ToFloat(sum[r][v]), step, min);
+          Store(MulAdd(Load(out), alpha, value), out);
+        }
+      }
+    });
+  }
+}
+
+// Rows against a page of BF16 rows, in pairs of BF16 or in fp32.
+template <bool kBf16>
+HWY_NOINLINE void PlainLogits(int dims, const Scratch& s, int first, int end) {
+  ForRowBlocks(end - first, [&]<int kRows>(int block) HWY_ATTR {
+    const int row = first + block;
+    for (int t = 0; t < kPageTokens; t += 16 * kBlockVectors) {
+      F16x logits[kRows][kBlockVectors];
+#if HWY_TARGET == HWY_AVX3
+      if constexpr (kBf16) {
+        I16x sum[kRows][kBlockVectors];
+        Clear(sum);
+        PairProduct<PairOp::kBf16>(s.q_bf16 + row * dims, static_cast<size_t>(dims / 2),
+                                   s.k_pairs + t, kPageTokens, dims / 2, sum);
+        OSCAR_UNROLL
+        for (int r = 0; r < kRows; ++r) {
+          OSCAR_UNROLL
+          for (int v = 0; v < kBlockVectors; ++v) logits[r][v] = BitsToFloat(sum[r][v]);
+        }
+      }
+#endif
+      if constexpr (!kBf16) {
+        OSCAR_UNROLL
+        for (int r = 0; r < kRows; ++r) {
+          OSCAR_UNROLL
+          for (int v = 0; v < kBlockVectors; ++v) logits[r][v] = Set(0.0f);
+        }
+        FloatProduct(s.q + row * dims, static_cast<size_t>(dims), s.k + t, kPageTokens, dims,
+                     logits);
+      }
+      OSCAR_UNROLL
+      for (int r = 0; r < kRows; ++r) {
+        OSCAR_UNROLL
+        for (int v = 0; v < kBlockVectors; ++v) {
+          Store(logits[r][v], s.p + (row + r) * kPageTokens + t + v * 16);
+        }
+      }
+    }
+  });
+}
+
+template <bool kBf16>
+HWY_NOINLINE void PlainValues(int dims, const Scratch& s, int first, int end) {
+  for (int d = 0; d < dims; d += 16 * kBlockVectors) {
+    ForRowBlocks(end - first, [&]<int kRows>(int block) HWY_ATTR {
+      const int row = first + block;
+      F16x out[kRows][kBlockVectors];
+      OSCAR_UNROLL
+      for (int r = 0; r < kRows; ++r) {
+        const F16x alpha = Set(s.alpha[row + r]);
+        OSCAR_UNROLL
+        for (int v = 0; v < kBlockVectors; ++v) {
+          out[r][v] = Mul(Load(s.o + (row + r) * dims + d + v * 16), alpha);
+        }
+      }
+#if HWY_TARGET == HWY_AVX3
+      if constexpr (kBf16) {
+        I16x sum[kRows][kBlockVectors];
+        OSCAR_UNROLL
+        for (int r = 0; r < kRows; ++r) {
+          OSCAR_UNROLL
+          for (int v = 0; v < kBlockVectors; ++v) sum[r][v] = FloatBits(out[r][v]);
+        }
+        PairProduct<PairOp::kBf16>(s.weights + row * kPageTokens, kPageTokens / 2, s.v_pairs + d,
+                                   static_cast<size_t>(dims), kPageTokens / 2, sum);
+        OSCAR_UNROLL
+        for (int r = 0; r < kRows; ++r) {
+          OSCAR_UNROLL
+          for (int v = 0; v < kBlockVectors; ++v) out[r][v] = BitsToFloat(sum[r][v]);
+        }
+      }
+#endif
+      if constexpr (!kBf16) {
+        FloatProduct(s.p + row * kPageTokens, kPageTokens, s.v + d, static_cast<size_t>(dims),
+                     kPageTokens, out);
+      }
+      OSCAR_UNROLL
+      for (int r = 0; r < kRows; ++r) {
+        OSCAR_UNROLL
+        for (int v = 0; v < kBlockVectors; ++v) {
+          Store(out[r][v], s.o + (row + r) * dims + d + v * 16);
+        }
+      }
+    });
+  }
+}
+
+enum class Weights : uint8_t { kFloat, kBf16, kCodes };
+
+#if HWY_TARGET == HWY_AVX3
+// Rounds to BF16, stores, and gives back what was stored.
+HWY_INLINE F16x RoundToBf16(const F16x& x, uint16_t* out) {
+  __m256i half;
+  asm("vcvtneps2bf16 %1, %0" : "=v"(half) : "v"(x.v[0].raw));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), half);
+  const VI words{_mm512_cvtepu16_epi32(half)};
+  return F16x{{hn::BitCast(DF(), hn::ShiftLeft<16>(words))}};
+}
+#endif
+
+// The online softmax of kRows rows from `row` on, whose chains overlap: logits become weights in
+// the form that the product with V wants. A row's numbers depend on that row alone.
+template <Weights kForm, int kRows>
+HWY_INLINE void SoftmaxRows(const Scratch& s, int row, int num_groups) {
+  static_assert(kRows <= kMaxBlockHeads);
+  float* const p = s.p + row * kPageTokens;
+  F16x largest[kRows];
+  OSCAR_UNROLL
+  for (int r = 0; r < kRows; ++r) {
+    const float* l = p + r * kPageTokens;
+    largest[r] = Max(Max(Load(l), Load(l + 16)), Max(Load(l + 32), Load(l + 48)));
+  }
+  float top[kMaxBlockHeads], sums[kMaxBlockHeads];
+  MaxHeads<kRows>(largest, top);
+  alignas(64) float change[16] = {};
+  OSCAR_UNROLL
+  for (int r = 0; r < kRows; ++r) {
+    top[r] = std::max(top[r], s.m[row + r]);
+    change[r] = s.m[row + r] - top[r];
+    s.m[row + r] = top[r];
+  }
+  Store(Exp2NotAbove0(Load(change)), change);
+  F16x sum[kRows];
+  OSCAR_UNROLL
+  for (int r = 0; r < kRows; ++r) {
+    const F16x shift = Set(top[r]);
+    sum[r] = Set(0.0f);
+    for (int i = 0; i < kPageTokens; i += 16) {
+      F16x weight = Exp2NotAbove0(Sub(Load(p + r * kPageTokens + i), shift));
+#if HWY_TARGET == HWY_AVX3
+      if constexpr (kForm == Weights::kBf16) {
+        weight = RoundToBf16(weight, s.weights + (row + r) * kPageTokens + i);
+      }
+#endif
+      if constexpr (kForm != Weights::kBf16) Store(weight, p + r * kPageTokens + i);
+      sum[r] = Add(sum[r], weight);
+    }
+  }
+  SumHeads<kRows>(sum, sums);
+  OSCAR_UNROLL
+  for (int r = 0; r < kRows; ++r) {
+    s.alpha[row + r] = change[r];
+    s.d[row + r] = s.d[row + r] * change[r] + sums[r];
+  }
+  if constexpr (kForm != Weights::kCodes) return;
+  for (int g = 0; g < num_groups; ++g) {
+    const float* scale = s.meta.v_scale + g * kPageTokens;
+    const float* min = s.meta.v_min + g * kPageTokens;
+    F16x minimum[kRows];
+    OSCAR_UNROLL
+    for (int r = 0; r < kRows; ++r) {
+      largest[r] = minimum[r] = Set(0.0f);
+      for (int i = 0; i < kPageTokens; i += 16) {
+        const F16x weight = Load(p + r * kPageTokens + i);
+        largest[r] = Max(largest[r], Mul(weight, Load(scale + i)));
+        minimum[r] = MulAdd(weight, Load(min + i), minimum[r]);
+      }
+    }
+    MaxHeads<kRows>(largest, top);
+    SumHeads<kRows>(minimum, sums);
+    OSCAR_UNROLL
+    for (int r = 0; r < kRows; ++r) {
+      const float bound = std::max(top[r], 1e-30f);
+      const int at = g * kMaxRows + row + r;
+      s.weight_step[at] = bound / kInt16Limit;
+      s.weight_min[at] = sums[r];
+      const F16x inverse = Set(kInt16Limit / bound);
+      for (int i = 0; i < kPageTokens; i += 16) {
+        StoreInt16(Mul(Mul(Load(p + r * kPageTokens + i), Load(scale + i)), inverse),
+                   s.weights + at * kPageTokens + i);
       }
     }
   }
-  constexpr int kVVectors = kPageTokens * kBits / 32;
-  const auto* v_codes = reinterpret_cast<const int32_t*>(block + layout.v_codes_offset());
-  float scale[kPageTokens], min[kPageTokens];
-  for (int tile = 0; tile < dims / 16; ++tile) {
-    const int group = tile * 16 / layout.group_dims();
-    if (tile * 16 % layout.group_dims() == 0) {
-      for (int t = 0; t < kPageTokens; t += 16) {
-        Store(LoadFp16(reinterpret_cast<const uint16_t*>(block + layout.VScale(t, group))),
-              scale + t);
-        Store(LoadFp16(reinterpret_cast<const uint16_t*>(block + layout.VMin(t, group))), min + t);
-      }
-    }
-    for (int v = 0; v < kVVectors; ++v) {
-      const I16x words = LoadInt(v_codes + (tile * kVVectors + v) * 16);
-      for (int i = 0; i < 2 * kPerHalf; ++i) {
-        const int token = v * 2 * kPerHalf + i;
-        I16x code;
-        for (int part = 0; part < kParts; ++part) {
-          code.v[part] = hn::ShiftRightSame(words.v[part], i / 2 * kBits + 16 * (i & 1));
-        }
-        Store(Add(Mul(ToFloat(And(code, mask)), Set(scale[token])), Set(min[token])),
-              tiles.v + token * dims + tile * 16);
-      }
-    }
-  }
+}
+
+template <Weights kForm>
+HWY_NOINLINE void Softmax(const Scratch& s, int first, int end, int num_groups) {
+  int r = first;
+  for (; r + 4 <= end; r += 4) SoftmaxRows<kForm, 4>(s, r, num_groups);
+  for (; r < end; ++r) SoftmaxRows<kForm, 1>(s, r, num_groups);
 }
 
 }  // namespace
 
 // Floats of scratch that one thread needs.
-size_t PrefillScratchSize(int dims) {
-  return static_cast<size_t>(2 * kPageTokens * dims + kMaxRows * (2 * dims + kPageTokens + 2));
+size_t PrefillScratchSize(int dims, int num_groups) {
+  return Scratch(nullptr, dims, num_groups).floats;
 }
 int PrefillTokensPerTask(int heads) { return std::max(1, kMaxRows / heads); }
 
 // Query tokens [first, first + count) of `query`, heads [head, head + heads) of one KV head.
+template <PairOp kOp, bool kBf16>
 void PrefillBlock(const AttentionLayer& layer, const PrefillQuery& query, int kv_head, int head,
-                  int heads, int first, int count, float* scratch) {
+                  int heads, int first, int count, float* memory) {
   constexpr float kLog2E = 1.4426950408889634f;
   const int dims = layer.head_dim(), rows = heads * count;
+  const int groups = layer.sealed.num_groups();
   const float factor = layer.softmax_scale * kLog2E;
-  const Tiles tiles{scratch, scratch + kPageTokens * dims};
-  float* q = tiles.v + kPageTokens * dims;  // [rows, D], row = token * heads + head
-  float* o = q + kMaxRows * dims;           // [rows, D]
-  float* p = o + kMaxRows * dims;           // [rows, 64]
-  float* m = p + kMaxRows * kPageTokens;
-  float* d = m + kMaxRows;
-  for (int i = 0; i < count; ++i) {
-    const float* source = query.q + static_cast<size_t>(first + i) * query.q_stride + head * dims;
-    for (int j = 0; j < heads * dims; j += 16) {
-      Store(Mul(Load(source + j), Set(factor)), q + i * heads * dims + j);
+  const Scratch s(memory, dims, groups);
+  for (int r = 0; r < rows; ++r) {
+    const float* source = query.q + static_cast<size_t>(first + r / heads) * query.q_stride +
+                          (head + r % heads) * dims;
+    for (int j = 0; j < dims; j += 16) {
+      const F16x scaled = Mul(Load(source + j), Set(factor));
+      if constexpr (kBf16) {
+        StoreBf16(scaled, reinterpret_cast<Bf16*>(s.q_bf16) + r * dims + j);
+      } else {
+        Store(scaled, s.q + r * dims + j);
+      }
     }
+    QueryToInt16(source, layer.sealed, factor, s.q_codes + r * dims, s.q_step + r * groups,
+                 s.q_sum + r * groups);
   }
-  std::fill_n(m, rows, kEmptyMax);
-  std::fill_n(d, rows, 0.0f);
-  std::fill_n(o, rows * dims, 0.0f);
+  std::fill_n(s.m, rows, kEmptyMax);
+  std::fill_n(s.d, rows, 0.0f);
+  std::fill_n(s.o, rows * dims, 0.0f);
 
-  const int64_t last_position = query.first_position + first + count - 1;
+  const int64_t block_start = query.first_position + first;
+  const int64_t last_position = block_start + count - 1;
   for (int64_t page = 0; page * kPageTokens <= last_position; ++page) {
     const bool sealed = query.sequence.is_sealed[page] != 0;
     const PageLayout& layout = sealed ? layer.sealed : layer.open;
@@ -179,45 +401,81 @@ void PrefillBlock(const AttentionLayer& layer, const PrefillQuery& query, int kv
                              (sealed ? layer.sealed_offset : layer.open_offset) +
                              static_cast<size_t>(kv_head) * layout.block_bytes();
     const int64_t page_start = page * kPageTokens;
-    if (layout.kind() == PageKind::kInt2) {
-      DecodeCodes<2>(layout, block, tiles);
-    } else if (layout.kind() == PageKind::kInt4) {
-      DecodeCodes<4>(layout, block, tiles);
-    } else {
-      DecodeRows(layout, block,
-                 static_cast<int>(std::min<int64_t>(kPageTokens, last_position + 1 - page_start)),
-                 tiles);
-    }
     // Tokens before this page's start see nothing of it.
-    const int64_t block_start = query.first_position + first;
     const int skip = static_cast<int>(std::clamp<int64_t>(page_start - block_start, 0, count));
-    const int first_row = skip * heads, used = rows - first_row;
-    Product(q + first_row * dims, static_cast<size_t>(dims), tiles.k, kPageTokens, used,
-            kPageTokens, dims, p + first_row * kPageTokens, kPageTokens, false);
-    for (int r = first_row; r < rows; ++r) {
-      const int64_t position = block_start + r / heads;
-      const int visible =
-          static_cast<int>(std::min<int64_t>(kPageTokens, position + 1 - page_start));
-      const float alpha = SoftmaxTile(p + r * kPageTokens, visible, m + r, d + r);
-      if (alpha != 1.0f) {
-        for (int j = 0; j < dims; j += 16) {
-          Store(Mul(Load(o + r * dims + j), Set(alpha)), o + r * dims + j);
+    const int first_row = skip * heads;
+    // Tokens before its end see a part of it.
+    const auto mask = [&](int row, int end) {
+      for (int r = row; r < end; ++r) {
+        const int64_t visible = block_start + r / heads + 1 - page_start;
+        if (visible >= kPageTokens) return;
+        for (int64_t t = visible; t < kPageTokens; ++t) s.p[r * kPageTokens + t] = kEmptyMax;
+      }
+    };
+    if (layout.kind() == PageKind::kBf16) {
+      const auto* k = reinterpret_cast<const Bf16*>(block);
+      const auto* v = reinterpret_cast<const Bf16*>(block + layout.v_codes_offset());
+      if (last_position + 1 - page_start < kPageTokens) {
+        // What lies behind the last token is not a number yet.
+        const auto used =
+            static_cast<size_t>(last_position + 1 - page_start) * static_cast<size_t>(dims);
+        const auto all = static_cast<size_t>(kPageTokens * dims);
+        std::memset(s.page, 0, 2 * all * sizeof(Bf16));
+        k = std::copy_n(k, used, s.page) - used;
+        v = std::copy_n(v, used, s.page + all) - used;
+      }
+      if constexpr (kBf16) {
+        PairRows(k, v, dims, s.k_pairs, s.v_pairs);
+      } else {
+        FloatRows(k, v, dims, s.k_pairs, s.k, s.v);
+      }
+      for (int row = first_row; row < rows; row += kRowsAtOnce) {
+        const int end = std::min(rows, row + kRowsAtOnce);
+        PlainLogits<kBf16>(dims, s, row, end);
+        mask(row, end);
+        Softmax<kBf16 ? Weights::kBf16 : Weights::kFloat>(s, row, end, 0);
+        PlainValues<kBf16>(dims, s, row, end);
+      }
+      continue;
+    }
+    if (layout.kind() == PageKind::kInt2) {
+      UnpackCodes<2>(layout, block, s.k_pairs, s.v_pairs, s.meta);
+    } else {
+      UnpackCodes<4>(layout, block, s.k_pairs, s.v_pairs, s.meta);
+    }
+    for (int row = first_row; row < rows; row += kRowsAtOnce) {
+      const int end = std::min(rows, row + kRowsAtOnce);
+      PackedLogits<kOp>(layout, s, row, end);
+      mask(row, end);
+      Softmax<Weights::kCodes>(s, row, end, groups);
+      for (int g = 0; g < groups; ++g) {
+        if (layout.group_dims() % (16 * kBlockVectors) == 0) {
+          PackedValues<kOp, kBlockVectors>(layout, g, s, row, end);
+        } else {
+          PackedValues<kOp, 2>(layout, g, s, row, end);
         }
       }
     }
-    Product(p + first_row * kPageTokens, kPageTokens, tiles.v, static_cast<size_t>(dims), used,
-            dims, kPageTokens, o + first_row * dims, static_cast<size_t>(dims), true);
   }
-  for (int i = 0; i < count; ++i) {
-    float* target = query.out + static_cast<size_t>(first + i) * query.out_stride + head * dims;
-    for (int h = 0; h < heads; ++h) {
-      const int r = i * heads + h;
-      const F16x inverse = Set(1.0f / d[r]);
-      for (int j = 0; j < dims; j += 16) {
-        Store(Mul(Load(o + r * dims + j), inverse), target + h * dims + j);
-      }
-    }
+  for (int r = 0; r < rows; ++r) {
+    float* target = query.out + static_cast<size_t>(first + r / heads) * query.out_stride +
+                    (head + r % heads) * dims;
+    const F16x inverse = Set(1.0f / s.d[r]);
+    for (int j = 0; j < dims; j += 16) Store(Mul(Load(s.o + r * dims + j), inverse), target + j);
   }
+}
+
+using PrefillFunction = void (*)(const AttentionLayer&, const PrefillQuery&, int, int, int, int,
+                                 int, float*);
+PrefillFunction ChoosePrefill(bool vnni, bool bf16) {
+#if HWY_TARGET == HWY_AVX3
+  if (vnni) {
+    return bf16 ? &PrefillBlock<PairOp::kVnni, true> : &PrefillBlock<PairOp::kVnni, false>;
+  }
+#endif
+  (void)vnni;
+  (void)bf16;
+  return &PrefillBlock<PairOp::kMadd, false>;
 }
 
 }  // namespace oscar::simd::HWY_NAMESPACE
@@ -229,6 +487,7 @@ HWY_AFTER_NAMESPACE();
 
 #include "base/check.h"
 #include "simd/dispatch.h"
+#include "simd/gemm_kernels.h"
 
 namespace oscar::simd {
 
@@ -238,8 +497,11 @@ void PrefillAttention(ThreadPool& pool, AttentionWorkspace& workspace, const Att
   OSCAR_CHECK(layer.open.kind() == PageKind::kBf16 && layer.open.order() == CodeOrder::kCpu &&
               layer.sealed.order() == CodeOrder::kCpu);
   const int dims = layer.head_dim(), g = layer.q_heads / layer.kv_heads;
-  const bool avx2 = ActiveTarget() == Target::kAvx2;
-  const auto run = avx2 ? &N_AVX2::PrefillBlock : &N_AVX3::PrefillBlock;
+  const Target target = ActiveTarget();
+  const bool avx2 = target == Target::kAvx2;
+  const auto run = avx2 ? N_AVX2::ChoosePrefill(false, false)
+                        : N_AVX3::ChoosePrefill(target == Target::kAvx512Vnni,
+                                                layer.bf16_products && HasAvx512Bf16());
   const int tokens_per_task =
       avx2 ? N_AVX2::PrefillTokensPerTask(g) : N_AVX3::PrefillTokensPerTask(g);
   struct Task {
@@ -260,7 +522,9 @@ void PrefillAttention(ThreadPool& pool, AttentionWorkspace& workspace, const Att
       }
     }
   }
-  const size_t scratch = avx2 ? N_AVX2::PrefillScratchSize(dims) : N_AVX3::PrefillScratchSize(dims);
+  const int groups = layer.sealed.num_groups();
+  const size_t scratch =
+      avx2 ? N_AVX2::PrefillScratchSize(dims, groups) : N_AVX3::PrefillScratchSize(dims, groups);
   workspace.scratch.Grow(scratch * static_cast<size_t>(pool.num_threads()));
   pool.ParallelFor(static_cast<int64_t>(tasks.size()), [&](int64_t i, int thread) {
     const Task& task = tasks[static_cast<size_t>(i)];

@@ -173,6 +173,9 @@ struct Prompt {
 };
 
 TEST(PrefillAttention, MatchesTheReferenceOnEveryTarget) {
+  // q and P have 15 bits against packed pages. Against BF16 pages they have 24, or 8 where the
+  // products are BF16, which costs most on sharp logits (+-40).
+  constexpr double kPacked = 3e-4, kBf16 = 4e-3, kBf16Sharp = 3e-2;
   ThreadPool pool(2);
   for (const AttentionCase& shape :
        {AttentionCase{.num_pages = 3, .recent_tokens = 150},
@@ -188,7 +191,7 @@ TEST(PrefillAttention, MatchesTheReferenceOnEveryTarget) {
         .num_pages = 0,
         .recent_tokens = 130,
         .pattern = AttentionPattern::kSharpLogits}}) {
-    const Prompt prompt(shape, std::min(100, shape.recent_tokens));
+    Prompt prompt(shape, std::min(100, shape.recent_tokens));
     const AttentionCase& c = prompt.c;
     const auto dims = static_cast<size_t>(c.head_dim);
     std::vector<DenseKv> dense;
@@ -204,22 +207,49 @@ TEST(PrefillAttention, MatchesTheReferenceOnEveryTarget) {
     }
     for (const Target target : SupportedTargets()) {
       const ScopedTarget scope(target);
-      const auto actual = prompt.Run(pool, {prompt.count});
-      for (size_t at = 0; at < actual.size(); at += dims) {
-        ASSERT_LE(RelativeL2({actual.data() + at, dims}, {expected.data() + at, dims}), 2e-5)
-            << c.Name() << " row " << at / dims << " on " << TargetName(target);
+      for (const bool bf16 : {false, true}) {
+        prompt.paged.layer.bf16_products = bf16;
+        const double budget = !bf16                                         ? kPacked
+                              : c.pattern == AttentionPattern::kSharpLogits ? kBf16Sharp
+                                                                            : kBf16;
+        const auto actual = prompt.Run(pool, {prompt.count});
+        for (size_t at = 0; at < actual.size(); at += dims) {
+          ASSERT_LE(RelativeL2({actual.data() + at, dims}, {expected.data() + at, dims}), budget)
+              << c.Name() << " row " << at / dims << " on " << TargetName(target) << " " << bf16;
+        }
       }
     }
   }
 }
 
 TEST_P(AttentionTest, PrefillIsTheSameForAnyChunkingAndThreadCount) {
-  const Prompt prompt({.num_pages = 2, .recent_tokens = 200}, 140);
-  ThreadPool one(1), three(3);
-  const auto whole = prompt.Run(one, {140});
-  EXPECT_EQ(prompt.Run(three, {140}), whole);
-  EXPECT_EQ(prompt.Run(three, {1, 63, 64, 12}), whole);
-  EXPECT_EQ(prompt.Run(one, {70, 7, 63}), whole);
+  // Head dims and groups that take every width of product.
+  for (const AttentionCase& shape :
+       {AttentionCase{.num_pages = 2, .recent_tokens = 200},
+        AttentionCase{
+            .head_dim = 64, .group_dims = 32, .queries_per_kv = 3, .recent_tokens = 200}}) {
+    Prompt prompt(shape, 140);
+    ThreadPool one(1), three(3);
+    for (const bool bf16 : {false, true}) {
+      prompt.paged.layer.bf16_products = bf16;
+      const auto whole = prompt.Run(one, {140});
+      EXPECT_EQ(prompt.Run(three, {140}), whole);
+      EXPECT_EQ(prompt.Run(three, {1, 63, 64, 12}), whole);
+      EXPECT_EQ(prompt.Run(one, {70, 7, 63}), whole);
+    }
+  }
+}
+
+TEST(PrefillAttention, InstructionSetsChangeNoBit) {
+  ThreadPool pool(2);
+  for (const PageKind kind : {PageKind::kInt2, PageKind::kInt4}) {
+    const Prompt prompt({.kind = kind, .num_pages = 2, .recent_tokens = 150}, 100);
+    const auto expected = prompt.Run(pool, {100});
+    for (const Target target : SupportedTargets()) {
+      const ScopedTarget scope(target);
+      EXPECT_EQ(prompt.Run(pool, {100}), expected) << TargetName(target);
+    }
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Targets, AttentionTest,

@@ -180,8 +180,8 @@ GemmPath DefaultGemmPath() {
     const char* wish = std::getenv("OSCAR_GEMM");
     const std::string_view name = wish != nullptr ? wish : "";
     if (name == "fma") return GemmPath::kFma;
-    if (name == "bf16" && HasAvx512Bf16()) return GemmPath::kAvx512Bf16;
-    return HasAmx() ? GemmPath::kAmxBf16 : GemmPath::kFma;
+    if (name != "bf16" && HasAmx()) return GemmPath::kAmxBf16;
+    return HasAvx512Bf16() ? GemmPath::kAvx512Bf16 : GemmPath::kFma;
   }();
   return path;
 }

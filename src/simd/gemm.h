@@ -25,8 +25,9 @@ namespace oscar::simd {
 
 enum class GemmPath : uint8_t { kFma, kAvx512Bf16, kAmxBf16 };
 
-// The fastest path of this machine. OSCAR_GEMM=fma|bf16|amx in the environment asks for another
-// (ignored where the machine lacks it), OSCAR_DISABLE_AMX=1 leaves AMX out. Decided once.
+// The fastest path of this machine: AMX, else AVX512-BF16, else FMA, the one whose arithmetic is
+// the same everywhere. OSCAR_GEMM=fma|bf16|amx in the environment asks for another (ignored where
+// the machine lacks it), OSCAR_DISABLE_AMX=1 leaves AMX out. Decided once.
 GemmPath DefaultGemmPath();
 std::string_view GemmPathName(GemmPath path);
 bool IsSupported(GemmPath path);

@@ -27,6 +27,16 @@
 #define OSCAR_SIMD_TARGET 0
 #endif
 
+// Before a loop over an array of vectors: only when every index is a constant do all stay in
+// registers, and the compiler's own limit is too low for 24 of them.
+#ifndef OSCAR_UNROLL
+#ifdef __clang__
+#define OSCAR_UNROLL _Pragma("unroll")
+#else
+#define OSCAR_UNROLL _Pragma("GCC unroll 32")
+#endif
+#endif
+
 #if OSCAR_SIMD_TARGET
 HWY_BEFORE_NAMESPACE();
 namespace oscar::simd::HWY_NAMESPACE {
@@ -260,6 +270,24 @@ HWY_INLINE F16x Exp2(const F16x& x) {
   p = MulAdd(p, f, Set(1.0f));
   const F16x scaled = BitsToFloat(Add(FloatBits(p), Shl<23>(NearestInt(n))));
   return IfThenElseZero(GreaterEqual(x, lowest), scaled);
+}
+
+// 2^x for x <= 0 to 1.6e-7; 2^-126 below that, so -infinity weighs nothing beside a sum of at least
+// 1. Half the steps of Exp2: the softmax of a page waits for it.
+HWY_INLINE F16x Exp2NotAbove0(const F16x& x) {
+  const F16x clamped = Max(x, Set(-126.0f));
+  // The sum's last bit is worth 1: it rounds, and its low bits are the integer.
+  const F16x magic = Set(12582912.0f);
+  const F16x shifted = Add(clamped, magic);
+  const F16x f = Sub(clamped, Sub(shifted, magic));
+  // Minimax on [-1/2, 1/2] with 2^0 = 1.
+  F16x p = Set(1.3264727246960714e-3f);
+  p = MulAdd(p, f, Set(9.67151268820033e-3f));
+  p = MulAdd(p, f, Set(5.550733743575124e-2f));
+  p = MulAdd(p, f, Set(2.402224208463437e-1f));
+  p = MulAdd(p, f, Set(6.93146977598715e-1f));
+  p = MulAdd(p, f, Set(1.0f));
+  return BitsToFloat(Add(FloatBits(p), Shl<23>(FloatBits(shifted))));
 }
 
 }  // namespace oscar::simd::HWY_NAMESPACE

@@ -1,0 +1,155 @@
+// One cached page as the right-hand operands of prefill's two matrix products: q k^T, whose columns
+// are the 64 tokens, and p v, whose columns are the D dims. Included once per target.
+//
+// Pair tiles hold 16-bit numbers, two of the summed index in a 32-bit word, as VPDPWSSD, VPMADDWD
+// and VDPBF16PS take them:
+//   k [D / 2][64 tokens][2 dims]        v [32][D][2 tokens]
+// Packed pages need no more than a shift and a mask for that: their words already hold codes that
+// way, 16 / bits pairs deep. Float tiles are k [D][64] and v [64][D].
+#if defined(OSCAR_SIMD_ATTENTION_TILES_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef OSCAR_SIMD_ATTENTION_TILES_INL_H_
+#undef OSCAR_SIMD_ATTENTION_TILES_INL_H_
+#else
+#define OSCAR_SIMD_ATTENTION_TILES_INL_H_
+#endif
+
+#include <cstring>
+
+#include "cache/page_layout.h"
+#include "simd/lanes16-inl.h"
+
+#if OSCAR_SIMD_TARGET
+HWY_BEFORE_NAMESPACE();
+namespace oscar::simd::HWY_NAMESPACE {
+
+// (scale, min) of a packed page's rows in fp32: [groups][64] each.
+struct TileMeta {
+  float* k_scale;
+  float* k_min;
+  float* v_scale;
+  float* v_min;
+};
+
+// The codes themselves as 16-bit integers.
+template <int kBits>
+HWY_NOINLINE void UnpackCodes(const PageLayout& layout, const std::byte* block, int32_t* k,
+                              int32_t* v, const TileMeta& meta) {
+  constexpr int kPairs = 16 / kBits;  // in a word
+  const I16x mask = SetInt(((1 << kBits) - 1) * 0x00010001);
+  const int dims = layout.head_dim();
+  // `vectors` vectors of 16 lanes become rows of `stride` words.
+  const auto unpack = [&](const std::byte* codes, int vectors, int stride, int32_t* out) HWY_ATTR {
+    for (int i = 0; i < vectors; ++i) {
+      const I16x words = LoadInt(reinterpret_cast<const int32_t*>(codes) + i * 16);
+      for (int p = 0; p < kPairs; ++p) {
+        I16x pair;
+        for (int part = 0; part < kParts; ++part) {
+          pair.v[part] = hn::ShiftRightSame(words.v[part], p * kBits);
+        }
+        StoreInt(And(pair, mask), out + (i * kPairs + p) * stride);
+      }
+    }
+  };
+  const int k_vectors = dims * kBits / 32, v_vectors = kPageTokens * kBits / 32;
+  for (int tile = 0; tile < kPageTokens / 16; ++tile) {
+    unpack(block + tile * k_vectors * 64, k_vectors, kPageTokens, k + tile * 16);
+  }
+  for (int tile = 0; tile < dims / 16; ++tile) {
+    unpack(block + layout.v_codes_offset() + tile * v_vectors * 64, v_vectors, dims, v + tile * 16);
+  }
+  for (int g = 0; g < layout.num_groups(); ++g) {
+    for (int t = 0; t < kPageTokens; t += 16) {
+      const auto read = [&](uint32_t offset) HWY_ATTR {
+        return LoadFp16(reinterpret_cast<const uint16_t*>(block + offset));
+      };
+      const int at = g * kPageTokens + t;
+      Store(read(layout.KScale(t, g)), meta.k_scale + at);
+      Store(read(layout.KMin(t, g)), meta.k_min + at);
+      Store(read(layout.VScale(t, g)), meta.v_scale + at);
+      Store(read(layout.VMin(t, g)), meta.v_min + at);
+    }
+  }
+}
+
+// Four words of each of the rows 0, 4, 8 and 12, one row a 128-bit block.
+HWY_INLINE I16x LoadFourRows(const int32_t* p, size_t stride) {
+  const auto row = [&](size_t r) HWY_ATTR {
+    return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p + r * stride));
+  };
+  I16x out;
+#if HWY_TARGET == HWY_AVX2
+  for (size_t i = 0; i < 2; ++i) {
+    out.v[i] = VI{_mm256_inserti128_si256(_mm256_castsi128_si256(row(i * 8)), row(i * 8 + 4), 1)};
+  }
+#else
+  __m512i all = _mm512_inserti32x4(_mm512_castsi128_si512(row(0)), row(4), 1);
+  all = _mm512_inserti32x4(all, row(8), 2);
+  out.v[0] = VI{_mm512_inserti32x4(all, row(12), 3)};
+#endif
+  return out;
+}
+
+// rows [64][words] -> out [words][64]; words a multiple of 4.
+HWY_INLINE void TransposeWords(const int32_t* rows, int words, int32_t* out) {
+  const hn::Repartition<int64_t, DI> d64;
+  const auto stride = static_cast<size_t>(words);
+  for (int t = 0; t < kPageTokens; t += 16) {
+    for (int w = 0; w < words; w += 4) {
+      const int32_t* p = rows + static_cast<size_t>(t) * stride + w;
+      I16x r[4], column[4];
+      for (size_t i = 0; i < 4; ++i) r[i] = LoadFourRows(p + i * stride, stride);
+      for (int i = 0; i < kParts; ++i) {
+        // Words 0 and 1, then 2 and 3, of rows (0, 1) and (2, 3) in each block.
+        const auto low01 = hn::BitCast(d64, hn::InterleaveLower(DI(), r[0].v[i], r[1].v[i]));
+        const auto low23 = hn::BitCast(d64, hn::InterleaveLower(DI(), r[2].v[i], r[3].v[i]));
+        const auto high01 = hn::BitCast(d64, hn::InterleaveUpper(DI(), r[0].v[i], r[1].v[i]));
+        const auto high23 = hn::BitCast(d64, hn::InterleaveUpper(DI(), r[2].v[i], r[3].v[i]));
+        column[0].v[i] = hn::BitCast(DI(), hn::InterleaveLower(d64, low01, low23));
+        column[1].v[i] = hn::BitCast(DI(), hn::InterleaveUpper(d64, low01, low23));
+        column[2].v[i] = hn::BitCast(DI(), hn::InterleaveLower(d64, high01, high23));
+        column[3].v[i] = hn::BitCast(DI(), hn::InterleaveUpper(d64, high01, high23));
+      }
+      for (int i = 0; i < 4; ++i) StoreInt(column[i], out + (w + i) * kPageTokens + t);
+    }
+  }
+}
+
+// BF16 rows [64, D] as pair tiles of BF16.
+HWY_NOINLINE void PairRows(const Bf16* k_rows, const Bf16* v_rows, int dims, int32_t* k,
+                           int32_t* v) {
+  TransposeWords(reinterpret_cast<const int32_t*>(k_rows), dims / 2, k);
+  const auto load = [](const Bf16* p, int part) HWY_ATTR {
+    return hn::PromoteTo(DU(), hn::LoadU(DH(), &p->bits + part * kWidth));
+  };
+  for (int t = 0; t < kPageTokens; t += 2) {
+    for (int d = 0; d < dims; d += 16) {
+      const Bf16* p = v_rows + t * dims + d;
+      I16x words;
+      for (int i = 0; i < kParts; ++i) {
+        words.v[i] = hn::BitCast(DI(), hn::Or(load(p, i), hn::ShiftLeft<16>(load(p + dims, i))));
+      }
+      StoreInt(words, v + t / 2 * dims + d);
+    }
+  }
+}
+
+// The same as float tiles. `pairs` is scratch of D / 2 x 64 words.
+HWY_NOINLINE void FloatRows(const Bf16* k_rows, const Bf16* v_rows, int dims, int32_t* pairs,
+                            float* k, float* v) {
+  TransposeWords(reinterpret_cast<const int32_t*>(k_rows), dims / 2, pairs);
+  const I16x upper = SetInt(static_cast<int32_t>(0xffff0000u));
+  for (int w = 0; w < dims / 2; ++w) {
+    for (int t = 0; t < kPageTokens; t += 16) {
+      const I16x words = LoadInt(pairs + w * kPageTokens + t);
+      Store(BitsToFloat(Shl<16>(words)), k + 2 * w * kPageTokens + t);
+      Store(BitsToFloat(And(words, upper)), k + (2 * w + 1) * kPageTokens + t);
+    }
+  }
+  for (int i = 0; i < kPageTokens * dims; i += 16) Store(LoadBf16(v_rows + i), v + i);
+}
+
+}  // namespace oscar::simd::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+#endif  // OSCAR_SIMD_TARGET
+
+#endif  // per-target include guard
