@@ -8,6 +8,7 @@ packages=(
   g++ cmake ninja-build ccache pkg-config
   libeigen3-dev nlohmann-json3-dev libfmt-dev libspdlog-dev libcli11-dev libexpected-dev
   libzip-dev libpcre2-dev libutf8proc-dev libxxhash-dev libhwy-dev libcpp-httplib-dev libssl-dev
+  zlib1g-dev
   libgtest-dev libgmock-dev libbenchmark-dev xz-utils
   python3 python3-pytest python3-httpx python3-prometheus-client
 )

@@ -4,14 +4,23 @@
 #include <CLI/App.hpp>
 #include <CLI/Config.hpp>
 #include <CLI/Formatter.hpp>
+#include <charconv>
+#include <cstdlib>
+#include <iterator>
+#include <nlohmann/json.hpp>
 
 #include "base/file.h"
 #include "base/log.h"
 #include "cli/command.h"
 #include "cli/model_options.h"
 #include "engine/loaded_model.h"
+#include "evaluate/benchmarks.h"
+#include "evaluate/endpoint_evaluation.h"
 #include "evaluate/evaluation.h"
 #include "evaluate/report.h"
+#include "evaluate/ruler.h"
+#include "text/chat.h"
+#include "text/tokenizer.h"
 
 namespace oscar::cli {
 namespace {
@@ -21,14 +30,19 @@ namespace fs = std::filesystem;
 struct EvalArguments {
   ModelArguments model;
   SamplingArguments sampling;
-  std::string suite = "demo";
+  std::vector<std::string> suites = {"demo"};
   std::vector<std::string> tasks;
+  std::vector<int64_t> lengths = {4096};
+  fs::path haystack;
   std::string prefill = "method";
   std::string prose;
   int prose_windows = 8;
-  int64_t limit = 0;
-  int repeats = 1;
+  std::string limit = "0";
+  int64_t samples = 100;
+  int repeats = 0;
+  int64_t max_tokens = 0;
   bool strict_only = false;
+  EndpointOptions endpoint;
   fs::path out;
 };
 
@@ -42,35 +56,138 @@ std::vector<std::string> SplitList(const std::string& text) {
   return out;
 }
 
+// "60" or "60,multikey_14k=30".
+Status ParseLimits(const std::string& text, SuiteOptions& options) {
+  for (const std::string& part : SplitList(text)) {
+    const size_t equals = part.find('=');
+    const std::string number = equals == std::string::npos ? part : part.substr(equals + 1);
+    int64_t value = 0;
+    const auto [stop, error] = std::from_chars(number.data(), number.data() + number.size(), value);
+    if (error != std::errc() || stop != number.data() + number.size() || value < 0) {
+      return InvalidArgument(
+          fmt::format("--limit {}: give a number, or numbers of tasks as in 60,hop=20", text));
+    }
+    if (equals == std::string::npos) {
+      options.limit = value;
+    } else {
+      options.task_limits[part.substr(0, equals)] = value;
+    }
+  }
+  return {};
+}
+
+// What a prompt of the model's chat costs, for tasks that are generated to a length.
+Result<std::function<Result<int64_t>(std::string_view)>> MakeTokenCounter(const fs::path& model) {
+  OSCAR_ASSIGN_OR_RETURN(Tokenizer loaded, Tokenizer::Load(model));
+  auto tokenizer = std::make_shared<const Tokenizer>(std::move(loaded));
+  int64_t overhead = 0;
+  const Result<ChatTemplate> chat = ChatTemplate::Load(model);
+  if (chat.has_value()) {
+    const nlohmann::ordered_json messages = {{{"role", "user"}, {"content", "x"}}};
+    ChatRequest request;
+    request.messages = &messages;
+    request.now = 0;
+    OSCAR_ASSIGN_OR_RETURN(const std::vector<TokenId> tokens, chat->Encode(request, *tokenizer));
+    overhead = static_cast<int64_t>(tokens.size());
+  }
+  return [tokenizer, overhead](std::string_view text) -> Result<int64_t> {
+    OSCAR_ASSIGN_OR_RETURN(const std::vector<TokenId> tokens, tokenizer->Encode(text));
+    return static_cast<int64_t>(tokens.size()) + overhead;
+  };
+}
+
+Status AddRuler(const EvalArguments& arguments, const std::string& name,
+                const SuiteOptions& options, EvalSuite& suite) {
+  fs::path model = arguments.model.options.model, haystack = arguments.haystack;
+  if (model.empty() || haystack.empty()) {
+    OSCAR_ASSIGN_OR_RETURN(const fs::path demo, FindDemoModel());
+    if (model.empty()) model = demo;
+    if (haystack.empty()) haystack = demo / "eval/haystack.txt";
+  }
+  OSCAR_ASSIGN_OR_RETURN(const std::string essays, ReadFile(haystack, uint64_t{1} << 30));
+  RulerOptions ruler;
+  OSCAR_ASSIGN_OR_RETURN(ruler.count_tokens, MakeTokenCounter(model));
+  ruler.essays = essays;
+  ruler.seed = static_cast<uint32_t>(arguments.sampling.seed.value_or(42));
+  for (const int64_t length : arguments.lengths) {
+    ruler.length = length;
+    for (const std::string_view task : RulerTasks()) {
+      if (name != "ruler" && name != task) continue;
+      const int64_t limit = options.LimitOf(std::string(task));
+      ruler.samples = limit > 0 ? std::min(limit, arguments.samples) : arguments.samples;
+      OSCAR_ASSIGN_OR_RETURN(EvalTask made, MakeRulerTask(task, ruler));
+      suite.tasks.push_back(std::move(made));
+    }
+  }
+  return {};
+}
+
+// Adds the tasks of one name of --suite; the prose for perplexity comes with a directory.
+Status AddSuite(const EvalArguments& arguments, const std::string& name,
+                const SuiteOptions& options, EvalSuite& suite, fs::path& prose) {
+  const size_t equals = name.find('=');
+  const std::string kind = name.substr(0, equals);
+  if (kind == "ruler" || IsRulerTask(kind)) return AddRuler(arguments, kind, options, suite);
+  EvalSuite part;
+  if (IsBenchmark(kind)) {
+    if (equals == std::string::npos) {
+      return InvalidArgument(fmt::format(
+          "--suite {}: name your copy of its data as {}=PATH; see docs/accuracy.md for the format",
+          kind, kind));
+    }
+    OSCAR_ASSIGN_OR_RETURN(part, ReadBenchmark(kind, name.substr(equals + 1), options));
+  } else {
+    fs::path directory = name;
+    if (name == "demo") {
+      OSCAR_ASSIGN_OR_RETURN(const fs::path demo, FindDemoModel());
+      directory = demo / "eval";
+    }
+    OSCAR_ASSIGN_OR_RETURN(part, ReadSuite(directory, options));
+    if (fs::exists(directory / "heldout_prose.json")) prose = directory / "heldout_prose.json";
+  }
+  std::move(part.tasks.begin(), part.tasks.end(), std::back_inserter(suite.tasks));
+  suite.warnings.insert(suite.warnings.end(), part.warnings.begin(), part.warnings.end());
+  return {};
+}
+
 Status RunEval(const EvalArguments& arguments) {
   OSCAR_RETURN_IF_ERROR(CheckDevice(arguments.model));
   EvalOptions options;
   options.model = arguments.model.options;
   OSCAR_ASSIGN_OR_RETURN(options.methods, ParseMethods(SplitList(arguments.model.options.kv),
                                                        arguments.model.options.rotation));
-  fs::path suite = arguments.suite;
-  if (arguments.suite == "demo") {
-    OSCAR_ASSIGN_OR_RETURN(const fs::path demo, FindDemoModel());
-    suite = demo / "eval";
+  SuiteOptions suite;
+  suite.tasks = arguments.tasks;
+  OSCAR_RETURN_IF_ERROR(ParseLimits(arguments.limit, suite));
+  for (const std::string& name : arguments.suites) {
+    OSCAR_RETURN_IF_ERROR(AddSuite(arguments, name, suite, options.suite, options.prose));
   }
-  OSCAR_ASSIGN_OR_RETURN(options.suite, ReadSuite(suite, {arguments.limit, arguments.tasks}));
   for (const std::string& warning : options.suite.warnings) LogWarning("{}", warning);
-  options.share_prefill = arguments.prefill == "exact";
-  options.want_answers = !arguments.strict_only;
-  options.repeats = arguments.repeats;
-  options.seed = arguments.sampling.seed.value_or(0);
-  SamplingOptions greedy;
-  greedy.temperature = 0;
-  const SamplingOptions sampling = arguments.sampling.Apply(greedy);
-  if (sampling.temperature > 0) options.sampling = sampling;
-  options.prose = arguments.prose;
-  if (arguments.prose.empty() && fs::exists(suite / "heldout_prose.json")) {
-    options.prose = suite / "heldout_prose.json";
+  OSCAR_RETURN_IF_ERROR(SetSampling(
+      options.suite, [&](SamplingOptions base) { return arguments.sampling.Apply(base); },
+      arguments.repeats));
+  for (EvalTask& task : options.suite.tasks) {
+    for (EvalItem& item : task.items) {
+      if (arguments.max_tokens > 0) item.max_tokens = arguments.max_tokens;
+    }
   }
+  options.prefill = arguments.prefill == "exact"  ? EvalPrefill::kExact
+                    : arguments.prefill == "cell" ? EvalPrefill::kCell
+                                                  : EvalPrefill::kMethod;
+  options.want_answers = !arguments.strict_only;
+  options.seed = arguments.sampling.seed.value_or(0);
+  if (!arguments.prose.empty()) options.prose = arguments.prose;
   if (arguments.prose == "none" || arguments.prose_windows == 0) options.prose.clear();
   options.prose_windows = arguments.prose_windows;
   options.out = arguments.out;
-  OSCAR_ASSIGN_OR_RETURN(const EvalResults results, Evaluate(options));
+  EvalResults results;
+  if (arguments.endpoint.url.empty()) {
+    OSCAR_ASSIGN_OR_RETURN(results, Evaluate(options));
+  } else {
+    EndpointOptions endpoint = arguments.endpoint;
+    if (const char* key = std::getenv("OPENAI_API_KEY")) endpoint.api_key = key;
+    OSCAR_ASSIGN_OR_RETURN(results, EvaluateEndpoint(options, endpoint));
+  }
   OSCAR_RETURN_IF_ERROR(WriteResults(results, arguments.out));
   fmt::print("{}", ResultsToTable(results));
   fmt::print("\n{}/results.json, results.csv and report.html written\n", arguments.out.string());
@@ -109,24 +226,51 @@ void AddEvalCommand(CLI::App& app, RunFunction& run) {
           "NAME@none takes it away")
       ->default_str(arguments->model.options.kv);
   command
-      ->add_option("--suite", arguments->suite,
-                   "Directory of task files (*.jsonl), or demo for the demo model's")
+      ->add_option(
+          "--suite", arguments->suites,
+          "What to measure, joined by commas: demo, a directory of task files (*.jsonl), "
+          "ruler or one of its tasks, or a benchmark with your copy of its data: "
+          "gsm8k=FILE, math500=, aime25=, humaneval=, gpqa=, livecodebench=, longbench-e=DIR")
+      ->delimiter(',')
       ->capture_default_str();
-  command->add_option("--tasks", arguments->tasks, "Only these tasks, joined by commas")
+  command->add_option("--tasks", arguments->tasks, "Only these tasks of a directory")
       ->delimiter(',');
-  command->add_option("--limit", arguments->limit, "First items of each task; 0 is all")
+  command
+      ->add_option("--limit", arguments->limit,
+                   "First items of each task, 0 is all; 60,hop=20 sets one task apart")
+      ->capture_default_str();
+  command->add_option("--length", arguments->lengths, "Tokens of RULER's items, joined by commas")
+      ->delimiter(',')
       ->capture_default_str()
-      ->check(CLI::NonNegativeNumber);
+      ->check(CLI::Range(512, 1 << 24));
+  command->add_option("--samples", arguments->samples, "RULER's items a task")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 100000));
+  command->add_option("--haystack", arguments->haystack,
+                      "Text that RULER's needles lie in; default: the demo suite's");
+  command
+      ->add_option("--max-tokens", arguments->max_tokens,
+                   "Longest output, in place of the task's own")
+      ->check(CLI::PositiveNumber);
+  command->add_option("--endpoint", arguments->endpoint.url,
+                      "Measure this OpenAI-compatible server in place of a model here; "
+                      "$OPENAI_API_KEY is sent where set");
+  command->add_option("--endpoint-model", arguments->endpoint.model,
+                      "Its model; default: the first it lists");
+  command->add_option("--parallel", arguments->endpoint.parallel, "Requests to it at a time")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 256));
   command
       ->add_option("--prefill", arguments->prefill,
-                   "method: each reads its prompts itself, by cells; exact: prompts are read once "
-                   "in BF16 and shared by all methods")
+                   "Who reads prompts. method: each itself, by cells; cell: the first cell is read "
+                   "once in BF16 and shared; exact: the whole prompt is")
       ->capture_default_str()
-      ->check(CLI::IsMember({"method", "exact"}));
+      ->check(CLI::IsMember({"method", "cell", "exact"}));
   command->add_flag("--strict-only", arguments->strict_only,
                     "Stop an item at its first wrong token: no answer score");
-  command->add_option("--repeats", arguments->repeats, "Times each item is drawn")
-      ->capture_default_str()
+  command
+      ->add_option("--repeats", arguments->repeats,
+                   "Times each item is drawn; default: as published, once for greedy outputs")
       ->check(CLI::Range(1, 1000));
   command->add_option("--text", arguments->prose,
                       "JSON list of documents for perplexity; default: the suite's "

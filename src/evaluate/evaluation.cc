@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cstdio>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -15,9 +14,12 @@
 #include "base/log.h"
 #include "base/progress.h"
 #include "engine/loaded_model.h"
+#include "evaluate/item_log.h"
 #include "evaluate/layer_errors.h"
 #include "evaluate/report.h"
+#include "evaluate/scoring.h"
 #include "evaluate/sequence_runner.h"
+#include "model/weights.h"
 #include "rotation/content_hash.h"
 #include "rotation/rotation_file.h"
 #include "text/chat.h"
@@ -37,6 +39,7 @@ constexpr uint64_t kReferenceBytes = uint64_t{256} << 20;
 constexpr size_t kMaxOutputChars = 200;
 // sink + recent + one page of the default windows: below it nothing is quantised.
 constexpr int64_t kDefaultWindows = 64 + 256 + 64;
+constexpr uint64_t kMaxConfigBytes = uint64_t{1} << 28;
 constexpr std::array<int64_t, 5> kContextLengths = {4096, 14336, 32768, 65536, 131072};
 
 uint64_t HashText(std::string_view text, uint64_t seed) {
@@ -59,56 +62,6 @@ struct MethodState {
   MethodScore score;
 };
 
-// Lines appended as items end; a reader never sees half a line but after a crash.
-class ItemLog {
- public:
-  ~ItemLog() {
-    if (file_ != nullptr) std::fclose(file_);
-  }
-  Status Open(const fs::path& path) {
-    std::error_code error;
-    if (fs::exists(path, error)) {
-      OSCAR_ASSIGN_OR_RETURN(const std::string text, ReadFile(path, uint64_t{1} << 30));
-      size_t line_number = 0;
-      for (size_t at = 0; at < text.size();) {
-        const size_t end = std::min(text.find('\n', at), text.size());
-        ++line_number;
-        Result<ItemRecord> record = ParseItemRecord(std::string_view(text).substr(at, end - at));
-        at = end + 1;
-        if (record.has_value()) {
-          old_[{record->settings, KeyOf(*record)}] = std::move(*record);
-        } else {
-          LogWarning("{}:{}: not read ({}); the item is measured again", path.string(), line_number,
-                     record.error().message());
-        }
-      }
-      needs_newline_ = !text.empty() && text.back() != '\n';
-    }
-    file_ = std::fopen(path.c_str(), "a");
-    if (file_ == nullptr) return Unavailable(fmt::format("{}: cannot be opened", path.string()));
-    return {};
-  }
-  const ItemRecord* Find(const std::string& settings, const ItemKey& key) const {
-    const auto found = old_.find({settings, key});
-    return found == old_.end() ? nullptr : &found->second;
-  }
-  Status Append(ItemRecord record) {
-    const std::string line = (needs_newline_ ? "\n" : "") + ToJsonLine(record);
-    needs_newline_ = false;
-    if (std::fwrite(line.data(), 1, line.size(), file_) != line.size() || std::fflush(file_) != 0) {
-      return Unavailable("items.jsonl: cannot be written; is the disk full?");
-    }
-    std::pair<std::string, ItemKey> key{record.settings, KeyOf(record)};
-    old_[std::move(key)] = std::move(record);
-    return {};
-  }
-
- private:
-  std::FILE* file_ = nullptr;
-  bool needs_newline_ = false;
-  std::map<std::pair<std::string, ItemKey>, ItemRecord> old_;
-};
-
 class Evaluator {
  public:
   explicit Evaluator(const EvalOptions& options) : options_(options) {}
@@ -118,6 +71,8 @@ class Evaluator {
  private:
   Status Prepare();
   Status PrepareJobs(const LoadedModel& model);
+  Result<std::vector<int32_t>> EncodePrompt(const EvalTask& task, const EvalItem& item,
+                                            const ChatTemplate* chat) const;
   Status HashSettings();
   Status Load(MethodState& state);
   ModelOptions OptionsOf(const EvalMethod& method, int cell) const;
@@ -175,15 +130,8 @@ Status Evaluator::PrepareJobs(const LoadedModel& model) {
       Job job;
       job.task = &task;
       job.item = &item;
-      if (chat.has_value()) {
-        const nlohmann::ordered_json messages = {{{"role", "user"}, {"content", item.prompt}}};
-        ChatRequest request;
-        request.messages = &messages;
-        request.now = 0;  // templates that print the date print the same one every time
-        OSCAR_ASSIGN_OR_RETURN(job.prompt, chat->Encode(request, *tokenizer_));
-      } else {
-        OSCAR_ASSIGN_OR_RETURN(job.prompt, tokenizer_->Encode(item.prompt, {.add_special = true}));
-      }
+      OSCAR_ASSIGN_OR_RETURN(job.prompt,
+                             EncodePrompt(task, item, chat.has_value() ? &*chat : nullptr));
       if (!item.reference.empty()) {
         OSCAR_ASSIGN_OR_RETURN(job.reference,
                                tokenizer_->Encode(item.reference, {.parse_special = true}));
@@ -193,24 +141,67 @@ Status Evaluator::PrepareJobs(const LoadedModel& model) {
           std::max<int64_t>(item.max_tokens, static_cast<int64_t>(job.reference.size()));
       if (static_cast<int64_t>(job.prompt.size()) + longest > model.max_context()) {
         return OutOfRange(fmt::format(
-            "{}: {} tokens and {} of output do not fit the context of {}; leave the task out or "
-            "stretch the context with --rope-scaling",
+            "{}: {} tokens and {} of output do not fit the context of {}; leave the task out, "
+            "lower --max-tokens or stretch the context with --rope-scaling",
             item.id, job.prompt.size(), longest, model.max_context()));
       }
-      job.hash = HashText(item.prompt, 1);
-      job.hash = HashText(item.reference, job.hash);
-      job.hash = HashText(item.answer, job.hash) + static_cast<uint64_t>(item.max_tokens);
-      for (job.repeat = 0; job.repeat < options_.repeats; ++job.repeat) jobs_.push_back(job);
+      job.hash = HashItem(task, item);
+      for (job.repeat = 0; job.repeat < task.repeats; ++job.repeat) jobs_.push_back(job);
     }
   }
   return {};
 }
 
+// The tokens that the model gets; a text beyond the task's limit loses its middle.
+Result<std::vector<int32_t>> Evaluator::EncodePrompt(const EvalTask& task, const EvalItem& item,
+                                                     const ChatTemplate* chat) const {
+  std::string text = item.prompt;
+  if (task.max_input > 0) {
+    OSCAR_ASSIGN_OR_RETURN(const std::vector<TokenId> tokens, tokenizer_->Encode(text));
+    if (static_cast<int64_t>(tokens.size()) > task.max_input) {
+      const auto half = static_cast<size_t>(task.max_input / 2);
+      const std::span<const TokenId> all(tokens);
+      text = tokenizer_->Decode(all.first(half), /*skip_special=*/false) +
+             tokenizer_->Decode(all.last(half), /*skip_special=*/false);
+    }
+  }
+  std::vector<int32_t> out;
+  if (chat != nullptr && item.use_template) {
+    nlohmann::ordered_json messages = nlohmann::ordered_json::array();
+    if (!item.system.empty()) messages.push_back({{"role", "system"}, {"content", item.system}});
+    messages.push_back({{"role", "user"}, {"content", text}});
+    ChatRequest request;
+    request.messages = &messages;
+    request.now = 0;  // templates that print the date print the same one every time
+    OSCAR_ASSIGN_OR_RETURN(out, chat->Encode(request, *tokenizer_));
+  } else {
+    if (!item.system.empty()) text = item.system + "\n\n" + text;
+    OSCAR_ASSIGN_OR_RETURN(out, tokenizer_->Encode(text, {.add_special = true}));
+  }
+  if (!item.prefix.empty()) {
+    OSCAR_ASSIGN_OR_RETURN(const std::vector<TokenId> prefix, tokenizer_->Encode(item.prefix));
+    out.insert(out.end(), prefix.begin(), prefix.end());
+  }
+  return out;
+}
+
+// Everything that decides a score by its content, never by where it lies.
 Status Evaluator::HashSettings() {
+  const ModelOptions& m = options_.model;
+  uint64_t model_hash = m.random_weights ? m.weights_seed + 1 : 0;
   for (MethodState& state : methods_) {
     OSCAR_ASSIGN_OR_RETURN(
         const std::unique_ptr<LoadedModel> plan,
         LoadedModel::Plan(OptionsOf(*state.method, options_.model.prefill_cell)));
+    if (model_hash == 0) {
+      OSCAR_ASSIGN_OR_RETURN(const std::unique_ptr<WeightSource> weights,
+                             OpenCheckpointWeights(plan->directory().string()));
+      model_hash = weights->Fingerprint();
+      for (const char* name : {"config.json", "tokenizer.json", "tokenizer_config.json"}) {
+        const Result<std::string> file = ReadFile(plan->directory() / name, kMaxConfigBytes);
+        if (file.has_value()) model_hash = HashText(*file, model_hash);
+      }
+    }
     const KvMethod& method = plan->kv().method();
     uint64_t rotation_hash = 0;
     if (!state.method->rotation.empty()) {
@@ -224,16 +215,15 @@ Status Evaluator::HashSettings() {
       }
       rotation_hash = hash.Digest();
     }
-    const ModelOptions& m = options_.model;
-    const SamplingOptions s = options_.sampling.value_or(SamplingOptions{});
-    const std::string text = fmt::format(
-        "2|{}|{}|{}|{:x}|{}|{}|{}|{}|{}|{}|{}|{}|{}|{}|{}|{}|{}",
-        fs::absolute(plan->directory()).string(), m.random_weights ? m.weights_seed + 1 : 0,
-        plan->kv().Describe(), rotation_hash, m.group_dims.value_or(-1), m.sink.value_or(-1),
-        m.recent.value_or(-1), m.k_clip.value_or(-1), m.v_clip.value_or(-1),
-        options_.share_prefill ? std::string("exact") : std::to_string(m.prefill_cell),
-        m.rope_scaling, options_.want_answers, options_.sampling.has_value(), s.temperature,
-        s.top_p, s.top_k, options_.seed);
+    const std::string text =
+        fmt::format("3|{:x}|{}|{:x}|{}|{}|{}|{}|{}|{}|{}|{}|{}", model_hash, plan->kv().Describe(),
+                    rotation_hash, m.group_dims.value_or(-1), m.sink.value_or(-1),
+                    m.recent.value_or(-1), m.k_clip.value_or(-1), m.v_clip.value_or(-1),
+                    options_.prefill == EvalPrefill::kExact
+                        ? std::string("exact")
+                        : fmt::format("{}{}", m.prefill_cell,
+                                      options_.prefill == EvalPrefill::kCell ? " shared" : ""),
+                    m.rope_scaling, options_.want_answers, options_.seed);
     state.settings = HashText(text, 0);
     const ModelSpec& spec = plan->spec();
     state.score.label = state.method->label;
@@ -292,8 +282,8 @@ Status Evaluator::RunJobs(MethodState& state, const std::vector<const Job*>& job
     task.reference = job.reference;
     task.max_tokens = job.item->max_tokens;
     task.stop_at_mismatch = !options_.want_answers;
-    if (options_.sampling.has_value()) {
-      task.sampling = options_.sampling;
+    if (job.task->sampling.has_value()) {
+      task.sampling = job.task->sampling;
       task.sampling->seed =
           HashText(job.item->id, options_.seed + static_cast<uint64_t>(job.repeat));
     }
@@ -321,9 +311,9 @@ Status Evaluator::RunJobs(MethodState& state, const std::vector<const Job*>& job
         state.score.simulated ? state.model->kv().StoredBytes(outcome.tokens) : outcome.peak_bytes;
     if (options_.want_answers) {
       const std::string text = tokenizer_->Decode(outcome.output, /*skip_special=*/true);
-      const std::string_view answer = FinalAnswer(text);
-      record.answer = answer == FinalAnswer(job.item->answer) ? 1.0 : 0.0;
-      record.output = answer.substr(0, kMaxOutputChars);
+      OSCAR_ASSIGN_OR_RETURN(record.answer, ScoreOutput(job.task->scorer, *job.item, text));
+      record.bucket = job.item->bucket;
+      record.output = ReadAnswer(job.task->scorer, text).substr(0, kMaxOutputChars);
     }
     if (progress != nullptr) progress->Add(1);
     return log_.Append(std::move(record));
@@ -343,7 +333,10 @@ Status Evaluator::RunShared(Progress* progress) {
     std::vector<std::vector<int32_t>> prompts;
     for (const Job* job : group) prompts.push_back(job->prompt);
     SequenceRunner reader(*plain.model, stop_tokens_);
-    OSCAR_ASSIGN_OR_RETURN(const std::vector<SharedPrompt> shared, reader.ReadPrompts(prompts));
+    const int64_t most =
+        options_.prefill == EvalPrefill::kCell ? options_.model.prefill_cell : int64_t{1} << 40;
+    OSCAR_ASSIGN_OR_RETURN(const std::vector<SharedPrompt> shared,
+                           reader.ReadPrompts(prompts, most));
     for (MethodState& state : methods_) {
       OSCAR_RETURN_IF_ERROR(RunJobs(state, group, &shared, progress));
     }
@@ -414,7 +407,14 @@ Status Evaluator::RunText(Progress* progress) {
 }
 
 std::string Evaluator::PrefillText() const {
-  if (options_.share_prefill) return "exact, one BF16 prefill of each prompt shared by all methods";
+  if (options_.prefill == EvalPrefill::kExact) {
+    return "exact, one BF16 prefill of each prompt shared by all methods";
+  }
+  if (options_.prefill == EvalPrefill::kCell) {
+    return fmt::format(
+        "cell {}: the first cell of a prompt is read once in BF16 and shared by all methods",
+        options_.model.prefill_cell);
+  }
   return fmt::format("each method's own, cell {}", options_.model.prefill_cell);
 }
 
@@ -423,15 +423,11 @@ EvalResults Evaluator::Collect() const {
   out.model = model_name_;
   out.prefill = PrefillText();
   out.warnings = options_.suite.warnings;
-  out.settings = {
-      {"seed", std::to_string(options_.seed)},
-      {"repeats", std::to_string(options_.repeats)},
-      {"decoding", options_.sampling.has_value()
-                       ? fmt::format("drawn at temperature {}", options_.sampling->temperature)
-                       : std::string("greedy")},
-      {"text", windows_.empty() ? std::string("none")
-                                : fmt::format("{} windows of {} tokens, cell 64", windows_.size(),
-                                              options_.prose_tokens)}};
+  out.settings = {{"seed", std::to_string(options_.seed)},
+                  {"decoding", DescribeSampling(options_.suite)},
+                  {"text", windows_.empty() ? std::string("none")
+                                            : fmt::format("{} windows of {} tokens, cell 64",
+                                                          windows_.size(), options_.prose_tokens)}};
   for (const EvalTask& task : options_.suite.tasks) {
     std::vector<int64_t> lengths;
     for (const Job& job : jobs_) {
@@ -513,7 +509,7 @@ Result<EvalResults> Evaluator::Run() {
   Progress* bar = progress.has_value() ? &*progress : nullptr;
   OSCAR_RETURN_IF_ERROR(RunText(bar));
   OSCAR_RETURN_IF_ERROR(RunLayers());
-  if (options_.share_prefill) {
+  if (options_.prefill != EvalPrefill::kMethod) {
     OSCAR_RETURN_IF_ERROR(RunShared(bar));
   } else {
     std::vector<const Job*> all;
@@ -551,13 +547,57 @@ Result<std::vector<EvalMethod>> ParseMethods(const std::vector<std::string>& nam
   return out;
 }
 
-Result<EvalResults> Evaluate(const EvalOptions& options) {
-  if (options.repeats > 1 && !options.sampling.has_value()) {
-    return Unexpected(InvalidArgument(
-        "--repeats without --temperature: greedy outputs are the same every time; add "
-        "--temperature to draw them"));
+Result<EvalResults> Evaluate(const EvalOptions& options) { return Evaluator(options).Run(); }
+
+Status SetSampling(EvalSuite& suite,
+                   const std::function<SamplingOptions(SamplingOptions)>& overrides, int repeats) {
+  for (EvalTask& task : suite.tasks) {
+    SamplingOptions base;
+    base.temperature = 0;
+    const SamplingOptions wanted = overrides(task.sampling.value_or(base));
+    const bool is_greedy = wanted.temperature == 0;
+    if (is_greedy && repeats > 1) {
+      return InvalidArgument(fmt::format(
+          "--repeats without --temperature: greedy outputs of {} are the same every time; add "
+          "--temperature to draw them",
+          task.name));
+    }
+    task.sampling = is_greedy ? std::nullopt : std::optional(wanted);
+    task.repeats = is_greedy ? 1 : repeats > 0 ? repeats : task.repeats;
   }
-  return Evaluator(options).Run();
+  return {};
+}
+
+std::string DescribeSampling(const EvalSuite& suite) {
+  std::set<std::string> kinds;
+  for (const EvalTask& task : suite.tasks) {
+    kinds.insert(!task.sampling.has_value()
+                     ? std::string("greedy")
+                     : fmt::format("drawn {} times at temperature {}, top-p {}, top-k {}",
+                                   task.repeats, task.sampling->temperature, task.sampling->top_p,
+                                   task.sampling->top_k));
+  }
+  std::string out;
+  for (const std::string& kind : kinds) out += (out.empty() ? "" : "; ") + kind;
+  return out;
+}
+
+uint64_t HashItem(const EvalTask& task, const EvalItem& item) {
+  uint64_t hash = HashText(item.prompt, 1 + static_cast<uint64_t>(task.scorer));
+  hash = HashText(item.reference, hash);
+  hash = HashText(item.answer, hash) + static_cast<uint64_t>(item.max_tokens);
+  for (const std::string* text : {&item.system, &item.prefix, &item.tests, &item.tests_prompt}) {
+    if (!text->empty()) hash = HashText(*text, hash);
+  }
+  for (const std::string& text : item.answers) hash = HashText(text, hash);
+  if (task.max_input > 0) hash += static_cast<uint64_t>(task.max_input) << 32;
+  if (task.sampling.has_value()) {
+    const SamplingOptions& s = *task.sampling;
+    hash = HashText(fmt::format("{} {} {} {} {} {} {}", s.temperature, s.top_p, s.top_k, s.min_p,
+                                s.repetition_penalty, s.presence_penalty, s.frequency_penalty),
+                    hash);
+  }
+  return hash;
 }
 
 Status WriteResults(const EvalResults& results, const fs::path& directory) {

@@ -2,14 +2,15 @@
 // next, so that a run can be stopped and started at any time. Results depend on the settings alone:
 // not on threads, batches, interruptions or the order of methods.
 //
-// With a shared exact prefill, a prompt is read once on a BF16 cache and handed to every method:
-// its rows are rotated and sealed as if the method had read it in one cell as long as the prompt.
+// A shared prompt, or its first cell, is read once on a BF16 cache and handed to every method: its
+// rows are rotated and sealed as if the method had read it in one cell.
 // The rows pass through BF16 once more than in a run of the method's own. Generated tokens are the
 // method's alone.
 #pragma once
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -33,15 +34,20 @@ struct EvalMethod {
 Result<std::vector<EvalMethod>> ParseMethods(const std::vector<std::string>& names,
                                              const std::filesystem::path& rotation);
 
+// Who reads the prompts.
+enum class EvalPrefill : uint8_t {
+  kMethod,  // each method itself, by cells
+  kCell,    // the first cell is read once in BF16 and shared; each method reads what follows
+  kExact,   // the whole prompt is read once in BF16 and shared
+};
+
 struct EvalOptions {
   ModelOptions model;  // kv and rotation are each method's own
   std::vector<EvalMethod> methods;
   EvalSuite suite;
-  bool share_prefill = false;
+  EvalPrefill prefill = EvalPrefill::kMethod;
   bool want_answers = true;  // false: an item ends at its first wrong token
-  // Set: outputs are drawn, seeded by (seed, repeat, item); unset: greedy, one repeat.
-  std::optional<SamplingOptions> sampling;
-  int repeats = 1;
+  // Of drawn outputs, with the repeat and the item.
   uint64_t seed = 0;
   std::filesystem::path prose;  // JSON list of documents; empty: no text metrics
   int prose_windows = 8;
@@ -49,6 +55,14 @@ struct EvalOptions {
   std::filesystem::path out;
   bool show_progress = true;
 };
+
+// Settles how outputs are drawn: `overrides` changes what each task publishes (greedy where it
+// publishes nothing), `repeats` too unless 0. kInvalidArgument for repeats of greedy outputs.
+Status SetSampling(EvalSuite& suite,
+                   const std::function<SamplingOptions(SamplingOptions)>& overrides, int repeats);
+std::string DescribeSampling(const EvalSuite& suite);
+// Of everything in an item and its task that decides a score.
+uint64_t HashItem(const EvalTask& task, const EvalItem& item);
 
 // Writes items.jsonl as it goes; the caller writes the rest.
 Result<EvalResults> Evaluate(const EvalOptions& options);

@@ -80,7 +80,7 @@ TEST(SequenceRunner, SharedPromptsAreAsOwnOnes) {
   ASSERT_TRUE(plain.has_value());
   const std::vector<int32_t> prompt = Prompt(700, 9);
   SequenceRunner reader(**plain, {-1});
-  const auto shared = reader.ReadPrompts(std::vector<std::vector<int32_t>>{prompt});
+  const auto shared = reader.ReadPrompts(std::vector<std::vector<int32_t>>{prompt}, 1 << 20);
   ASSERT_TRUE(shared.has_value());
   for (const char* kv : {"bf16", "quarot", "oscar+"}) {
     auto model = LoadedModel::Load(Options(kv, 4096));
@@ -213,7 +213,7 @@ TEST_F(EvaluationTest, RepeatsResumesAndShares) {
 
   // Other settings do not take old records.
   EvalOptions shared = Sample("a");
-  shared.share_prefill = true;
+  shared.prefill = EvalPrefill::kExact;
   const auto exact = Evaluate(shared);
   ASSERT_TRUE(exact.has_value()) << exact.error().ToString();
   EXPECT_NE(exact->prefill, first->prefill);
@@ -222,12 +222,63 @@ TEST_F(EvaluationTest, RepeatsResumesAndShares) {
   EXPECT_EQ(std::count(both.begin(), both.end(), '\n'), 16);
 }
 
+// The first cell shared and the rest read by the method: as the method alone, up to one rounding.
+TEST_F(EvaluationTest, SharedCellsGoOnAsOwnOnes) {
+  auto plain = LoadedModel::Load(Options("bf16", 256));
+  auto model = LoadedModel::Load(Options("quarot", 256));
+  ASSERT_TRUE(plain.has_value() && model.has_value());
+  const std::vector<int32_t> prompt = Prompt(600, 4);
+  SequenceRunner reader(**plain, {-1});
+  const auto shared = reader.ReadPrompts(std::vector<std::vector<int32_t>>{prompt}, 256);
+  ASSERT_TRUE(shared.has_value());
+  EXPECT_EQ((*shared)[0].cache.length(), 256);
+  EXPECT_TRUE((*shared)[0].logits.empty());
+  SequenceTask own;
+  own.prompt = prompt;
+  own.max_tokens = 8;
+  SequenceTask with = own;
+  with.shared = &(*shared)[0];
+  std::vector<SequenceOutcome> outcomes(2);
+  SequenceRunner runner(**model, {-1});
+  ASSERT_TRUE(runner
+                  .Run(std::vector<SequenceTask>{own, with},
+                       [&](size_t index, const SequenceOutcome& outcome) {
+                         outcomes[index] = outcome;
+                         return Status();
+                       })
+                  .ok());
+  EXPECT_EQ(outcomes[0].tokens, outcomes[1].tokens);
+  EXPECT_EQ(outcomes[0].output.front(), outcomes[1].output.front());
+}
+
+TEST_F(EvaluationTest, DrawsRepeatBySeed) {
+  EvalOptions options = Sample("drawn");
+  options.methods.resize(1);
+  options.suite = *ReadSuite(OSCAR_DEMO_MODEL "/eval", {1, {"sort"}});
+  const auto hot = [](SamplingOptions base) {
+    base.temperature = 1.5f;
+    return base;
+  };
+  ASSERT_TRUE(SetSampling(options.suite, hot, 4).ok());
+  const auto first = Evaluate(options);
+  ASSERT_TRUE(first.has_value()) << first.error().ToString();
+  ASSERT_TRUE(first->methods[0].tasks.at("sort").answer_sd.has_value());
+  EvalOptions again = options;
+  again.out = directory_ / "again";
+  EXPECT_EQ(ResultsToJson(*Evaluate(again)), ResultsToJson(*first));
+}
+
 TEST_F(EvaluationTest, RefusesWhatCannotBe) {
   EvalOptions options = Sample("x");
-  options.repeats = 3;
-  const auto result = Evaluate(options);
-  ASSERT_FALSE(result.has_value());
-  EXPECT_NE(result.error().message().find("--temperature"), std::string::npos);
+  const auto as_it_is = [](SamplingOptions base) { return base; };
+  const Status greedy = SetSampling(options.suite, as_it_is, 3);
+  EXPECT_NE(greedy.message().find("--temperature"), std::string::npos);
+  const auto hot = [](SamplingOptions base) {
+    base.temperature = 0.7f;
+    return base;
+  };
+  EXPECT_TRUE(SetSampling(options.suite, hot, 3).ok());
+  EXPECT_EQ(options.suite.tasks[0].repeats, 3);
   EXPECT_FALSE(ParseMethods({"nonsense"}, {}).has_value());
   EXPECT_FALSE(ParseMethods({"bf16", "bf16"}, {}).has_value());
   const auto methods = ParseMethods({"bf16", "oscar+", "oscar+@none", "oscar@r2"}, "r1");

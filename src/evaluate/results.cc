@@ -156,19 +156,20 @@ MethodScore MethodFromJson(const json& object) {
 }  // namespace
 
 std::string ToJsonLine(const ItemRecord& r) {
-  const ordered_json out = {{"settings", r.settings},
-                            {"method", r.method},
-                            {"task", r.task},
-                            {"id", r.id},
-                            {"repeat", r.repeat},
-                            {"strict", OrNull(r.strict)},
-                            {"answer", OrNull(r.answer)},
-                            {"first_wrong", r.first_wrong},
-                            {"prompt_tokens", r.prompt_tokens},
-                            {"output_tokens", r.output_tokens},
-                            {"bits", r.bits},
-                            {"cache_bytes", r.cache_bytes},
-                            {"output", r.output}};
+  ordered_json out = {{"settings", r.settings},
+                      {"method", r.method},
+                      {"task", r.task},
+                      {"id", r.id},
+                      {"repeat", r.repeat},
+                      {"strict", OrNull(r.strict)},
+                      {"answer", OrNull(r.answer)},
+                      {"first_wrong", r.first_wrong},
+                      {"prompt_tokens", r.prompt_tokens},
+                      {"output_tokens", r.output_tokens},
+                      {"bits", r.bits},
+                      {"cache_bytes", r.cache_bytes},
+                      {"output", r.output}};
+  if (!r.bucket.empty()) out["bucket"] = r.bucket;
   return out.dump(-1, ' ', false, ordered_json::error_handler_t::replace) + "\n";
 }
 
@@ -192,6 +193,7 @@ Result<ItemRecord> ParseItemRecord(std::string_view line) {
   r.output_tokens = Field<int64_t>(object, "output_tokens", 0);
   r.bits = Field(object, "bits", 0.0);
   r.cache_bytes = Field<uint64_t>(object, "cache_bytes", 0);
+  r.bucket = Field<std::string>(object, "bucket", "");
   r.output = Field<std::string>(object, "output", "");
   return r;
 }
@@ -199,11 +201,16 @@ Result<ItemRecord> ParseItemRecord(std::string_view line) {
 TaskScore ScoreTask(const std::vector<const ItemRecord*>& records) {
   TaskScore out;
   std::set<std::string> ids;
-  std::map<int, std::vector<double>> strict, answer;  // by repeat
+  // By repeat and bucket.
+  std::map<int, std::map<std::string, std::vector<double>>> strict, answer;
   for (const ItemRecord* record : records) {
     ids.insert(record->id);
-    if (record->strict.has_value()) strict[record->repeat].push_back(*record->strict ? 100.0 : 0.0);
-    if (record->answer.has_value()) answer[record->repeat].push_back(*record->answer * 100.0);
+    if (record->strict.has_value()) {
+      strict[record->repeat][record->bucket].push_back(*record->strict ? 100.0 : 0.0);
+    }
+    if (record->answer.has_value()) {
+      answer[record->repeat][record->bucket].push_back(*record->answer * 100.0);
+    }
     out.bits += record->bits;
     out.mean_tokens += static_cast<double>(record->prompt_tokens + record->output_tokens);
     out.peak_bytes = std::max(out.peak_bytes, record->cache_bytes);
@@ -213,9 +220,13 @@ TaskScore ScoreTask(const std::vector<const ItemRecord*>& records) {
     out.bits /= static_cast<double>(records.size());
     out.mean_tokens /= static_cast<double>(records.size());
   }
-  const auto over_repeats = [](const std::map<int, std::vector<double>>& by_repeat) {
+  const auto over_repeats = [](const auto& by_repeat) {
     std::vector<double> means;
-    for (const auto& [repeat, values] : by_repeat) means.push_back(*Mean(values));
+    for (const auto& [repeat, buckets] : by_repeat) {
+      std::vector<double> of_buckets;
+      for (const auto& [bucket, values] : buckets) of_buckets.push_back(*Mean(values));
+      means.push_back(*Mean(of_buckets));
+    }
     return means;
   };
   const std::vector<double> strict_means = over_repeats(strict), answers = over_repeats(answer);

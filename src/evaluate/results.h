@@ -29,6 +29,7 @@ struct ItemRecord {
   int64_t output_tokens = 0;
   double bits = 0;           // stored bits a number, at the item's final length
   uint64_t cache_bytes = 0;  // peak
+  std::string bucket;        // see EvalItem
   std::string output;        // the final answer, cut to a line's length
 };
 

@@ -99,7 +99,7 @@ Status SequenceRunner::Start(Running& running) {
                                        spec.num_kv_heads, spec.head_dim, model_.threads(),
                                        running.cache));
   }
-  Take(running, task.shared->logits);
+  if (!task.shared->logits.empty()) Take(running, task.shared->logits);
   return {};
 }
 
@@ -223,20 +223,21 @@ Status SequenceRunner::Run(std::span<const SequenceTask> tasks, const OnDone& on
 }
 
 Result<std::vector<SharedPrompt>> SequenceRunner::ReadPrompts(
-    std::span<const std::vector<int32_t>> prompts) {
+    std::span<const std::vector<int32_t>> prompts, int64_t max_tokens) {
   OSCAR_CHECK(model_.kv().cache().sealer == nullptr, "shared prompts need a bf16 plan");
   const auto vocab = static_cast<size_t>(model_.spec().vocab_size);
   const int64_t cell = model_.kv().cache().cell;
   std::vector<SharedPrompt> out;
   for (const std::vector<int32_t>& prompt : prompts) {
-    SharedPrompt shared{SequenceCache(model_.kv().cache(), model_.pool()),
-                        std::vector<float>(vocab)};
-    const auto total = static_cast<int64_t>(prompt.size());
+    SharedPrompt shared{SequenceCache(model_.kv().cache(), model_.pool()), {}};
+    const auto whole = static_cast<int64_t>(prompt.size());
+    const int64_t total = std::min(whole, max_tokens);
+    if (total == whole) shared.logits.resize(vocab);
     while (shared.cache.length() < total) {
       const int64_t at = shared.cache.length();
       const int64_t count =
           std::min<int64_t>({model_.model().max_batch_tokens(), total - at, cell - at % cell});
-      const bool last = at + count == total;
+      const bool last = at + count == whole;
       const ForwardItem item{
           &shared.cache,
           std::span(prompt).subspan(static_cast<size_t>(at), static_cast<size_t>(count)),

@@ -22,10 +22,11 @@
 
 namespace oscar {
 
-// A prompt read exactly, in BF16 and without rotation, for all methods to start from.
+// A prompt, or its start, read exactly, in BF16 and without rotation, for all methods to go on
+// from.
 struct SharedPrompt {
   SequenceCache cache;        // of a bf16 plan
-  std::vector<float> logits;  // [vocab], after the last token
+  std::vector<float> logits;  // [vocab], after the prompt's last token; empty where it goes on
 };
 
 struct SequenceTask {
@@ -50,13 +51,14 @@ struct SequenceOutcome {
 class SequenceRunner {
  public:
   // `stop_tokens` end an output. The model must outlive the runner.
-  SequenceRunner(LoadedModel& model, std::vector<int32_t> stop_tokens, int max_running = 24);
+  SequenceRunner(LoadedModel& model, std::vector<int32_t> stop_tokens, int max_running = 64);
 
   using OnDone = std::function<Status(size_t index, const SequenceOutcome& outcome)>;
   // `on_done` is called once a task, in the order in which they end.
   Status Run(std::span<const SequenceTask> tasks, const OnDone& on_done);
-  // Reads prompts to their ends. REQUIRES: a bf16 plan.
-  Result<std::vector<SharedPrompt>> ReadPrompts(std::span<const std::vector<int32_t>> prompts);
+  // Reads prompts to their ends, or their first `max_tokens`. REQUIRES: a bf16 plan.
+  Result<std::vector<SharedPrompt>> ReadPrompts(std::span<const std::vector<int32_t>> prompts,
+                                                int64_t max_tokens);
 
  private:
   struct Running;

@@ -10,6 +10,7 @@
 
 #include "base/file.h"
 #include "base/json.h"
+#include "evaluate/gzip.h"
 
 namespace oscar {
 namespace {
@@ -17,7 +18,7 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-constexpr uint64_t kMaxSuiteFileBytes = uint64_t{1} << 28;
+constexpr uint64_t kMaxSuiteFileBytes = uint64_t{1} << 32;  // LiveCodeBench's test file is large
 constexpr int64_t kMaxOutputTokens = 1 << 20;
 constexpr char kHaystackName[] = "haystack.txt";
 
@@ -108,37 +109,52 @@ Result<Record> ParseRecord(std::string_view line, std::string_view default_task,
 
 Status ReadTaskFile(const fs::path& path, const CodePointText* haystack,
                     const SuiteOptions& options, EvalSuite& suite) {
-  OSCAR_ASSIGN_OR_RETURN(const std::string text, ReadFile(path, kMaxSuiteFileBytes));
   EvalTask task;
   task.name = path.stem().string();
   std::set<std::string> ids;
-  size_t line_number = 0;
-  for (size_t at = 0; at < text.size();) {
-    const size_t end = std::min(text.find('\n', at), text.size());
-    std::string_view line(text.data() + at, end - at);
-    at = end + 1;
-    ++line_number;
-    if (line.find_first_not_of(" \t\r") == std::string_view::npos) continue;
-    if (options.limit > 0 && static_cast<int64_t>(task.items.size()) == options.limit) break;
-    const auto warn = [&](std::string_view why) {
-      suite.warnings.push_back(fmt::format("{}:{}: left out: {}", path.string(), line_number, why));
-    };
-    Result<Record> record = ParseRecord(line, task.name, haystack);
-    if (!record.has_value()) {
-      warn(record.error().message());
-    } else if (record->task != task.name) {
-      warn(fmt::format("the record belongs to task \"{}\"", record->task));
-    } else if (!ids.insert(record->item.id).second) {
-      warn(fmt::format("id \"{}\" is there twice", record->item.id));
-    } else {
-      task.items.push_back(std::move(record->item));
-    }
-  }
+  OSCAR_RETURN_IF_ERROR(ReadJsonLines(
+      path, options.LimitOf(task.name), suite.warnings,
+      [&](std::string_view line, int64_t) -> Status {
+        OSCAR_ASSIGN_OR_RETURN(Record record, ParseRecord(line, task.name, haystack));
+        if (record.task != task.name) {
+          return InvalidArgument(fmt::format("the record belongs to task \"{}\"", record.task));
+        }
+        if (!ids.insert(record.item.id).second) {
+          return InvalidArgument(fmt::format("id \"{}\" is there twice", record.item.id));
+        }
+        task.items.push_back(std::move(record.item));
+        return {};
+      }));
   suite.tasks.push_back(std::move(task));
   return {};
 }
 
 }  // namespace
+
+Status ReadJsonLines(const fs::path& path, int64_t limit, std::vector<std::string>& warnings,
+                     const std::function<Status(std::string_view, int64_t)>& parse) {
+  OSCAR_ASSIGN_OR_RETURN(std::string packed, ReadFile(path, kMaxSuiteFileBytes));
+  OSCAR_ASSIGN_OR_RETURN(const std::string text,
+                         Gunzip(std::move(packed), path.string(), kMaxSuiteFileBytes));
+  size_t line_number = 0;
+  int64_t taken = 0;
+  for (size_t at = 0; at < text.size();) {
+    const size_t end = std::min(text.find('\n', at), text.size());
+    const std::string_view line(text.data() + at, end - at);
+    at = end + 1;
+    ++line_number;
+    if (line.find_first_not_of(" \t\r") == std::string_view::npos) continue;
+    if (limit > 0 && taken == limit) break;
+    const Status status = parse(line, taken);
+    if (status.ok()) {
+      ++taken;
+    } else {
+      warnings.push_back(
+          fmt::format("{}:{}: left out: {}", path.string(), line_number, status.message()));
+    }
+  }
+  return {};
+}
 
 Result<CodePointText> CodePointText::Create(std::string text, std::string_view what) {
   CodePointText out;

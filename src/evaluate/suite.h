@@ -13,25 +13,62 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
+#include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "oscar/options.h"
 #include "oscar/status.h"
 
 namespace oscar {
 
+// How an output is judged; see scoring.h.
+enum class Scorer : uint8_t {
+  kExact,             // equal to `answer`
+  kContainsAll,       // share of `answers` that occur in it
+  kMath,              // the same mathematical answer
+  kNumber,            // the same number
+  kChoice,            // the letter after "Answer:"
+  kHumanEval,         // `tests` pass
+  kLiveCode,          // the same, by LiveCodeBench's rules
+  kTokenF1,           // the rest: LongBench's scores, the best over `answers`
+  kTokenF1FirstLine,  //
+  kRougeL,
+  kRougeLFirstLine,
+  kClass,
+  kNumbersNamed,
+  kCodeSimilarity,
+};
+
 struct EvalItem {
   std::string id;
+  std::string system;     // a system message; empty: none
   std::string prompt;     // the user's message
+  std::string prefix;     // begins the assistant's turn
   std::string answer;     // exact, after stripping
   std::string reference;  // empty where only the answer counts
   int64_t max_tokens = 0;
+  std::vector<std::string> answers;  // of scorers that take several
+  std::vector<std::string> classes;  // kClass
+  // kHumanEval: the prompt's code, the tests and the function's name; kLiveCode: tests.json.
+  std::string tests_prompt, tests, entry_point;
+  int64_t num_tests = 0;
+  // Scores are averaged within buckets and then over them; empty: no buckets.
+  std::string bucket;
+  bool use_template = true;  // false: the prompt is given to the model as it is
 };
 
 struct EvalTask {
   std::string name;
   std::vector<EvalItem> items;
+  Scorer scorer = Scorer::kExact;
+  // As published; the command line overrides both. Unset: greedy.
+  std::optional<SamplingOptions> sampling;
+  int repeats = 1;
+  int64_t max_input = 0;  // longer prompts lose tokens in the middle; 0: no limit
 };
 
 struct EvalSuite {
@@ -57,12 +94,24 @@ class CodePointText {
 };
 
 struct SuiteOptions {
-  int64_t limit = 0;               // items a task; 0: all
-  std::vector<std::string> tasks;  // names; empty: all
+  int64_t limit = 0;                                // items a task; 0: all
+  std::vector<std::string> tasks;                   // names; empty: all
+  std::map<std::string, int64_t> task_limits = {};  // in place of `limit`
+
+  int64_t LimitOf(const std::string& task) const {
+    const auto found = task_limits.find(task);
+    return found == task_limits.end() ? limit : found->second;
+  }
 };
 
 // kNotFound where the directory has no task file; kInvalidArgument for an unknown task name.
 Result<EvalSuite> ReadSuite(const std::filesystem::path& directory, const SuiteOptions& options);
+
+// Calls `parse` with every line of a JSONL file that is not empty, until `limit` of them were taken
+// (0: all). A line that `parse` refuses is named in `warnings` with its number.
+Status ReadJsonLines(const std::filesystem::path& path, int64_t limit,
+                     std::vector<std::string>& warnings,
+                     const std::function<Status(std::string_view line, int64_t index)>& parse);
 
 // What follows the last </think>, stripped of white space at both ends.
 std::string_view FinalAnswer(std::string_view output);

@@ -1,0 +1,137 @@
+#include "evaluate/endpoint.h"
+
+#include <fmt/core.h>
+#include <httplib.h>
+
+#include <chrono>
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "base/json.h"
+
+namespace oscar {
+namespace {
+
+using nlohmann::json;
+
+// The first line of what a server said, for messages.
+std::string Excerpt(const std::string& body) {
+  return body.substr(0, std::min<size_t>(body.find('\n'), 300));
+}
+
+std::string TextOf(const json& object, const char* name) {
+  if (!object.is_object()) return {};
+  const auto found = object.find(name);
+  return found != object.end() && found->is_string() ? found->get<std::string>() : std::string();
+}
+
+int64_t CountOf(const json& reply, const char* name) {
+  const json usage = reply.value("usage", json());
+  if (!usage.is_object()) return 0;
+  const json count = usage.value(name, json());
+  return count.is_number_integer() ? count.get<int64_t>() : 0;
+}
+
+}  // namespace
+
+Result<Endpoint> Endpoint::Connect(const EndpointOptions& options) {
+  Endpoint out(options);
+  const std::string& url = options.url;
+  const size_t scheme = url.find("://");
+  if (scheme == std::string::npos ||
+      (url.substr(0, scheme) != "http" && url.substr(0, scheme) != "https")) {
+    return Unexpected(InvalidArgument(fmt::format(
+        "--endpoint {}: give http://HOST:PORT or https://HOST, perhaps with a path", url)));
+  }
+#ifndef CPPHTTPLIB_OPENSSL_SUPPORT
+  if (url.substr(0, scheme) == "https") {
+    return Unexpected(Unimplemented("--endpoint: this build has no TLS; use http://"));
+  }
+#endif
+  const size_t slash = std::min(url.find('/', scheme + 3), url.size());
+  out.host_ = url.substr(0, slash);
+  out.path_ = url.substr(slash);
+  while (!out.path_.empty() && out.path_.back() == '/') out.path_.pop_back();
+  if (!out.path_.ends_with("/v1")) out.path_ += "/v1";
+  OSCAR_ASSIGN_OR_RETURN(const std::string body, out.Send("/models", nullptr));
+  OSCAR_ASSIGN_OR_RETURN(const json models, ParseJson(body, url));
+  if (out.options_.model.empty()) {
+    const json list = models.is_object() ? models.value("data", json()) : json();
+    if (list.is_array() && !list.empty()) out.options_.model = TextOf(list[0], "id");
+    if (out.options_.model.empty()) {
+      return Unexpected(
+          InvalidArgument(fmt::format("{}: lists no model; name one with --endpoint-model", url)));
+    }
+  }
+  return out;
+}
+
+Result<std::string> Endpoint::Send(const std::string& route, const std::string* body) const {
+  httplib::Headers headers;
+  if (!options_.api_key.empty()) headers.emplace("Authorization", "Bearer " + options_.api_key);
+  std::string trouble;
+  double pause = options_.first_pause_seconds;
+  for (int attempt = 0; attempt < std::max(options_.attempts, 1); ++attempt) {
+    if (attempt > 0) {
+      std::this_thread::sleep_for(std::chrono::duration<double>(pause));
+      pause *= 2;
+    }
+    httplib::Client client(host_);
+    client.set_connection_timeout(std::chrono::seconds(10));
+    client.set_read_timeout(std::chrono::seconds(static_cast<int64_t>(options_.timeout_seconds)));
+    client.set_follow_location(true);
+    const httplib::Result result =
+        body == nullptr ? client.Get(path_ + route, headers)
+                        : client.Post(path_ + route, headers, *body, "application/json");
+    if (!result) {
+      trouble = httplib::to_string(result.error());
+      continue;
+    }
+    if (result->status == 200) return result->body;
+    trouble = fmt::format("status {}: {}", result->status, Excerpt(result->body));
+    if (result->status != 429 && result->status < 500) {
+      return Unexpected(InvalidArgument(fmt::format("{}{}{}: {}", host_, path_, route, trouble)));
+    }
+  }
+  return Unexpected(Unavailable(fmt::format("{}{}{}: {} attempts failed, the last with {}", host_,
+                                            path_, route, options_.attempts, trouble)));
+}
+
+Result<EndpointReply> Endpoint::Complete(const EvalItem& item,
+                                         const std::optional<SamplingOptions>& sampling,
+                                         uint64_t seed) const {
+  json request = {{"model", options_.model},
+                  {"max_tokens", item.max_tokens},
+                  {"temperature", sampling.has_value() ? sampling->temperature : 0.0f}};
+  if (sampling.has_value()) {
+    request["top_p"] = sampling->top_p;
+    if (sampling->top_k > 0) request["top_k"] = sampling->top_k;
+    if (sampling->min_p > 0) request["min_p"] = sampling->min_p;
+    request["seed"] = seed & 0x7fffffff;
+  }
+  if (item.use_template) {
+    json messages = json::array();
+    if (!item.system.empty()) messages.push_back({{"role", "system"}, {"content", item.system}});
+    messages.push_back({{"role", "user"}, {"content", item.prompt + item.prefix}});
+    request["messages"] = std::move(messages);
+  } else {
+    request["prompt"] = item.prompt + item.prefix;
+  }
+  const std::string body = request.dump(-1, ' ', false, json::error_handler_t::replace);
+  OSCAR_ASSIGN_OR_RETURN(const std::string text,
+                         Send(item.use_template ? "/chat/completions" : "/completions", &body));
+  OSCAR_ASSIGN_OR_RETURN(const json reply, ParseJson(text, host_));
+  const json choices = reply.is_object() ? reply.value("choices", json()) : json();
+  if (!choices.is_array() || choices.empty() || !choices[0].is_object()) {
+    return Unexpected(
+        DataLoss(fmt::format("{}: an answer without choices: {}", host_, Excerpt(text))));
+  }
+  EndpointReply out;
+  out.text = item.use_template ? TextOf(choices[0].value("message", json()), "content")
+                               : TextOf(choices[0], "text");
+  out.prompt_tokens = CountOf(reply, "prompt_tokens");
+  out.output_tokens = CountOf(reply, "completion_tokens");
+  return out;
+}
+
+}  // namespace oscar

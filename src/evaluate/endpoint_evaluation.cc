@@ -1,0 +1,127 @@
+#include "evaluate/endpoint_evaluation.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <atomic>
+#include <mutex>
+#include <thread>
+
+#include "base/progress.h"
+#include "evaluate/item_log.h"
+#include "evaluate/scoring.h"
+
+namespace oscar {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr size_t kMaxOutputChars = 200;
+
+struct Job {
+  const EvalTask* task;
+  const EvalItem* item;
+  int repeat;
+};
+
+}  // namespace
+
+Result<EvalResults> EvaluateEndpoint(const EvalOptions& options, const EndpointOptions& endpoint) {
+  std::error_code error;
+  fs::create_directories(options.out, error);
+  if (error) {
+    return Unexpected(
+        Unavailable(fmt::format("{}: cannot be made: {}", options.out.string(), error.message())));
+  }
+  OSCAR_ASSIGN_OR_RETURN(const Endpoint server, Endpoint::Connect(endpoint));
+  const std::string label = server.model();
+  ItemLog log;
+  OSCAR_RETURN_IF_ERROR(log.Open(options.out / "items.jsonl"));
+  const auto settings_of = [&](const Job& job) {
+    return fmt::format("endpoint {} {:016x} {}", endpoint.url, HashItem(*job.task, *job.item),
+                       options.seed);
+  };
+  const auto key_of = [&](const Job& job) {
+    return ItemKey{label, job.task->name, job.item->id, job.repeat};
+  };
+  std::vector<Job> all, missing;
+  for (const EvalTask& task : options.suite.tasks) {
+    for (const EvalItem& item : task.items) {
+      for (int repeat = 0; repeat < task.repeats; ++repeat) all.push_back({&task, &item, repeat});
+    }
+  }
+  for (const Job& job : all) {
+    if (log.Find(settings_of(job), key_of(job)) == nullptr) missing.push_back(job);
+  }
+  std::optional<Progress> progress;
+  if (options.show_progress) progress.emplace("asking", missing.size(), "items");
+  std::mutex mutex;  // the log, the bar, the troubles
+  std::vector<std::string> troubles;
+  Status fatal;
+  std::atomic<size_t> next{0};
+  const auto work = [&] {
+    for (size_t index = next++; index < missing.size(); index = next++) {
+      const Job& job = missing[index];
+      uint64_t seed = options.seed + static_cast<uint64_t>(job.repeat) * 1000003u;
+      for (char c : job.item->id) seed = seed * 31 + static_cast<unsigned char>(c);
+      const Result<EndpointReply> reply = server.Complete(*job.item, job.task->sampling, seed);
+      Result<double> score = reply.has_value()
+                                 ? ScoreOutput(job.task->scorer, *job.item, reply->text)
+                                 : Result<double>(Unexpected(reply.error()));
+      const std::lock_guard lock(mutex);
+      if (progress.has_value()) progress->Add(1);
+      if (!reply.has_value()) {
+        troubles.push_back(fmt::format("{}: {}", job.item->id, reply.error().message()));
+        continue;
+      }
+      if (!score.has_value()) {
+        if (fatal.ok()) fatal = score.error();
+        next = missing.size();
+        return;
+      }
+      ItemRecord record;
+      record.settings = settings_of(job);
+      record.method = label;
+      record.task = job.task->name;
+      record.id = job.item->id;
+      record.repeat = job.repeat;
+      record.answer = *score;
+      record.prompt_tokens = reply->prompt_tokens;
+      record.output_tokens = reply->output_tokens;
+      record.bucket = job.item->bucket;
+      record.output = ReadAnswer(job.task->scorer, reply->text).substr(0, kMaxOutputChars);
+      if (Status status = log.Append(std::move(record)); !status.ok() && fatal.ok()) {
+        fatal = std::move(status);
+        next = missing.size();
+      }
+    }
+  };
+  std::vector<std::thread> workers;
+  for (int i = 0; i < std::max(endpoint.parallel, 1); ++i) workers.emplace_back(work);
+  for (std::thread& worker : workers) worker.join();
+  OSCAR_RETURN_IF_ERROR(fatal);
+  if (!missing.empty() && troubles.size() == missing.size()) {
+    return Unexpected(Unavailable("no request was answered; the first: " + troubles.front()));
+  }
+  EvalResults out;
+  out.model = label;
+  out.prefill = "the server's own";
+  out.warnings = options.suite.warnings;
+  out.warnings.insert(out.warnings.end(), troubles.begin(), troubles.end());
+  out.settings = {{"endpoint", endpoint.url},
+                  {"seed", std::to_string(options.seed)},
+                  {"decoding", DescribeSampling(options.suite)}};
+  MethodScore score;
+  score.label = label;
+  score.description = "served at " + endpoint.url;
+  std::map<std::string, std::vector<const ItemRecord*>> records;
+  for (const Job& job : all) {
+    const ItemRecord* record = log.Find(settings_of(job), key_of(job));
+    if (record != nullptr) records[job.task->name].push_back(record);
+  }
+  for (const auto& [name, list] : records) score.tasks[name] = ScoreTask(list);
+  out.methods.push_back(std::move(score));
+  return out;
+}
+
+}  // namespace oscar

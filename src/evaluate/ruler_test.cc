@@ -1,0 +1,133 @@
+#include "evaluate/ruler.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <set>
+
+#include "evaluate/scoring.h"
+
+namespace oscar {
+namespace {
+
+// Words are tokens here.
+int64_t CountWords(std::string_view text) {
+  int64_t count = 0;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const bool space = text[i] == ' ' || text[i] == '\n';
+    const bool before = i == 0 || text[i - 1] == ' ' || text[i - 1] == '\n';
+    count += !space && before ? 1 : 0;
+  }
+  return count;
+}
+
+std::string Essays() {
+  std::string out;
+  for (int i = 0; i < 3000; ++i) out += "Sentence number " + std::to_string(i) + " says little. ";
+  return out;
+}
+
+RulerOptions Options(int64_t length, std::string_view essays) {
+  RulerOptions options;
+  options.length = length;
+  options.samples = 3;
+  options.essays = essays;
+  options.count_tokens = [](std::string_view text) -> Result<int64_t> { return CountWords(text); };
+  return options;
+}
+
+TEST(Ruler, EveryTaskFillsTheLengthAndHidesItsAnswers) {
+  const std::string essays = Essays();
+  for (const std::string_view name : RulerTasks()) {
+    for (const int64_t length : {int64_t{2000}, int64_t{6000}}) {
+      const auto task = MakeRulerTask(name, Options(length, essays));
+      ASSERT_TRUE(task.has_value()) << name << ": " << task.error().ToString();
+      ASSERT_EQ(task->items.size(), 3u);
+      std::set<std::string> prompts;
+      for (const EvalItem& item : task->items) {
+        const int64_t words = CountWords(item.prompt + item.prefix) + item.max_tokens;
+        EXPECT_LE(words, length) << name;
+        EXPECT_GT(words, length * 3 / 4) << name;
+        prompts.insert(item.prompt);
+        // Every answer stands in the prompt, and giving them all scores 1.
+        std::string output;
+        for (const std::string& answer : item.answers) {
+          EXPECT_NE(item.prompt.find(answer), std::string::npos) << name;
+          output += answer + ", ";
+        }
+        EXPECT_EQ(*ScoreOutput(task->scorer, item, output), 1);
+        EXPECT_EQ(*ScoreOutput(task->scorer, item, "nothing"), 0);
+      }
+      EXPECT_EQ(prompts.size(), 3u) << name;
+      // The same seed draws the same items.
+      const auto again = MakeRulerTask(name, Options(length, essays));
+      EXPECT_EQ(again->items[2].prompt, task->items[2].prompt);
+    }
+  }
+}
+
+TEST(Ruler, PromptsAreThePublishedOnes) {
+  const std::string essays = Essays();
+  const auto single = MakeRulerTask("niah_single_1", Options(2000, essays));
+  ASSERT_TRUE(single.has_value());
+  const EvalItem& item = single->items[0];
+  EXPECT_TRUE(item.prompt.starts_with(
+      "A special magic number is hidden within the following text. Make sure to memorize it. I "
+      "will quiz you about the number afterwards.\nThe grass is green."))
+      << item.prompt.substr(0, 200);
+  EXPECT_NE(item.prompt.find("One of the special magic numbers for "), std::string::npos);
+  EXPECT_NE(item.prompt.find("\nWhat is the special magic number for "), std::string::npos);
+  EXPECT_TRUE(item.prefix.ends_with(" mentioned in the provided text is"));
+  const auto query = MakeRulerTask("niah_multiquery", Options(2000, essays));
+  EXPECT_EQ(query->items[0].answers.size(), 4u);
+  EXPECT_NE(query->items[0].prompt.find("What are all the special magic numbers for "),
+            std::string::npos);
+  EXPECT_NE(query->items[0].prefix.find(", and "), std::string::npos);
+  const auto value = MakeRulerTask("niah_multivalue", Options(2000, essays));
+  EXPECT_EQ(value->items[0].answers.size(), 4u);
+  const auto uuid = MakeRulerTask("niah_multikey_3", Options(2000, essays));
+  EXPECT_EQ(uuid->items[0].answers.at(0).size(), 36u);
+  EXPECT_EQ(uuid->items[0].answers[0][14], '4');
+}
+
+// The chain, followed by a reader of its own, is the answer.
+TEST(Ruler, TrackingChainsHold) {
+  const auto task = MakeRulerTask("vt", Options(3000, ""));
+  ASSERT_TRUE(task.has_value());
+  for (const EvalItem& item : task->items) {
+    ASSERT_EQ(item.answers.size(), 5u);
+    for (size_t i = 1; i < 5; ++i) {
+      const std::string line = "VAR " + item.answers[i] + " = VAR " + item.answers[i - 1];
+      EXPECT_NE(item.prompt.find(line), std::string::npos);
+      EXPECT_EQ(item.answers[i].size(), 5u);
+    }
+    EXPECT_NE(item.prefix.find("5 variables are assigned the value "), std::string::npos);
+  }
+}
+
+TEST(Ruler, FrequenciesAreInOrder) {
+  const auto task = MakeRulerTask("fwe", Options(3000, ""));
+  ASSERT_TRUE(task.has_value());
+  const EvalItem& item = task->items[0];
+  std::vector<int> counts;
+  for (const std::string& word : item.answers) {
+    int count = 0;
+    for (size_t at = item.prompt.find(word); at != std::string::npos;
+         at = item.prompt.find(word, at + 1)) {
+      ++count;
+    }
+    counts.push_back(count);
+  }
+  EXPECT_GT(counts[0], counts[1]);
+  EXPECT_GT(counts[1], counts[2]);
+  EXPECT_GT(counts[2], 0);
+}
+
+TEST(Ruler, RefusesWhatDoesNotFit) {
+  EXPECT_FALSE(MakeRulerTask("cwe", Options(200, "")).has_value());
+  EXPECT_FALSE(MakeRulerTask("niah_single_2", Options(2000, "")).has_value());
+  EXPECT_FALSE(MakeRulerTask("qa_1", Options(2000, "")).has_value());
+}
+
+}  // namespace
+}  // namespace oscar
