@@ -93,7 +93,8 @@ Status RunAttention(const AttentionOptions& options) {
 }  // namespace
 
 void AddBenchCommand(CLI::App& app, RunFunction& run) {
-  CLI::App* bench = app.add_subcommand("bench", "Measure kernels on this machine");
+  CLI::App* bench =
+      app.add_subcommand("bench", "Measure kernels, models and the server on this machine");
   bench->require_subcommand(1);
   auto options = std::make_shared<AttentionOptions>();
   CLI::App* command =
@@ -120,6 +121,7 @@ void AddBenchCommand(CLI::App& app, RunFunction& run) {
   command->add_option("--json", options->json, "Write the results to this file, too");
   command->callback([options, &run] { run = [options] { return RunAttention(*options); }; });
   AddDecodeBench(*bench, run);
+  AddServeBench(*bench, run);
 }
 
 }  // namespace oscar::cli

@@ -19,8 +19,9 @@ using RunFunction = std::function<Status()>;
 void AddBenchCommand(CLI::App& app, RunFunction& run);
 void AddCalibrateCommand(CLI::App& app, RunFunction& run);
 void AddChatCommand(CLI::App& app, RunFunction& run);
-// A subcommand of bench.
+// Subcommands of bench.
 void AddDecodeBench(CLI::App& bench, RunFunction& run);
+void AddServeBench(CLI::App& bench, RunFunction& run);
 void AddEvalCommand(CLI::App& app, RunFunction& run);
 void AddGenerateCommand(CLI::App& app, RunFunction& run);
 void AddInfoCommand(CLI::App& app, RunFunction& run);

@@ -417,6 +417,7 @@ Status Scheduler::RunCell() {
     return {};
   }
   sequence.read.reset();
+  ++counts_.cells_by_layer;
   batch_.push_back({&sequence, static_cast<int>(count), /*is_prompt=*/true, num_logits});
   return {};
 }
@@ -525,13 +526,14 @@ void Scheduler::Absorb() {
     GeneratedToken token;
   };
   std::vector<Drawing> drawings;
-  size_t row = 0, num_tokens = 0;
+  size_t row = 0, num_tokens = cell_ != nullptr ? static_cast<size_t>(cell_tokens_) : 0;
   for (const Work& work : batch_) {
     Sequence& sequence = *work.sequence;
     const size_t rows = static_cast<size_t>(work.num_logits);
     const std::span<const float> logits(logits_.data() + row * vocab, rows * vocab);
     row += rows;
-    num_tokens += static_cast<size_t>(work.count);
+    // A cell counts in each step by its share.
+    if (work.sequence != cell_) num_tokens += static_cast<size_t>(work.count);
     if (work.is_prompt && sequence.exact) sequence.exact_tokens = sequence.cache.length();
     if (work.is_prompt && sequence.WantsPromptLogprobs()) TakePromptLogprobs(work, logits);
     if (sequence.cache.length() == sequence.size()) {
@@ -539,7 +541,7 @@ void Scheduler::Absorb() {
     }
     Publish(sequence);
   }
-  counts_.batch_tokens_last = static_cast<double>(num_tokens);
+  counts_.batch_tokens.Observe(num_tokens);
   // Each sampler belongs to one sequence, so who draws changes nothing.
   threads_.ParallelFor(static_cast<int64_t>(drawings.size()), [&](int64_t i, int) {
     Drawing& drawing = drawings[static_cast<size_t>(i)];
@@ -605,15 +607,20 @@ void Scheduler::CountInto(EngineStats* stats) const {
   stats->preemptions = counts_.preemptions;
   stats->cancelled = counts_.cancelled;
   stats->steps = counts_.steps;
-  stats->batch_tokens_last = counts_.batch_tokens_last;
+  stats->cells_by_layer = counts_.cells_by_layer;
+  stats->batch_tokens = counts_.batch_tokens;
+  stats->open_page_bytes = config_.open.bytes();
+  stats->sealed_page_bytes = config_.sealer != nullptr ? config_.sealed.bytes() : 0;
 }
 
 void Scheduler::MeasureInto(EngineStats* stats) const {
   std::unordered_set<const std::byte*> seen;
   stats->sink_bytes = stats->quantized_bytes = stats->recent_bytes = stats->prefix_bytes = 0;
+  stats->open_pages = stats->sealed_pages = 0;
   const auto count = [&](const PageRef& page, int64_t index, bool sealed) {
     if (!seen.insert(page.data()).second) return false;
     const uint64_t bytes = page.shape().bytes();
+    ++(sealed ? stats->sealed_pages : stats->open_pages);
     if (index < config_.sink / kPageTokens) {
       stats->sink_bytes += bytes;
     } else {

@@ -8,6 +8,7 @@
 // kUnavailable.
 #pragma once
 
+#include <array>
 #include <chrono>
 #include <cstdint>
 #include <memory>
@@ -78,16 +79,33 @@ struct SequenceInfo {
   std::string pages;
 };
 
+// How many tokens passes had, counted in powers of two.
+struct BatchHistogram {
+  static constexpr size_t kBounds = 14;  // up to 1, 2, 4, ... 8192 tokens; one more for the rest
+  std::array<uint64_t, kBounds + 1> counts{};
+  uint64_t sum = 0;
+  void Observe(uint64_t tokens) {
+    size_t bucket = 0;
+    while (bucket < kBounds && tokens > uint64_t{1} << bucket) ++bucket;
+    ++counts[bucket];
+    sum += tokens;
+  }
+};
+
 struct EngineStats {
   int64_t running = 0, waiting = 0;
   uint64_t kv_budget_bytes = 0, kv_bytes = 0;
   uint64_t sink_bytes = 0, quantized_bytes = 0, recent_bytes = 0;
   uint64_t prefix_bytes = 0;  // of the above: pages that only the prefix cache holds
+  // Pages of 64 tokens in use, and bytes of one.
+  uint64_t open_pages = 0, sealed_pages = 0;
+  uint64_t open_page_bytes = 0, sealed_page_bytes = 0;
   double bits_per_element = 0.0;
   uint64_t prompt_tokens = 0, cached_prompt_tokens = 0, generated_tokens = 0;
   uint64_t prefix_queries = 0, prefix_hits = 0, evictions = 0, preemptions = 0, cancelled = 0;
   uint64_t steps = 0;
-  double batch_tokens_last = 0.0;
+  uint64_t cells_by_layer = 0;  // cells of prompts that were read layer by layer
+  BatchHistogram batch_tokens;
 };
 
 class EngineService {

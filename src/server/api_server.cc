@@ -170,6 +170,12 @@ std::optional<HttpResponse> ApiServer::Admit(const HttpRequest& request) {
   return std::nullopt;
 }
 
+std::string ApiServer::RequestId(const HttpRequest& request) {
+  const std::string* given = FindHeader(request.headers, "X-Request-Id");
+  if (given != nullptr && IsPlainId(*given)) return *given;
+  return fmt::format("{:016x}", ChoiceSeed(id_seed_, ++next_id_));
+}
+
 HttpResponse ApiServer::Handle(const HttpRequest& request) {
   if (request.method == "OPTIONS") {
     HttpResponse response;
@@ -180,12 +186,11 @@ HttpResponse ApiServer::Handle(const HttpRequest& request) {
   const auto served = model();
   Context context{request, served, "", "", std::chrono::steady_clock::now()};
   if (const auto key = options_.keys.Check(request)) context.key_id = *key;
-  const std::string* given = FindHeader(request.headers, "X-Request-Id");
-  context.request_id = given != nullptr && IsPlainId(*given)
-                           ? *given
-                           : fmt::format("{:016x}", ChoiceSeed(id_seed_, ++next_id_));
+  context.request_id = RequestId(request);
   HttpResponse response = (this->*route->function)(context);
-  response.headers.emplace_back("X-Request-Id", context.request_id);
+  if (FindHeader(response.headers, "X-Request-Id") == nullptr) {
+    response.headers.emplace_back("X-Request-Id", context.request_id);
+  }
   return response;
 }
 
@@ -212,6 +217,10 @@ HttpResponse ApiServer::ProtocolError(int status, std::string_view message) {
 
 void ApiServer::Finish(const HttpRequest& request, HttpResponse& response) {
   metrics_.http_responses.Add({{"code", std::to_string(response.status)}});
+  // What was refused before it reached a handler has an id, too.
+  if (FindHeader(response.headers, "X-Request-Id") == nullptr) {
+    response.headers.emplace_back("X-Request-Id", RequestId(request));
+  }
   const std::string* origin = FindHeader(request.headers, "Origin");
   if (origin == nullptr || options_.cors_origins.empty()) return;
   for (const std::string& allowed : options_.cors_origins) {

@@ -65,6 +65,8 @@ class ApiServer final : public HttpHandler {
   static const std::vector<Route>& Routes();
   static const Route* FindRoute(std::string_view path);
   bool Guarded(const HttpRequest& request, const Route* route) const;
+  // The client's own where it is plain text, else a new one.
+  std::string RequestId(const HttpRequest& request);
   std::shared_ptr<const ServedModel> model() const;
   std::optional<ApiError> Unready(const ServedModel* model) const;
   static std::optional<ApiError> CheckModelName(const ServedModel& model, const std::string& name);

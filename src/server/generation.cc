@@ -95,11 +95,15 @@ bool Generation::Poll(size_t index, milliseconds timeout, Update* update) {
       if (plan_.echo) update->piece = EchoPiece(choice, event);
       return true;
     case EngineEvent::Kind::kToken: {
-      choice.timing.last_token = Clock::now();
+      const auto now = Clock::now();
       if (!choice.timing.has_token) {
         choice.timing.has_token = true;
-        choice.timing.first_token = choice.timing.last_token;
+        choice.timing.first_token = now;
+      } else if (plan_.inter_token != nullptr) {
+        plan_.inter_token->Observe(
+            std::chrono::duration<double>(now - choice.timing.last_token).count());
       }
+      choice.timing.last_token = now;
       if (plan_.prefill_only) return false;
       ++choice.timing.tokens;
       const bool stopped = choice.assembler->OnToken(event.token, &update->piece);

@@ -11,6 +11,7 @@
 #include "engine/service.h"
 #include "server/api_error.h"
 #include "server/choice.h"
+#include "server/metrics.h"
 #include "server/openai_response.h"
 
 namespace oscar::server {
@@ -33,6 +34,8 @@ struct GenerationPlan {
   bool prompt_logprobs = false;
   // max_tokens 0: the engine draws one token, which nobody sees.
   bool prefill_only = false;
+  // Gaps between the tokens of a choice, in seconds; null: nobody wants them.
+  Histogram* inter_token = nullptr;
 };
 
 // Mixes the seed of a request with the number of a choice; choice 0 keeps the seed itself.

@@ -29,6 +29,14 @@ uint64_t DrawSeed() {
   return (uint64_t{device()} << 32) | device();
 }
 
+// The client's own id, from the header or from the body, else the one drawn for it.
+std::string RequestIdOf(const HttpRequest& http, const std::string& drawn,
+                        const GenerationParams& params) {
+  const std::string* header = FindHeader(http.headers, "X-Request-Id");
+  const bool from_header = header != nullptr && *header == drawn;
+  return from_header || params.request_id.empty() ? drawn : params.request_id;
+}
+
 // Fits the wanted number of tokens to the context. All three numbers are in the message.
 ApiResult<int64_t> FitTokens(std::optional<int64_t> wanted, int64_t fallback, int64_t prompt,
                              int64_t context) {
@@ -232,6 +240,7 @@ class GenerationRun {
       const double ttft = Seconds(timing.first_token - received_);
       metrics.time_to_first_token.Observe(ttft);
       if (timing.has_started) metrics.prefill.Observe(Seconds(timing.first_token - timing.started));
+      metrics.decode.Observe(Seconds(timing.last_token - timing.first_token));
       if (timing.tokens > 1) {
         const double tpot = Seconds(timing.last_token - timing.first_token) /
                             static_cast<double>(timing.tokens - 1);
@@ -241,6 +250,8 @@ class GenerationRun {
       first_token = std::max(first_token, ttft);
     }
     const Usage usage = generation_->usage();
+    metrics.request_prompt_tokens.Observe(static_cast<double>(usage.prompt_tokens));
+    metrics.request_generation_tokens.Observe(static_cast<double>(usage.completion_tokens));
     LogInfo(
         "{} {} status={} finish={} key={} prompt={} cached={} completion={} ttft_ms={:.1f} "
         "tpot_ms={:.2f} total_ms={:.1f}",
@@ -268,6 +279,7 @@ HttpResponse ApiServer::Generate(const Context& context, std::string endpoint,
                                  const GenerationParams& params, GenerationPlan plan) {
   const ServedModel& served = *context.model;
   const bool chat = plan.chat;
+  const std::string request_id = RequestIdOf(context.http, context.request_id, params);
   int64_t longest = 0;
   for (GenerationPrompt& prompt : plan.prompts) {
     if (params.truncate_prompt_tokens.has_value() &&
@@ -288,11 +300,12 @@ HttpResponse ApiServer::Generate(const Context& context, std::string endpoint,
                 chat ? 0 : kDefaultCompletionTokens, longest, served.engine->max_context());
   if (!max_tokens.has_value()) return ErrorResponse(max_tokens.error());
 
-  plan.request_id = context.request_id;
+  plan.request_id = request_id;
   plan.choices_per_prompt = params.n;
   plan.seed = params.seed.has_value() ? static_cast<uint64_t>(*params.seed) : DrawSeed();
-  LogDebug("{} seed={}", context.request_id, plan.seed);
+  LogDebug("{} seed={}", request_id, plan.seed);
   plan.prompt_logprobs = plan.echo && params.logprobs;
+  plan.inter_token = &metrics_.inter_token;
   EngineRequest& engine = plan.prototype;
   engine.sampling = params.sampling;
   // A chat without a limit takes what each prompt leaves; 0 says so.
@@ -319,13 +332,13 @@ HttpResponse ApiServer::Generate(const Context& context, std::string endpoint,
   auto generation = Generation::Start(*served.engine, *served.tokenizer, std::move(plan));
   if (!generation.has_value()) {
     metrics_.requests.Add({{"endpoint", endpoint}, {"finish_reason", "refused"}});
-    LogInfo("{} {} status={} refused: {}", context.request_id, endpoint,
-            generation.error().http_status, generation.error().message);
+    LogInfo("{} {} status={} refused: {}", request_id, endpoint, generation.error().http_status,
+            generation.error().message);
     return ErrorResponse(generation.error());
   }
   ResponseHead head;
   head.chat = chat;
-  head.id = fmt::format("{}-{}", chat ? "chatcmpl" : "cmpl", context.request_id);
+  head.id = fmt::format("{}-{}", chat ? "chatcmpl" : "cmpl", request_id);
   head.created = static_cast<int64_t>(std::time(nullptr));
   head.model = params.model.empty() ? served.names.front() : params.model;
   head.fingerprint = served.fingerprint;
@@ -334,11 +347,16 @@ HttpResponse ApiServer::Generate(const Context& context, std::string endpoint,
   head.return_token_ids = params.return_token_ids;
   // Shared: the stream function must be copyable, and the last copy ends the run.
   const auto run = std::make_shared<GenerationRun>(
-      *this, context.model, std::move(endpoint), context.request_id, context.key_id,
-      std::move(head), params, context.received, std::move(*generation));
-  if (!params.stream) return run->RunWhole(context.http);
-  if (auto failed = run->AwaitStart(context.http)) return std::move(*failed);
+      *this, context.model, std::move(endpoint), request_id, context.key_id, std::move(head),
+      params, context.received, std::move(*generation));
   HttpResponse response;
+  if (!params.stream) {
+    response = run->RunWhole(context.http);
+    response.headers.emplace_back("X-Request-Id", request_id);
+    return response;
+  }
+  if (auto failed = run->AwaitStart(context.http)) return std::move(*failed);
+  response.headers.emplace_back("X-Request-Id", request_id);
   response.content_type = "text/event-stream; charset=utf-8";
   response.headers.emplace_back("Cache-Control", "no-cache");
   response.headers.emplace_back("X-Accel-Buffering", "no");

@@ -1,6 +1,9 @@
 // Endpoints that tell what the server is and how it does.
+#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "base/json.h"
 #include "oscar/version.h"
@@ -38,7 +41,36 @@ void WriteEngine(const EngineStats& stats, ExpositionWriter* out) {
   out->Counter("engine_steps_total", "Forward passes", stats.steps);
   out->Gauge("requests_running", "Sequences in the batch", static_cast<double>(stats.running));
   out->Gauge("requests_waiting", "Sequences in the queue", static_cast<double>(stats.waiting));
-  out->Gauge("batch_tokens", "Tokens of the last forward pass", stats.batch_tokens_last);
+  out->Counter("cells_by_layer_total",
+               "Cells of prompts read layer by layer because they did not fit otherwise",
+               stats.cells_by_layer);
+  Histogram::Snapshot batch;
+  for (size_t i = 0; i < BatchHistogram::kBounds; ++i) {
+    batch.count += stats.batch_tokens.counts[i];
+    batch.cumulative.emplace_back(static_cast<double>(uint64_t{1} << i), batch.count);
+  }
+  batch.count += stats.batch_tokens.counts.back();
+  batch.sum = number(stats.batch_tokens.sum);
+  out->Add("batch_tokens", "Tokens of each forward pass", batch);
+  // Two sizes share one budget: what is free counts in each kind, so used + free = total holds.
+  const uint64_t free_bytes =
+      stats.kv_budget_bytes - std::min(stats.kv_budget_bytes, stats.kv_bytes);
+  std::vector<std::pair<Labels, double>> used, free, total;
+  const auto blocks = [&](const char* kind, uint64_t in_use, uint64_t bytes) {
+    if (bytes == 0) return;
+    const uint64_t more = free_bytes / bytes;
+    used.push_back({{{"kind", kind}}, number(in_use)});
+    free.push_back({{{"kind", kind}}, number(more)});
+    total.push_back({{{"kind", kind}}, number(in_use + more)});
+  };
+  blocks("open", stats.open_pages, stats.open_page_bytes);
+  blocks("sealed", stats.sealed_pages, stats.sealed_page_bytes);
+  out->Gauge("kv_blocks_used", "Cache pages of 64 tokens in use, by kind", used);
+  out->Gauge("kv_blocks_free", "More pages of this kind that the free bytes hold", free);
+  out->Gauge("kv_blocks_total", "Pages in use and free, by kind", total);
+  out->Gauge(
+      "kv_usage_ratio", "Share of the cache budget in use",
+      stats.kv_budget_bytes > 0 ? number(stats.kv_bytes) / number(stats.kv_budget_bytes) : 0.0);
   out->Gauge("kv_bytes", "Bytes of cache pages by what they hold",
              {{{{"region", "sink"}}, number(stats.sink_bytes)},
               {{{"region", "bulk"}}, number(stats.quantized_bytes)},
@@ -128,10 +160,15 @@ HttpResponse ApiServer::HandleMetrics(const Context& context) {
           metrics_.time_to_first_token);
   out.Add("time_per_output_token_seconds", "Mean time between the tokens of a choice",
           metrics_.time_per_output_token);
+  out.Add("inter_token_seconds", "Time between two tokens of a choice", metrics_.inter_token);
   out.Add("request_duration_seconds", "From the request's arrival to its end",
           metrics_.request_duration);
   out.Add("queue_seconds", "Waiting for admission", metrics_.queue);
   out.Add("prefill_seconds", "From admission to the first token", metrics_.prefill);
+  out.Add("decode_seconds", "From the first token to the last", metrics_.decode);
+  out.Add("request_prompt_tokens", "Prompt tokens of a request", metrics_.request_prompt_tokens);
+  out.Add("request_generation_tokens", "Tokens generated for a request",
+          metrics_.request_generation_tokens);
   HttpResponse response;
   response.content_type = "text/plain; version=0.0.4; charset=utf-8";
   response.body = out.text();

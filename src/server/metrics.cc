@@ -16,6 +16,9 @@ constexpr std::array<double, 18> kLatency = {0.001, 0.0025, 0.005, 0.01, 0.025, 
 constexpr std::array<double, 14> kTokenLatency = {0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05,
                                                   0.1,    0.25,  0.5,    1.0,   2.5,  5.0,   10.0};
 
+constexpr std::array<double, 17> kTokenCounts = {
+    1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536};
+
 std::string Number(double value) {
   if (std::isnan(value)) return "NaN";
   if (std::isinf(value)) return value > 0 ? "+Inf" : "-Inf";
@@ -39,6 +42,7 @@ std::string Escape(std::string_view text) {
 
 std::span<const double> LatencyBounds() { return kLatency; }
 std::span<const double> TokenLatencyBounds() { return kTokenLatency; }
+std::span<const double> TokenCountBounds() { return kTokenCounts; }
 
 Histogram::Histogram(std::span<const double> bounds) : bounds_(bounds.begin(), bounds.end()) {
   OSCAR_CHECK(bounds_.size() <= kMaxBuckets && std::is_sorted(bounds_.begin(), bounds_.end()));
@@ -108,9 +112,8 @@ void ExpositionWriter::Gauge(std::string_view name, std::string_view help,
 }
 
 void ExpositionWriter::Add(std::string_view name, std::string_view help,
-                           const Histogram& histogram) {
+                           const Histogram::Snapshot& snapshot) {
   Family(name, help, "histogram");
-  const Histogram::Snapshot snapshot = histogram.Read();
   const std::string bucket = fmt::format("{}_bucket", name);
   for (const auto& [bound, count] : snapshot.cumulative) {
     Sample(bucket, {{"le", Number(bound)}}, static_cast<double>(count));

@@ -41,6 +41,9 @@ std::span<const double> LatencyBounds();
 // 0.5 ms to 10 s, for single tokens.
 std::span<const double> TokenLatencyBounds();
 
+// 1 to 65536 in powers of two, for counts of tokens.
+std::span<const double> TokenCountBounds();
+
 using Labels = std::vector<std::pair<std::string, std::string>>;
 
 class LabelledCounter {
@@ -63,7 +66,10 @@ class ExpositionWriter {
   void Gauge(std::string_view name, std::string_view help, double value);
   void Gauge(std::string_view name, std::string_view help,
              const std::vector<std::pair<Labels, double>>& values);
-  void Add(std::string_view name, std::string_view help, const Histogram& histogram);
+  void Add(std::string_view name, std::string_view help, const Histogram& histogram) {
+    Add(name, help, histogram.Read());
+  }
+  void Add(std::string_view name, std::string_view help, const Histogram::Snapshot& snapshot);
   const std::string& text() const { return text_; }
 
  private:
@@ -79,10 +85,14 @@ struct ServerMetrics {
   std::atomic<uint64_t> cancelled{0};
   std::atomic<int64_t> streams{0};
   Histogram time_to_first_token{LatencyBounds()};
-  Histogram time_per_output_token{TokenLatencyBounds()};
+  Histogram time_per_output_token{TokenLatencyBounds()};  // mean of a choice
+  Histogram inter_token{TokenLatencyBounds()};            // every gap
+  Histogram request_prompt_tokens{TokenCountBounds()};
+  Histogram request_generation_tokens{TokenCountBounds()};
   Histogram request_duration{LatencyBounds()};
   Histogram queue{LatencyBounds()};
   Histogram prefill{LatencyBounds()};
+  Histogram decode{LatencyBounds()};
 };
 
 }  // namespace oscar::server

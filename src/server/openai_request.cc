@@ -119,6 +119,11 @@ void ReadCommon(FieldReader& fields, const RequestLimits& limits, GenerationPara
   fields.Bool("return_token_ids", &params->return_token_ids);
   fields.Int("truncate_prompt_tokens", 1, kMaxTokens, &params->truncate_prompt_tokens);
   fields.String("request_id", 128, &params->request_id);
+  // It goes into headers and logs.
+  if (!std::ranges::all_of(params->request_id,
+                           [](unsigned char c) { return c > 0x20 && c < 0x7f; })) {
+    fields.FailValue("request_id", "must be printable ASCII without spaces");
+  }
   fields.String("cache_salt", kMaxNameBytes, &params->cache_salt);
   ReadResponseFormat(fields);
   for (const char* name : {"user", "metadata", "safety_identifier", "prompt_cache_key",
