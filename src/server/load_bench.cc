@@ -346,7 +346,8 @@ std::map<std::string, double> ParseMetrics(std::string_view text) {
     double value = 0.0;
     const std::string_view number = line.substr(space + 1);
     const auto parsed = std::from_chars(number.data(), number.data() + number.size(), value);
-    if (parsed.ec == std::errc()) samples[std::string(line.substr(0, space))] = value;
+    if (parsed.ec == std::errc() && parsed.ptr == number.data() + number.size())
+      samples[std::string(line.substr(0, space))] = value;
   }
   return samples;
 }
