@@ -1,23 +1,30 @@
 #!/usr/bin/env bash
 # Installs the Debian packages that building and testing oscar need. Asks nothing; works as root or
-# with sudo; does nothing when everything is there. With --dev also the tools for formatting,
-# linting and fuzzing, and the browser that tests the page.
+# with sudo; does nothing when everything is there. With --build only what the program itself needs;
+# with --dev also the tools for formatting, linting, fuzzing and packaging, and the browser that
+# tests the page.
 set -euo pipefail
 
 packages=(
-  g++ cmake ninja-build ccache pkg-config
+  g++ cmake ninja-build pkg-config
   libeigen3-dev nlohmann-json3-dev libfmt-dev libspdlog-dev libcli11-dev libexpected-dev
   libzip-dev libpcre2-dev libutf8proc-dev libxxhash-dev libhwy-dev libcpp-httplib-dev libssl-dev
   zlib1g-dev
-  libgtest-dev libgmock-dev libbenchmark-dev xz-utils
+)
+test_packages=(
+  ccache libgtest-dev libgmock-dev libbenchmark-dev xz-utils
   python3 python3-pytest python3-httpx python3-prometheus-client
 )
-if [[ "${1:-}" == "--dev" ]]; then
-  packages+=(clang clang-format clang-tidy libclang-rt-14-dev python3-jinja2 chromium)
-elif [[ $# -gt 0 ]]; then
-  echo "usage: scripts/setup.sh [--dev]" >&2
-  exit 2
-fi
+case "${1:-}" in
+  --build) ;;
+  "") packages+=("${test_packages[@]}") ;;
+  --dev)
+    packages+=("${test_packages[@]}" clang clang-format clang-tidy libclang-rt-14-dev python3-jinja2
+      chromium dpkg-dev file lintian debootstrap) ;;
+  *)
+    echo "usage: scripts/setup.sh [--build | --dev]" >&2
+    exit 2 ;;
+esac
 
 missing=()
 for package in "${packages[@]}"; do

@@ -6,7 +6,8 @@ cd "$(dirname "$0")/.."
 
 scripts/setup.sh
 echo "test: building"
-cmake --preset release
+# scripts/demo.sh may have left tests out.
+cmake --preset release -DBUILD_TESTING=ON -DOSCAR_BUILD_BENCHMARKS=ON
 cmake --build --preset release
 echo "test: running"
 ctest --preset release

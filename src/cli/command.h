@@ -19,6 +19,7 @@ using RunFunction = std::function<Status()>;
 void AddBenchCommand(CLI::App& app, RunFunction& run);
 void AddCalibrateCommand(CLI::App& app, RunFunction& run);
 void AddChatCommand(CLI::App& app, RunFunction& run);
+void AddDemoCommand(CLI::App& app, RunFunction& run);
 // Subcommands of bench.
 void AddDecodeBench(CLI::App& bench, RunFunction& run);
 void AddServeBench(CLI::App& bench, RunFunction& run);
@@ -26,6 +27,8 @@ void AddEvalCommand(CLI::App& app, RunFunction& run);
 void AddGenerateCommand(CLI::App& app, RunFunction& run);
 void AddInfoCommand(CLI::App& app, RunFunction& run);
 void AddInspectCommand(CLI::App& app, RunFunction& run);
+// man and completions, which help does not list.
+void AddManualCommands(CLI::App& app, RunFunction& run);
 void AddReportCommand(CLI::App& app, RunFunction& run);
 void AddRotationCommand(CLI::App& app, RunFunction& run);
 void AddServeCommand(CLI::App& app, RunFunction& run);

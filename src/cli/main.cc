@@ -46,6 +46,7 @@ int Main(int argc, char** argv) {
   app.fallthrough();
 
   RunFunction run;
+  AddDemoCommand(app, run);
   AddBenchCommand(app, run);
   AddChatCommand(app, run);
   AddGenerateCommand(app, run);
@@ -57,6 +58,7 @@ int Main(int argc, char** argv) {
   AddRotationCommand(app, run);
   AddServeCommand(app, run);
   AddTokenizeCommand(app, run);
+  AddManualCommands(app, run);
   NameEnvironmentVariables(app);
 
   try {
