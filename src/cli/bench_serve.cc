@@ -99,63 +99,75 @@ void PrintRow(const Row& row) {
   if (!r.first_error.empty()) LogWarning("{} requests failed: {}", r.failed, r.first_error);
 }
 
-// One method, or one server that runs already, under every load.
-Status RunLoads(const ServeBenchOptions& options, const server::Endpoint& endpoint,
-                const std::string& method, int vocab_size,
-                const std::function<int64_t(int64_t)>& fit, std::vector<Row>* rows) {
-  for (const int64_t shared : options.shared) {
-    for (const int clients : options.clients) {
-      server::LoadOptions load;
-      load.clients = clients;
-      load.requests = clients * options.rounds;
-      load.prompt_tokens = options.prompt_tokens;
-      load.shared_tokens = shared;
-      load.max_tokens = options.max_tokens;
-      load.vocab_size = vocab_size;
-      // Other prompts in every row: only what is meant to be shared is.
-      load.seed = 1 + rows->size();
-      Progress progress(fmt::format("{} clients, {} shared", clients, shared),
-                        static_cast<uint64_t>(load.requests), "requests");
-      Row row{method, clients, shared, fit(shared), {}};
-      OSCAR_ASSIGN_OR_RETURN(row.report, server::RunLoad(endpoint, load, [&] { progress.Add(1); }));
-      progress.Finish();
-      PrintRow(row);
-      rows->push_back(std::move(row));
-    }
-  }
-  return {};
-}
+// A server under test: one of a method in this process, over real connections, or another one.
+struct Target {
+  std::string method;
+  server::Endpoint endpoint;
+  int vocab_size = 8192;
+  uint64_t budget = 0;
+  std::unique_ptr<LoadedModel> plan;  // null: unknown
+  // In the order of destruction, reversed.
+  std::unique_ptr<server::ModelHost> host;
+  std::unique_ptr<server::ApiServer> api;
+  std::unique_ptr<server::HttpServer> http;
 
-// Serves one method in this process, over real connections.
-Status RunMethod(const ServeBenchOptions& options, const std::string& method, uint64_t budget,
-                 std::vector<Row>* rows) {
+  ~Target() {
+    if (api != nullptr) api->Abort();
+    if (http != nullptr) http->Stop(std::chrono::seconds(5));
+  }
+  int64_t Fit(int64_t tokens) const {
+    if (plan == nullptr) return -1;
+    const CacheConfig& cache = plan->kv().cache();
+    return std::max(Conversations(cache, tokens, budget, Reading::kByChunk),
+                    Conversations(cache, tokens, budget, Reading::kByLayer));
+  }
+};
+
+Result<std::unique_ptr<Target>> StartTarget(const ServeBenchOptions& options,
+                                            const std::string& method, uint64_t budget) {
   ModelOptions model = options.model.options;
   model.kv = method;
   model.kv_memory = budget;
   server::HostOptions host;
   host.engine.max_running = std::max(64, *std::ranges::max_element(options.clients));
   host.engine.max_waiting = 4096;
-  OSCAR_ASSIGN_OR_RETURN(const auto hosted, server::ModelHost::Load(model, host));
-  OSCAR_ASSIGN_OR_RETURN(const auto plan, LoadedModel::Plan(model));
-  server::ApiServer api{{}};
+  auto target = std::make_unique<Target>();
+  target->method = method;
+  target->budget = budget;
+  OSCAR_ASSIGN_OR_RETURN(target->host, server::ModelHost::Load(model, host));
+  OSCAR_ASSIGN_OR_RETURN(target->plan, LoadedModel::Plan(model));
+  target->vocab_size = target->plan->spec().vocab_size;
   server::HttpOptions http;
   http.port = 0;
   http.max_connections = 4096;
-  OSCAR_ASSIGN_OR_RETURN(const auto listener, server::HttpServer::Bind(http));
-  listener->Start(api);
-  api.SetModel(hosted->served());
-  server::Endpoint endpoint;
-  endpoint.port = listener->port();
-  const auto fit = [&](int64_t shared) {
-    const int64_t tokens = shared + options.prompt_tokens + options.max_tokens;
-    const CacheConfig& cache = plan->kv().cache();
-    return std::max(Conversations(cache, tokens, budget, Reading::kByChunk),
-                    Conversations(cache, tokens, budget, Reading::kByLayer));
-  };
-  Status status = RunLoads(options, endpoint, method, plan->spec().vocab_size, fit, rows);
-  api.Abort();
-  listener->Stop(std::chrono::seconds(5));
-  return status;
+  target->api = std::make_unique<server::ApiServer>(server::ApiOptions{});
+  OSCAR_ASSIGN_OR_RETURN(target->http, server::HttpServer::Bind(http));
+  target->http->Start(*target->api);
+  target->api->SetModel(target->host->served());
+  target->endpoint.port = target->http->port();
+  return target;
+}
+
+Result<Row> RunRow(const ServeBenchOptions& options, const Target& target, int64_t shared,
+                   int clients, uint64_t seed) {
+  server::LoadOptions load;
+  load.clients = clients;
+  load.requests = clients * options.rounds;
+  load.prompt_tokens = options.prompt_tokens;
+  load.shared_tokens = shared;
+  load.max_tokens = options.max_tokens;
+  load.vocab_size = target.vocab_size;
+  load.seed = seed;
+  Progress progress(fmt::format("{}, {} clients, {} shared", target.method, clients, shared),
+                    static_cast<uint64_t>(load.requests), "requests");
+  Row row{target.method,
+          clients,
+          shared,
+          target.Fit(shared + options.prompt_tokens + options.max_tokens),
+          {}};
+  OSCAR_ASSIGN_OR_RETURN(row.report,
+                         server::RunLoad(target.endpoint, load, [&] { progress.Add(1); }));
+  return row;
 }
 
 Status RunServeBench(const ServeBenchOptions& options) {
@@ -179,14 +191,30 @@ Status RunServeBench(const ServeBenchOptions& options) {
   fmt::print("{:>10} {:>7} {:>8} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9} {:>7} {:>5} {:>7} {:>8}\n",
              "kv", "clients", "shared", "answered", "out tok/s", "in tok/s", "TTFT p50", "TTFT p95",
              "ms/token", "cached", "fit", "running", "preempt");
+  std::vector<std::unique_ptr<Target>> targets;
   if (!options.url.empty()) {
-    OSCAR_ASSIGN_OR_RETURN(server::Endpoint endpoint, server::ParseEndpoint(options.url));
-    endpoint.api_key = options.api_key;
-    OSCAR_RETURN_IF_ERROR(RunLoads(
-        options, endpoint, "url", 8192, [](int64_t) { return int64_t{-1}; }, &rows));
+    auto target = std::make_unique<Target>();
+    target->method = "url";
+    OSCAR_ASSIGN_OR_RETURN(target->endpoint, server::ParseEndpoint(options.url));
+    target->endpoint.api_key = options.api_key;
+    targets.push_back(std::move(target));
   } else {
     for (const std::string& method : options.methods) {
-      OSCAR_RETURN_IF_ERROR(RunMethod(options, method, budget, &rows));
+      OSCAR_ASSIGN_OR_RETURN(auto target, StartTarget(options, method, budget));
+      targets.push_back(std::move(target));
+    }
+  }
+  // Methods side by side, so that a machine that is busier for a while is so for all of them; other
+  // prompts in every row, so that only what is meant to be shared is.
+  uint64_t seed = 0;
+  for (const int64_t shared : options.shared) {
+    for (const int clients : options.clients) {
+      ++seed;
+      for (const auto& target : targets) {
+        OSCAR_ASSIGN_OR_RETURN(Row row, RunRow(options, *target, shared, clients, seed));
+        PrintRow(row);
+        rows.push_back(std::move(row));
+      }
     }
   }
   if (!options.json.empty()) {

@@ -31,6 +31,7 @@ struct ServeArguments {
   bool open_metrics = false, isolate_keys = false, no_prefix_cache = false;
   bool no_generation_config = false;
   double request_timeout = 0.0, shutdown_timeout = 30.0, ping_interval = 15.0;
+  server::RequestLimits limits;
   EngineServiceOptions engine;
   bool dry_run = false, json = false;
   int64_t plan_tokens = 32768;  // the conversation that the memory plan counts in
@@ -113,6 +114,7 @@ Status RunServe(const ServeArguments& arguments) {
   host.names = arguments.names;
   host.chat_template = arguments.chat_template;
   host.use_generation_config = !arguments.no_generation_config;
+  host.limits = arguments.limits;
   host.engine = arguments.engine;
   host.engine.prefix_cache = !arguments.no_prefix_cache;
   return server::RunServer(options, [&]() -> Result<server::Loaded> {
@@ -182,6 +184,22 @@ void AddServeCommand(CLI::App& app, RunFunction& run) {
   command->add_option("--max-body", a.http.max_body_bytes, "Largest request body")
       ->capture_default_str()
       ->transform(CLI::AsSizeValue(false))
+      ->group(group);
+  command->add_option("--max-n", a.limits.max_n, "Choices of one request")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 1024))
+      ->group(group);
+  command->add_option("--max-stops", a.limits.max_stops, "Stop strings of one request")
+      ->capture_default_str()
+      ->check(CLI::Range(0, 1024))
+      ->group(group);
+  command->add_option("--max-logprobs", a.limits.max_top_logprobs, "Likeliest tokens told of each")
+      ->capture_default_str()
+      ->check(CLI::Range(0, 1024))
+      ->group(group);
+  command->add_option("--max-messages", a.limits.max_messages, "Messages of one chat")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 1'000'000))
       ->group(group);
   command->add_option("--ping-interval", a.ping_interval, "Seconds between pings on quiet streams")
       ->capture_default_str()

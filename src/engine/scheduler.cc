@@ -497,6 +497,9 @@ void Scheduler::TakePromptLogprobs(const Work& work, std::span<const float> logi
     GeneratedToken& entry = sequence.prompt_logprobs[static_cast<size_t>(position)];
     entry.token = sequence.tokens[static_cast<size_t>(position + 1)];
     entry.logprob = LogProbability(row, entry.token);
+    const float own = row[static_cast<size_t>(entry.token)];
+    entry.rank = 1 + static_cast<int32_t>(
+                         std::ranges::count_if(row, [own](float other) { return other > own; }));
     if (sequence.request.top_logprobs > 0) {
       entry.top = TopLogprobs(row, sequence.request.top_logprobs);
     }

@@ -43,6 +43,7 @@ struct GeneratedToken {
   int32_t token = 0;
   float logprob = 0.0f;           // where wanted; of the model's own distribution
   std::vector<TokenLogprob> top;  // top_logprobs of them, most likely first
+  int32_t rank = 0;               // prompt tokens: 1 is the most likely; else 0
 };
 
 struct EngineEvent {

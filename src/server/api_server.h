@@ -18,12 +18,14 @@
 #include "server/auth.h"
 #include "server/generation.h"
 #include "server/http.h"
+#include "server/http_server.h"
 #include "server/metrics.h"
 #include "server/served_model.h"
 
 namespace oscar::server {
 
 struct ApiOptions {
+  HttpOptions http;  // what the HTTP layer enforces; told by GET /props
   KeyRing keys;
   bool guard_metrics = true;
   // Origins that browsers may call from; "*" allows any. Empty: CORS is off.

@@ -15,6 +15,10 @@ using std::chrono::milliseconds;
 // With several choices, how long one may be waited for before the others are looked at.
 constexpr milliseconds kSlice{4};
 
+void Shorten(size_t count, GeneratedToken* token) {
+  if (token->top.size() > count) token->top.resize(count);
+}
+
 }  // namespace
 
 uint64_t ChoiceSeed(uint64_t seed, uint64_t choice) {
@@ -92,6 +96,8 @@ bool Generation::Poll(size_t index, milliseconds timeout, Update* update) {
       choice.timing.started = Clock::now();
       choice.cached_tokens = event.cached_tokens;
       update->kind = Update::Kind::kStarted;
+      if (plan_.keep_prompt_logprobs) choice.prompt_logprobs = event.prompt_logprobs;
+      for (GeneratedToken& token : event.prompt_logprobs) Shorten(plan_.top_logprobs, &token);
       if (plan_.echo) update->piece = EchoPiece(choice, event);
       return true;
     case EngineEvent::Kind::kToken: {
@@ -106,6 +112,7 @@ bool Generation::Poll(size_t index, milliseconds timeout, Update* update) {
       choice.timing.last_token = now;
       if (plan_.prefill_only) return false;
       ++choice.timing.tokens;
+      Shorten(plan_.top_logprobs, &event.token);
       const bool stopped = choice.assembler->OnToken(event.token, &update->piece);
       if (stopped) {
         choice.handle->Cancel();
@@ -155,7 +162,7 @@ ChoicePiece Generation::EchoPiece(const Choice& choice, const EngineEvent& event
   const GenerationPrompt& prompt = plan_.prompts[choice.prompt];
   ChoicePiece piece;
   piece.content = prompt.echo_text;
-  if (!plan_.prompt_logprobs || prompt.tokens.empty()) return piece;
+  if (!plan_.choice.logprobs || prompt.tokens.empty()) return piece;
   LogprobEntry first;
   first.bytes = tokenizer_.TokenBytes(prompt.tokens.front());
   piece.logprobs.push_back(std::move(first));
@@ -163,6 +170,22 @@ ChoicePiece Generation::EchoPiece(const Choice& choice, const EngineEvent& event
     piece.logprobs.push_back(MakeLogprobEntry(tokenizer_, token, /*skip_special=*/false));
   }
   return piece;
+}
+
+std::vector<std::vector<PromptCandidate>> Generation::prompt_logprobs(size_t choice) const {
+  const std::vector<GeneratedToken>& tokens = choices_[choice].prompt_logprobs;
+  std::vector<std::vector<PromptCandidate>> out(1);
+  for (const GeneratedToken& token : tokens) {
+    std::vector<PromptCandidate>& candidates = out.emplace_back();
+    candidates.push_back(
+        {token.token, token.logprob, token.rank, std::string(tokenizer_.TokenBytes(token.token))});
+    for (size_t i = 0; i < std::min(token.top.size(), plan_.prompt_top_logprobs); ++i) {
+      const TokenLogprob& other = token.top[i];
+      candidates.push_back({other.token, other.logprob, static_cast<int32_t>(i + 1),
+                            std::string(tokenizer_.TokenBytes(other.token))});
+    }
+  }
+  return out;
 }
 
 FinishInfo Generation::finish(size_t choice) const {

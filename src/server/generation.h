@@ -31,7 +31,11 @@ struct GenerationPlan {
   uint64_t seed = 0;
   ChoiceOptions choice;
   bool echo = false;
-  bool prompt_logprobs = false;
+  bool prompt_logprobs = false;  // wanted of the engine, for echo or by themselves
+  // How many of the likeliest tokens generated ones and prompt tokens are told with; the engine
+  // gives the larger number for both.
+  size_t top_logprobs = 0, prompt_top_logprobs = 0;
+  bool keep_prompt_logprobs = false;
   // max_tokens 0: the engine draws one token, which nobody sees.
   bool prefill_only = false;
   // Gaps between the tokens of a choice, in seconds; null: nobody wants them.
@@ -73,6 +77,8 @@ class Generation {
   FinishInfo finish(size_t choice) const;
   const std::vector<int32_t>& prompt_tokens(size_t choice) const;
   Usage usage() const;
+  // One a prompt token, where they were to be kept.
+  std::vector<std::vector<PromptCandidate>> prompt_logprobs(size_t choice) const;
 
   struct Timing {
     Clock::time_point submitted, started, first_token, last_token;
@@ -87,6 +93,7 @@ class Generation {
     std::unique_ptr<RequestHandle> handle;
     std::unique_ptr<ChoiceAssembler> assembler;
     int64_t cached_tokens = 0;
+    std::vector<GeneratedToken> prompt_logprobs;
     bool done = false;
     Timing timing;
   };

@@ -72,6 +72,7 @@ class GenerationRun {
         head_(std::move(head)),
         include_usage_(params.include_usage),
         continuous_usage_(params.continuous_usage_stats),
+        prompt_logprobs_(params.prompt_logprobs.has_value()),
         received_(received),
         generation_(std::move(generation)),
         offsets_(generation_->num_choices(), 0) {
@@ -101,7 +102,10 @@ class GenerationRun {
       if (update.kind == Generation::Update::Kind::kDone) break;
       results[update.choice].piece.Append(std::move(update.piece));
     }
-    for (size_t i = 0; i < results.size(); ++i) results[i].finish = generation_->finish(i);
+    for (size_t i = 0; i < results.size(); ++i) {
+      results[i].finish = generation_->finish(i);
+      if (prompt_logprobs_) results[i].prompt_logprobs = generation_->prompt_logprobs(i);
+    }
     HttpResponse response;
     response.body = ResponseBody(head_, results, generation_->usage());
     Record(results.front().finish.finish_reason, 200);
@@ -264,7 +268,7 @@ class GenerationRun {
   std::shared_ptr<const ServedModel> model_;
   std::string endpoint_, request_id_, key_id_;
   ResponseHead head_;
-  bool include_usage_, continuous_usage_;
+  bool include_usage_, continuous_usage_, prompt_logprobs_;
   Clock::time_point received_;
   std::optional<Clock::time_point> deadline_;
   Clock::time_point next_check_{};
@@ -304,7 +308,10 @@ HttpResponse ApiServer::Generate(const Context& context, std::string endpoint,
   plan.choices_per_prompt = params.n;
   plan.seed = params.seed.has_value() ? static_cast<uint64_t>(*params.seed) : DrawSeed();
   LogDebug("{} seed={}", request_id, plan.seed);
-  plan.prompt_logprobs = plan.echo && params.logprobs;
+  plan.keep_prompt_logprobs = params.prompt_logprobs.has_value();
+  plan.prompt_logprobs = (plan.echo && params.logprobs) || plan.keep_prompt_logprobs;
+  plan.top_logprobs = static_cast<size_t>(params.top_logprobs);
+  plan.prompt_top_logprobs = static_cast<size_t>(params.prompt_logprobs.value_or(0));
   plan.inter_token = &metrics_.inter_token;
   EngineRequest& engine = plan.prototype;
   engine.sampling = params.sampling;
@@ -317,7 +324,8 @@ HttpResponse ApiServer::Generate(const Context& context, std::string endpoint,
                               served.stop_tokens.end());
   }
   engine.want_logprobs = params.logprobs;
-  engine.top_logprobs = static_cast<int>(params.top_logprobs);
+  engine.top_logprobs =
+      static_cast<int>(std::max(params.top_logprobs, params.prompt_logprobs.value_or(0)));
   engine.cache_salt = params.cache_salt;
   if (options_.isolate_keys) engine.cache_salt += "\n" + context.key_id;
   plan.choice.stop = params.stop;

@@ -132,6 +132,7 @@ Result<std::unique_ptr<ModelHost>> ModelHost::Load(const ModelOptions& load,
   served->created = static_cast<int64_t>(std::time(nullptr));
   served->engine = host->engine_.get();
   served->tokenizer = &*host->tokenizer_;
+  served->limits = options.limits;
   served->limits.vocab_size = loaded.spec().vocab_size;
   if (options.use_generation_config) served->limits.defaults = DefaultSampling(loaded.config());
   served->stop_tokens = loaded.spec().stop_tokens;

@@ -19,6 +19,7 @@ struct HostOptions {
   std::vector<std::string> names;       // empty: the directory's name
   std::filesystem::path chat_template;  // a Jinja file instead of the model's own; empty: none
   bool use_generation_config = true;    // sampling defaults of the model
+  RequestLimits limits;  // of single requests; vocabulary and defaults are the model's
   EngineServiceOptions engine;
 };
 

@@ -117,6 +117,10 @@ void ReadCommon(FieldReader& fields, const RequestLimits& limits, GenerationPara
   fields.Bool("stream", &params->stream);
   ReadStreamOptions(fields, params);
   fields.Bool("return_token_ids", &params->return_token_ids);
+  fields.Int("prompt_logprobs", 0, limits.max_top_logprobs, &params->prompt_logprobs);
+  if (params->prompt_logprobs.has_value() && params->stream) {
+    fields.FailValue("prompt_logprobs", "cannot be combined with 'stream': true");
+  }
   fields.Int("truncate_prompt_tokens", 1, kMaxTokens, &params->truncate_prompt_tokens);
   fields.String("request_id", 128, &params->request_id);
   // It goes into headers and logs.
@@ -133,7 +137,7 @@ void ReadCommon(FieldReader& fields, const RequestLimits& limits, GenerationPara
   for (const char* name :
        {"bad_words", "allowed_token_ids", "guided_json", "guided_regex", "guided_choice",
         "guided_grammar", "structured_outputs", "grammar", "json_schema", "regex", "ebnf",
-        "logits_processors", "prompt_logprobs", "lora_path", "kv_transfer_params"}) {
+        "logits_processors", "lora_path", "kv_transfer_params"}) {
     fields.Unsupported(name);
   }
   fields.Unsupported("priority", {0});

@@ -50,6 +50,8 @@ struct GenerationParams {
   bool continuous_usage_stats = false;
   bool logprobs = false;
   int64_t top_logprobs = 0;
+  // Scores of the prompt's own tokens beside this many of the likeliest.
+  std::optional<int64_t> prompt_logprobs;
   bool return_token_ids = false;
   std::optional<int64_t> truncate_prompt_tokens;  // keep the last ones
   std::string request_id;

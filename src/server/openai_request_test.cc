@@ -201,7 +201,7 @@ TEST(ChatRequest, WrongTypesAndRangesNameTheField) {
       {"modalities", {"audio"}, "unsupported_parameter"},
       {"bad_words", {"x"}, "unsupported_parameter"},
       {"guided_json", {{"a", 1}}, "unsupported_parameter"},
-      {"prompt_logprobs", 1, "unsupported_parameter"},
+      {"prompt_logprobs", 21, "invalid_value"},
       {"priority", 1, "unsupported_parameter"},
       {"best_of", 2, "unsupported_parameter"},
       {"suffix", "x", "unsupported_parameter"},

@@ -98,6 +98,22 @@ Json CompletionLogprobs(const std::vector<LogprobEntry>& entries, int64_t* char_
           {"text_offset", std::move(offsets)}};
 }
 
+Json PromptLogprobs(const std::vector<std::vector<PromptCandidate>>& prompt) {
+  Json out = Json::array();
+  for (const auto& candidates : prompt) {
+    Json item = candidates.empty() ? Json(nullptr) : Json::object();
+    for (const PromptCandidate& candidate : candidates) {
+      const std::string key = std::to_string(candidate.token);
+      if (item.contains(key)) continue;  // the token itself is among the likeliest
+      item[key] = {{"logprob", LogprobNumber(candidate.logprob)},
+                   {"rank", candidate.rank},
+                   {"decoded_token", Readable(candidate.bytes)}};
+    }
+    out.push_back(std::move(item));
+  }
+  return out;
+}
+
 Json StopReason(const FinishInfo& finish) {
   if (finish.stop_string.has_value()) return *finish.stop_string;
   if (finish.stop_token.has_value()) return *finish.stop_token;
@@ -159,9 +175,16 @@ std::string ResponseBody(const ResponseHead& head, const std::vector<ChoiceResul
       item["prompt_token_ids"] = choice.prompt_token_ids;
       item["token_ids"] = choice.piece.token_ids;
     }
+    if (choice.prompt_logprobs.has_value() && !head.chat) {
+      item["prompt_logprobs"] = PromptLogprobs(*choice.prompt_logprobs);
+    }
     list.push_back(std::move(item));
   }
   body["choices"] = std::move(list);
+  // A chat has one prompt, however many choices.
+  if (head.chat && !choices.empty() && choices.front().prompt_logprobs.has_value()) {
+    body["prompt_logprobs"] = PromptLogprobs(*choices.front().prompt_logprobs);
+  }
   body["usage"] = UsageJson(usage);
   return Dump(body);
 }

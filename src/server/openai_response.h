@@ -37,11 +37,21 @@ struct FinishInfo {
   std::optional<int32_t> stop_token;
 };
 
+// A token of the prompt as the model saw it coming: itself, then the likeliest in its place.
+struct PromptCandidate {
+  int32_t token = 0;
+  float logprob = 0.0f;
+  int32_t rank = 0;  // 1: the most likely
+  std::string bytes;
+};
+
 struct ChoiceResult {
   int64_t index = 0;
   ChoicePiece piece;  // everything; for echo the prompt's text and logprobs come first
   FinishInfo finish;
   std::vector<int32_t> prompt_token_ids;  // where token ids are wanted
+  // Where wanted, one a prompt token; the first has none.
+  std::optional<std::vector<std::vector<PromptCandidate>>> prompt_logprobs;
 };
 
 // The whole answer, not streamed.

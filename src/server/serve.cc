@@ -56,7 +56,9 @@ Status RunServer(const ServeOptions& options, const LoadFunction& load) {
   SignalWatch signals;
   // In the order of destruction, reversed: the model outlives the handlers, they the connections.
   Loaded loaded;
-  ApiServer api(options.api);
+  ApiOptions api_options = options.api;
+  api_options.http = options.http;
+  ApiServer api(std::move(api_options));
   OSCAR_ASSIGN_OR_RETURN(const std::unique_ptr<HttpServer> http, HttpServer::Bind(options.http));
   http->Start(api);
   const std::string url = fmt::format("http://{}:{}", options.http.host, http->port());

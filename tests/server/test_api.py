@@ -161,6 +161,30 @@ def test_echo_scores_the_prompt(server):
             assert candidates[logprobs["tokens"][at]] == pytest.approx(logprobs["token_logprobs"][at], abs=0.05)
 
 
+def test_prompt_logprobs(server):
+    prompt = "The capital of France is Paris."
+    fields = {"prompt": prompt, "max_tokens": 2, "temperature": 0, "ignore_eos": True, "logprobs": 1, "echo": True}
+    choice = server.post("/v1/completions", {**fields, "prompt_logprobs": 3}).json()["choices"][0]
+    ids = server.post("/tokenize", {"prompt": prompt}).json()["tokens"]
+    scores = choice["prompt_logprobs"]
+    assert scores[0] is None and len(scores) == len(ids)
+    for at in range(1, len(ids)):
+        own = scores[at][str(ids[at])]
+        assert own["logprob"] == pytest.approx(choice["logprobs"]["token_logprobs"][at])
+        assert own["decoded_token"] == choice["logprobs"]["tokens"][at]
+        ranks = sorted(entry["rank"] for entry in scores[at].values())
+        assert ranks[:3] == [1, 2, 3] and len(scores[at]) == (3 if own["rank"] <= 3 else 4)
+        # Asking for three beside the prompt's tokens changes nothing elsewhere.
+        assert len(choice["logprobs"]["top_logprobs"][at]) == 1
+    assert all(len(top) == 1 for top in choice["logprobs"]["top_logprobs"][len(ids):])
+    plain = server.post("/v1/completions", {**fields, "echo": False, "prompt_logprobs": 0}).json()["choices"][0]
+    assert [list(e) for e in plain["prompt_logprobs"][1:]] == [[str(i)] for i in ids[1:]]
+    assert plain["text"] == choice["text"][len(prompt):]
+    chat = server.chat(prompt_logprobs=1, max_tokens=1).json()
+    assert chat["prompt_logprobs"][0] is None and len(chat["prompt_logprobs"]) == chat["usage"]["prompt_tokens"]
+    assert error_of(server.chat(prompt_logprobs=1, stream=True), 400, "invalid_value")["param"] == "prompt_logprobs"
+
+
 def test_prompt_shapes(server):
     ids = server.post("/tokenize", {"prompt": "Hello there"}).json()["tokens"]
     fields = {"max_tokens": 4, "temperature": 0, "ignore_eos": True}

@@ -37,6 +37,7 @@ WRONG = {
     "include_stop_str_in_output": ["x", 1],
     "skip_special_tokens": ["x", 1],
     "return_token_ids": ["x", 1],
+    "prompt_logprobs": ["x", -1, 21, True],
     "truncate_prompt_tokens": ["x", 0, -1],
     "request_id": [5, "x" * 200, "a b", "é"],
     "cache_salt": [5, "x" * 300],
@@ -290,3 +291,13 @@ def test_dashboard_speaks_of_metrics_that_exist(server):
     used = set(re.findall(r"oscar_\w+", json.dumps([p["targets"] for p in dashboard["panels"]])))
     assert len(used) > 15
     assert used <= names, used - names
+
+
+def test_limits_are_told_and_held(start):
+    server = start("--max-n", 2, "--max-stops", 1, "--max-logprobs", 3, "--max-messages", 2, "--max-body", "64KiB").ready()
+    limits = server.get("/props").json()["limits"]
+    assert (limits["n"], limits["stops"], limits["top_logprobs"], limits["messages"]) == (2, 1, 3, 2)
+    assert limits["body_bytes"] == 65536 and limits["headers"] > 0 and limits["running"] > 0 and limits["waiting"] > 0
+    for fields in ({"n": 3}, {"stop": ["a", "b"]}, {"logprobs": True, "top_logprobs": 4}, {"messages": MESSAGES * 3}):
+        check(server.post(CHAT, {"messages": MESSAGES, **fields}), fields)
+    assert server.post(CHAT, {"messages": [{"role": "user", "content": "x" * 70000}]}).status_code == 413

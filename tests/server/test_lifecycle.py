@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from conftest import BINARY, DEMO, Server, http_request, parse_events, wait_until
+from conftest import BINARY, DEMO, ROOT, Server, http_request, parse_events, wait_until
 
 CHAT = "/v1/chat/completions"
 LONG = {"messages": [{"role": "user", "content": "Tell me a long story."}], "stream": True, "ignore_eos": True,
@@ -209,3 +209,58 @@ def test_prefixes_survive_a_restart(start, tmp_path):
     usage = second.post("/v1/completions", follow_up).json()["usage"]
     assert usage["prompt_tokens_details"]["cached_tokens"] > 500
     assert second.metrics()["oscar_cached_prompt_tokens_total"] > 500
+
+
+@pytest.mark.parametrize("end", ["drain", "kill"])
+def test_a_14k_follow_up_after_a_restart(start, tmp_path, end):
+    """The conversation of the first process is continued by the second without reading it again."""
+    options = ("--prefix-dir", tmp_path / "prefixes")
+    messages = json.loads((ROOT / "examples/needle-14k.json").read_text())
+    first = start(*options).ready()
+    body = {"messages": messages, "max_tokens": 16, "temperature": 0}
+    answer = first.post(CHAT, body, timeout=900).json()
+    size = answer["usage"]["prompt_tokens"]
+    assert size > 12000
+    if end == "drain":
+        assert first.stop() == 0
+    else:
+        # Pages are written behind the answer's back; all of them are there soon after it.
+        files = lambda: sum(1 for _ in (tmp_path / "prefixes").rglob("*") if _.is_file())  # noqa: E731
+        assert wait_until(lambda: files() >= (size - 256) // 64 - 1, 60), files()
+        first.signal(signal.SIGKILL)
+        first.process.wait(10)
+    second = start(*options).ready()
+    follow_up = messages + [{"role": "assistant", "content": answer["choices"][0]["message"]["content"]},
+                            {"role": "user", "content": "Say that again."}]
+    begin = time.monotonic()
+    usage = second.post(CHAT, {**body, "messages": follow_up}, timeout=900).json()["usage"]
+    print(f"{usage['prompt_tokens']} tokens, {usage['prompt_tokens_details']['cached_tokens']} found, "
+          f"{time.monotonic() - begin:.1f} s")
+    # All but the recent window, which was still in BF16, and what is new.
+    assert usage["prompt_tokens_details"]["cached_tokens"] >= size - 256 - 64
+    assert second.metrics()["oscar_cached_prompt_tokens_total"] == usage["prompt_tokens_details"]["cached_tokens"]
+
+
+def test_echo_equals_the_evaluators_perplexity(start, tmp_path):
+    """Scores of a prompt over the API are those that `oscar eval` computes itself."""
+    prose = json.loads((DEMO / "eval/heldout_prose.json").read_text())
+    text = max(prose, key=len)
+    server = start("--prefill-cell", 64).ready()
+    ids = server.post("/tokenize", {"prompt": "\n\n".join([text] * 3)}).json()["tokens"][:4096]
+    assert len(ids) == 4096
+    document = server.post("/detokenize", {"tokens": ids + ids[:200]}).json()["prompt"]
+    (tmp_path / "text.json").write_text(json.dumps([document]))
+    again = server.post("/tokenize", {"prompt": document}).json()["tokens"][:4096]
+    scored = server.post("/v1/completions", {"prompt": again, "max_tokens": 0, "echo": True, "logprobs": 0},
+                         timeout=900)
+    assert scored.status_code == 200, scored.text[:500]
+    logprobs = scored.json()["choices"][0]["logprobs"]["token_logprobs"]
+    assert logprobs[0] is None and len(logprobs) == 4096
+    nll = -sum(logprobs[1:]) / 4095
+    out = tmp_path / "out"
+    run = subprocess.run([BINARY, "eval", "--model", str(DEMO), "--kv", "oscar+", "--suite", str(DEMO / "eval"), "--tasks",
+                          "recall_4k", "--limit", "1", "--text", str(tmp_path / "text.json"), "--text-windows", "1",
+                          "--out", str(out)], capture_output=True, text=True, timeout=900)
+    assert run.returncode == 0, run.stderr[-2000:]
+    (method,) = json.loads((out / "results.json").read_text())["methods"]
+    assert method["text"]["nll"] == pytest.approx(nll, abs=1e-4)
