@@ -9,6 +9,7 @@
 #include "cache/page_codec.h"
 #include "simd/attention.h"
 #include "simd/dispatch.h"
+#include "simd/gemm.h"
 #include "simd/page_writer.h"
 
 namespace oscar::simd {
@@ -74,7 +75,8 @@ AttentionBenchRow MeasureRow(ThreadPool& pool, const AttentionBenchOptions& opti
       .kv_heads = options.kv_heads,
       .softmax_scale = 1.0f / std::sqrt(static_cast<float>(options.head_dim)),
       .open = PageLayout(PageKind::kBf16, CodeOrder::kCpu, options.head_dim, options.head_dim),
-      .sealed = layout};
+      .sealed = layout,
+      .bf16_products = DefaultGemmPath() != GemmPath::kFma};
   const auto q = RandomRow(static_cast<size_t>(options.q_heads * options.head_dim), 999);
   std::vector<float> out(q.size());
   AttentionWorkspace workspace;

@@ -93,19 +93,26 @@ HWY_INLINE void StorePlanes(const F16x& values, uint8_t* hi, uint8_t* lo) {
   alignas(16) static constexpr uint8_t kOrder4[16] = {0, 4,  1, 5,  2,  6,  3,  7,
                                                       8, 12, 9, 13, 10, 14, 11, 15};
   const I16x n = NearestInt(values);
-  alignas(16) uint8_t bytes[2][16];
+  const auto order = hn::Load(d8, kBits == 2 ? kOrder2 : kOrder4);
+  // n = 256 upper + lower with lower signed: its low byte is n's own.
+#if HWY_TARGET == HWY_AVX3
+  const VI upper = hn::ShiftRight<8>(hn::Add(n.v[0], hn::Set(DI(), 128)));
+  const hn::Vec128<uint8_t> high{_mm512_cvtepi32_epi8(upper.raw)};
+  const hn::Vec128<uint8_t> low{_mm512_cvtepi32_epi8(n.v[0].raw)};
+#else
+  alignas(16) int8_t bytes[2][16];
   for (int i = 0; i < kParts; ++i) {
     const hn::Rebind<int8_t, DI> d_byte;
     const VI upper = hn::ShiftRight<8>(hn::Add(n.v[i], hn::Set(DI(), 128)));
     const VI lower = hn::Sub(n.v[i], hn::ShiftLeft<8>(upper));
-    hn::StoreU(hn::DemoteTo(d_byte, upper), d_byte,
-               reinterpret_cast<int8_t*>(bytes[0]) + i * kWidth);
-    hn::StoreU(hn::DemoteTo(d_byte, lower), d_byte,
-               reinterpret_cast<int8_t*>(bytes[1]) + i * kWidth);
+    hn::StoreU(hn::DemoteTo(d_byte, upper), d_byte, bytes[0] + i * kWidth);
+    hn::StoreU(hn::DemoteTo(d_byte, lower), d_byte, bytes[1] + i * kWidth);
   }
-  const auto order = hn::Load(d8, kBits == 2 ? kOrder2 : kOrder4);
-  hn::StoreU(hn::TableLookupBytes(hn::Load(d8, bytes[0]), order), d8, hi);
-  hn::StoreU(hn::TableLookupBytes(hn::Load(d8, bytes[1]), order), d8, lo);
+  const auto high = hn::Load(d8, reinterpret_cast<const uint8_t*>(bytes[0]));
+  const auto low = hn::Load(d8, reinterpret_cast<const uint8_t*>(bytes[1]));
+#endif
+  hn::StoreU(hn::TableLookupBytes(high, order), d8, hi);
+  hn::StoreU(hn::TableLookupBytes(low, order), d8, lo);
 }
 
 template <bool kVnni>

@@ -26,16 +26,17 @@ CodePageFunction ChooseCodePage(int heads) {
   return kTable[heads - 1];
 }
 
+template <bool kBf16>
 RowPageFunction ChooseRowPage(int heads) {
-  constexpr RowPageFunction kTable[kMaxBlockHeads] = {&RowPage<1>, &RowPage<2>, &RowPage<3>,
-                                                      &RowPage<4>};
+  constexpr RowPageFunction kTable[kMaxBlockHeads] = {&RowPage<1, kBf16>, &RowPage<2, kBf16>,
+                                                      &RowPage<3, kBf16>, &RowPage<4, kBf16>};
   return kTable[heads - 1];
 }
 
 }  // namespace
 
 // The g query heads of one KV head over pages [first_page, end_page).
-template <bool kVnni>
+template <bool kVnni, bool kBf16>
 void DecodeSplit(const AttentionLayer& layer, const DecodeQuery& query, int kv_head,
                  int64_t first_page, int64_t end_page, const AttentionState& state) {
   constexpr float kLog2E = 1.4426950408889634f;
@@ -72,7 +73,7 @@ void DecodeSplit(const AttentionLayer& layer, const DecodeQuery& query, int kv_h
     const CodePageFunction code_page = layer.sealed.kind() == PageKind::kInt4
                                            ? ChooseCodePage<4, kVnni>(heads)
                                            : ChooseCodePage<2, kVnni>(heads);
-    const RowPageFunction row_page = ChooseRowPage(heads);
+    const RowPageFunction row_page = ChooseRowPage<kBf16>(heads);
     // On the stack, not in `state`: neighbouring states belong to other threads, and the hardware
     // prefetcher that follows each pass over o would fetch their lines away (0.98 us a page of two
     // threads against 0.79 of one).
@@ -102,12 +103,14 @@ void DecodeSplit(const AttentionLayer& layer, const DecodeQuery& query, int kv_h
   }
 }
 
-template void DecodeSplit<false>(const AttentionLayer&, const DecodeQuery&, int, int64_t, int64_t,
-                                 const AttentionState&);
-#if HWY_TARGET == HWY_AVX3
-template void DecodeSplit<true>(const AttentionLayer&, const DecodeQuery&, int, int64_t, int64_t,
+using DecodeFunction = void (*)(const AttentionLayer&, const DecodeQuery&, int, int64_t, int64_t,
                                 const AttentionState&);
+DecodeFunction ChooseDecode([[maybe_unused]] bool vnni, [[maybe_unused]] bool bf16) {
+#if HWY_TARGET == HWY_AVX3
+  if (vnni) return bf16 ? &DecodeSplit<true, true> : &DecodeSplit<true, false>;
 #endif
+  return &DecodeSplit<false, false>;
+}
 
 }  // namespace oscar::simd::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
@@ -120,6 +123,7 @@ HWY_AFTER_NAMESPACE();
 
 #include "base/check.h"
 #include "simd/dispatch.h"
+#include "simd/gemm_kernels.h"
 
 namespace oscar::simd {
 namespace {
@@ -157,9 +161,11 @@ void DecodeAttention(ThreadPool& pool, AttentionWorkspace& workspace, const Atte
       for (int32_t s = 0; s < count; ++s) splits.push_back({static_cast<int32_t>(i), h, s, count});
     }
   }
-  const auto run = ActiveTarget() == Target::kAvx2         ? &N_AVX2::DecodeSplit<false>
-                   : ActiveTarget() == Target::kAvx512Vnni ? &N_AVX3::DecodeSplit<true>
-                                                           : &N_AVX3::DecodeSplit<false>;
+  const Target target = ActiveTarget();
+  const auto run = target == Target::kAvx2
+                       ? N_AVX2::ChooseDecode(false, false)
+                       : N_AVX3::ChooseDecode(target == Target::kAvx512Vnni,
+                                              layer.bf16_products && HasAvx512Bf16());
   const size_t state_size = AttentionState::Size(g, dims);
   workspace.states.Grow(splits.size() * state_size);
   // Splits done of each (query, KV head); whoever finishes the last one merges all, in order.

@@ -467,14 +467,12 @@ void PrefillBlock(const AttentionLayer& layer, const PrefillQuery& query, int kv
 
 using PrefillFunction = void (*)(const AttentionLayer&, const PrefillQuery&, int, int, int, int,
                                  int, float*);
-PrefillFunction ChoosePrefill(bool vnni, bool bf16) {
+PrefillFunction ChoosePrefill([[maybe_unused]] bool vnni, [[maybe_unused]] bool bf16) {
 #if HWY_TARGET == HWY_AVX3
   if (vnni) {
     return bf16 ? &PrefillBlock<PairOp::kVnni, true> : &PrefillBlock<PairOp::kVnni, false>;
   }
 #endif
-  (void)vnni;
-  (void)bf16;
   return &PrefillBlock<PairOp::kMadd, false>;
 }
 
