@@ -1,4 +1,5 @@
-// Linear layers: prefill in share of the machine's FMA peak, decode in bytes of weights a second.
+// Linear layers: prefill in share of the peak of each path's own instruction, decode in bytes of
+// weights a second.
 #include <benchmark/benchmark.h>
 
 #include <vector>
@@ -50,12 +51,18 @@ BENCHMARK(BM_Gemm)
     ->Unit(benchmark::kMillisecond);
 
 // The roofs of this machine, in the same run.
-void BM_FmaPeak(benchmark::State& state) {
+void BM_Peak(benchmark::State& state) {
+  const auto path = static_cast<GemmPath>(state.range(0));
+  if (!IsSupported(path)) {
+    state.SkipWithError("not on this machine");
+    return;
+  }
   double best = 0.0;
-  for (auto _ : state) best = std::max(best, MeasureFmaPeak(Pool()));
+  for (auto _ : state) best = std::max(best, MeasurePeak(Pool(), path));
   state.counters["flop/s"] = best;
+  state.SetLabel(std::string(GemmPathName(path)));
 }
-BENCHMARK(BM_FmaPeak)->Iterations(3)->Unit(benchmark::kMillisecond);
+BENCHMARK(BM_Peak)->ArgName("path")->DenseRange(0, 2)->Iterations(3)->Unit(benchmark::kMillisecond);
 
 void BM_ReadBandwidth(benchmark::State& state) {
   double best = 0.0;

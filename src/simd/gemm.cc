@@ -22,12 +22,12 @@ constexpr int kRowsPerChunk = 240;
 constexpr int CeilDiv(int a, int b) { return (a + b - 1) / b; }
 
 // Copies a tile's rows into y, adding the bias; the last panel may be partly padding.
-void StoreTile(const float* tile, int rows, int columns, const float* bias, float* y,
-               size_t y_stride) {
+void StoreTile(const float* tile, int tile_stride, int rows, int columns, const float* bias,
+               float* y, size_t y_stride) {
   for (int r = 0; r < rows; ++r) {
     float* out = y + static_cast<size_t>(r) * y_stride;
     for (int j = 0; j < columns; ++j) {
-      const float sum = tile[r * PackedMatrix::kPanel + j];
+      const float sum = tile[r * tile_stride + j];
       out[j] = bias != nullptr ? sum + bias[j] : sum;
     }
   }
@@ -104,41 +104,88 @@ void GemmFma(ThreadPool& pool, GemmWorkspace& workspace, const float* x, int num
           }
           kernels.tile(xs, tile_rows, rows, weights, k_count, tile, PackedMatrix::kPanel,
                        slice == 0);
-          StoreTile(tile, rows, columns, last && bias != nullptr ? bias + column : nullptr, target,
-                    y_stride);
+          StoreTile(tile, PackedMatrix::kPanel, rows, columns,
+                    last && bias != nullptr ? bias + column : nullptr, target, y_stride);
         }
       }
     }
   });
 }
 
+// Tiles of AMX. Rows in chunks whose slice stays in L2 while a few panels pass over it.
+void GemmAmx(ThreadPool& pool, GemmWorkspace& workspace, const float* x, int num_rows,
+             size_t x_stride, const PackedMatrix& w, const float* bias, float* y, size_t y_stride) {
+  constexpr int kBlocksPerChunk = 16, kPanelsPerTask = 4;
+  const int padded = w.padded_inputs(), panels = w.num_panels();
+  const int blocks = CeilDiv(num_rows, 16), steps = padded / 32;
+  const size_t block_size = static_cast<size_t>(steps) * kAmxTileElements;
+  const auto inputs = static_cast<size_t>(w.num_inputs());
+  workspace.x_bf16.Grow(static_cast<size_t>(blocks) * block_size);
+  pool.ParallelFor(static_cast<int64_t>(blocks) * 16, [&](int64_t r, int) {
+    uint16_t* out = workspace.x_bf16.data() + static_cast<size_t>(r / 16) * block_size +
+                    static_cast<size_t>(r % 16) * 32;
+    const float* row = x + static_cast<size_t>(r) * x_stride;
+    for (size_t k = 0; k < static_cast<size_t>(padded); k += 32, out += kAmxTileElements) {
+      const size_t used = r < num_rows && k < inputs ? std::min<size_t>(32, inputs - k) : 0;
+      if (used < 32) std::fill_n(out, 32, uint16_t{0});
+      if (used > 0) ToBf16Row({row + k, used}, {reinterpret_cast<Bf16*>(out), used});
+    }
+  });
+  const int chunks = CeilDiv(blocks, kBlocksPerChunk);
+  const int panels_per_task =
+      std::clamp(CeilDiv(panels * chunks, pool.num_threads() * 2), 1, kPanelsPerTask);
+  const int groups = CeilDiv(panels, panels_per_task);
+  constexpr size_t kSums = static_cast<size_t>(kPanelsPerTask) * kBlocksPerChunk * kAmxSums;
+  workspace.x.Grow(kSums * static_cast<size_t>(pool.num_threads()));
+  pool.ParallelFor(static_cast<int64_t>(groups) * chunks, [&](int64_t task, int thread) {
+    const int first_block = static_cast<int>(task) / groups * kBlocksPerChunk;
+    const int count = std::min(kBlocksPerChunk, blocks - first_block);
+    const int first_panel = static_cast<int>(task) % groups * panels_per_task;
+    const int used = std::min(panels_per_task, panels - first_panel);
+    float* sums = workspace.x.data() + kSums * static_cast<size_t>(thread);
+    AmxPanels(workspace.x_bf16.data() + static_cast<size_t>(first_block) * block_size, count,
+              padded, w.Panel(first_panel), used, sums);
+    for (int p = 0; p < used; ++p) {
+      for (int b = 0; b < count; ++b) {
+        const float* block = sums + static_cast<ptrdiff_t>(p * count + b) * kAmxSums;
+        const int row = (first_block + b) * 16;
+        for (int half = 0; half < 2; ++half) {
+          const int column = (first_panel + p) * PackedMatrix::kPanel + half * 16;
+          const int columns = std::min(16, w.num_outputs() - column);
+          if (columns <= 0) break;
+          StoreTile(block + half * 256, 16, std::min(16, num_rows - row), columns,
+                    bias != nullptr ? bias + column : nullptr,
+                    y + static_cast<size_t>(row) * y_stride + column, y_stride);
+        }
+      }
+    }
+  });
+}
+
+// VDPBF16PS: x row by row.
 void GemmBf16(ThreadPool& pool, GemmWorkspace& workspace, const float* x, int num_rows,
               size_t x_stride, const PackedMatrix& w, const float* bias, float* y,
               size_t y_stride) {
-  const auto kernel = w.path() == GemmPath::kAmxBf16 ? &AmxPanel : &Avx512Bf16Panel;
   const int padded = w.padded_inputs(), panels = w.num_panels();
-  // Tiles have 16 rows; the vector kernel takes any number.
-  const int padded_rows = w.path() == GemmPath::kAmxBf16 ? CeilDiv(num_rows, 16) * 16 : num_rows;
   const auto row_size = static_cast<size_t>(padded);
   const auto inputs = static_cast<size_t>(w.num_inputs());
-  workspace.x_bf16.Grow(static_cast<size_t>(padded_rows) * row_size);
-  pool.ParallelFor(padded_rows, [&](int64_t r, int) {
+  workspace.x_bf16.Grow(static_cast<size_t>(num_rows) * row_size);
+  pool.ParallelFor(num_rows, [&](int64_t r, int) {
     uint16_t* out = workspace.x_bf16.data() + static_cast<size_t>(r) * row_size;
-    std::fill(out, out + row_size, uint16_t{0});
-    if (r >= num_rows) return;
+    std::fill(out + inputs, out + row_size, uint16_t{0});
     ToBf16Row({x + static_cast<size_t>(r) * x_stride, inputs},
               {reinterpret_cast<Bf16*>(out), inputs});
   });
-  const int chunks = CeilDiv(padded_rows, kRowsPerChunk);
+  const int chunks = CeilDiv(num_rows, kRowsPerChunk);
   pool.ParallelFor(static_cast<int64_t>(panels) * chunks, [&](int64_t task, int) {
     const int first_row = static_cast<int>(task) / panels * kRowsPerChunk;
     const int p = static_cast<int>(task) % panels;
-    const int rows = std::min(kRowsPerChunk, padded_rows - first_row);
+    const int rows = std::min(kRowsPerChunk, num_rows - first_row);
     alignas(64) float tile[kRowsPerChunk * PackedMatrix::kPanel];
-    kernel(workspace.x_bf16.data() + static_cast<size_t>(first_row) * row_size, rows, padded,
-           w.Panel(p), tile, PackedMatrix::kPanel);
+    Avx512Bf16Panel(workspace.x_bf16.data() + static_cast<size_t>(first_row) * row_size, rows,
+                    padded, w.Panel(p), tile, PackedMatrix::kPanel);
     const int column = p * PackedMatrix::kPanel;
-    StoreTile(tile, std::min(rows, num_rows - first_row),
+    StoreTile(tile, PackedMatrix::kPanel, rows,
               std::min(PackedMatrix::kPanel, w.num_outputs() - column),
               bias != nullptr ? bias + column : nullptr,
               y + static_cast<size_t>(first_row) * y_stride + column, y_stride);
@@ -246,6 +293,8 @@ void Gemm(ThreadPool& pool, GemmWorkspace& workspace, const float* x, int num_ro
   if (num_rows <= 0) return;
   if (w.path() == GemmPath::kFma) {
     GemmFma(pool, workspace, x, num_rows, x_stride, w, bias, y, y_stride);
+  } else if (w.path() == GemmPath::kAmxBf16) {
+    GemmAmx(pool, workspace, x, num_rows, x_stride, w, bias, y, y_stride);
   } else {
     GemmBf16(pool, workspace, x, num_rows, x_stride, w, bias, y, y_stride);
   }

@@ -71,8 +71,8 @@ class PackedMatrix {
 
 class GemmWorkspace {
  public:
-  AlignedBuffer<float> x;          // packed activations
-  AlignedBuffer<uint16_t> x_bf16;  // the same for the BF16 paths
+  AlignedBuffer<float> x;          // packed activations; AMX: each thread's sums
+  AlignedBuffer<uint16_t> x_bf16;  // packed activations of the BF16 paths
 };
 
 // y[m, :] = x[m, :] W^T (+ bias). Strides in elements between rows. REQUIRES: num_rows >= 0; bias,
@@ -80,8 +80,8 @@ class GemmWorkspace {
 void Gemm(ThreadPool& pool, GemmWorkspace& workspace, const float* x, int num_rows, size_t x_stride,
           const PackedMatrix& w, const float* bias, float* y, size_t y_stride);
 
-// fp32 operations a second (a multiply-add is two) of all threads on the active target, from
-// registers: what kFma is measured against.
-double MeasureFmaPeak(ThreadPool& pool);
+// Operations a second (a multiply-add is two) that all threads reach together on the path's own
+// instruction, from registers: what the path is measured against. REQUIRES: IsSupported(path).
+double MeasurePeak(ThreadPool& pool, GemmPath path);
 
 }  // namespace oscar::simd

@@ -34,63 +34,137 @@ struct alignas(64) TileConfig {
 
 #define OSCAR_AMX __attribute__((target("amx-tile,amx-bf16,avx512f")))
 
-OSCAR_AMX void LoadTileConfig() {
+// In static memory: the intrinsic tells GCC 12 of its first 8 bytes alone, so stores into a local
+// one could be dropped.
+constexpr TileConfig kTileConfig = [] {
   TileConfig config;
   for (int t = 0; t < 8; ++t) {
     config.row_bytes[t] = 64;
     config.rows[t] = 16;
   }
-  _tile_loadconfig(&config);
-}
+  return config;
+}();
 
-// Rows r .. r + 32 (or 16) times one panel: accumulators 0-3, x in 4 and 5, weights in 6 and 7.
+OSCAR_AMX void LoadTileConfig() { _tile_loadconfig(&kTileConfig); }
+
+// Inputs of a slice, in tiles of 32. Its share of a panel, 32 KiB, is read from L1 or at worst L2
+// by every block of rows; bringing 4 KiB of sums in and out costs a tenth of the 64 products
+// between.
+constexpr int kSliceSteps = 16;
+constexpr int kTile = kAmxTileElements;  // BF16 numbers of a tile
+
+// 32 (or 16) rows x 32 outputs over `steps` tiles of inputs: sums in tiles 0-3, x in 4 and 5,
+// weights in 6 and 7. Every tile of x and of sums is 1 KiB in a row: rows as far apart as a
+// matrix's would share one set of the L1 cache. Fetches `lines` cache lines of `next` a step on the
+// way.
 template <bool kTwoBlocks>
-OSCAR_AMX void AmxBlock(const uint16_t* x, int padded_inputs, const uint16_t* panel, float* c,
-                        size_t c_stride) {
-  const size_t x_bytes = static_cast<size_t>(padded_inputs) * 2;
-  const size_t c_bytes = c_stride * sizeof(float);
-  const uint16_t* x1 = x + 16 * static_cast<size_t>(padded_inputs);
-  _tile_zero(0);
-  _tile_zero(1);
-  if constexpr (kTwoBlocks) {
-    _tile_zero(2);
-    _tile_zero(3);
+OSCAR_AMX void AmxBlock(const uint16_t* x0, const uint16_t* x1, int steps, const uint16_t* w,
+                        const char* next, int lines, float* sums, bool first) {
+  if (first) {
+    _tile_zero(0);
+    _tile_zero(1);
+    if constexpr (kTwoBlocks) {
+      _tile_zero(2);
+      _tile_zero(3);
+    }
+  } else {
+    _tile_loadd(0, sums, 64);
+    _tile_loadd(1, sums + 256, 64);
+    if constexpr (kTwoBlocks) {
+      _tile_loadd(2, sums + 512, 64);
+      _tile_loadd(3, sums + 768, 64);
+    }
   }
-  for (int k = 0; k < padded_inputs; k += 32) {
+  for (int k = 0; k < steps; ++k) {
+    for (int i = 0; i < lines; ++i, next += 64) __builtin_prefetch(next, 0, 2);
     // [k / 2][32 outputs][2]: 16 rows of 128 bytes, of which a tile takes the left or right half.
-    const uint16_t* w = panel + static_cast<size_t>(k) * kPanel;
+    _tile_loadd(4, x0, 64);
     _tile_loadd(6, w, kPanel * 4);
-    _tile_loadd(7, w + kPanel, kPanel * 4);
-    _tile_loadd(4, x + k, x_bytes);
     _tile_dpbf16ps(0, 4, 6);
+    _tile_loadd(7, w + kPanel, kPanel * 4);
     _tile_dpbf16ps(1, 4, 7);
     if constexpr (kTwoBlocks) {
-      _tile_loadd(5, x1 + k, x_bytes);
+      _tile_loadd(5, x1, 64);
       _tile_dpbf16ps(2, 5, 6);
       _tile_dpbf16ps(3, 5, 7);
     }
+    x0 += kTile;
+    x1 += kTile;
+    w += 2 * kTile;
   }
-  _tile_stored(0, c, c_bytes);
-  _tile_stored(1, c + 16, c_bytes);
+  _tile_stored(0, sums, 64);
+  _tile_stored(1, sums + 256, 64);
   if constexpr (kTwoBlocks) {
-    _tile_stored(2, c + 16 * c_stride, c_bytes);
-    _tile_stored(3, c + 16 * c_stride + 16, c_bytes);
+    _tile_stored(2, sums + 512, 64);
+    _tile_stored(3, sums + 768, 64);
   }
 }
 
-OSCAR_AMX void AmxPanelImpl(const uint16_t* x, int rows, int padded_inputs, const uint16_t* panel,
-                            float* c, size_t c_stride) {
+OSCAR_AMX void AmxPanelsImpl(const uint16_t* x, int row_blocks, int padded_inputs,
+                             const uint16_t* panels, int num_panels, float* sums) {
   LoadTileConfig();
-  int r = 0;
-  for (; r + 32 <= rows; r += 32) {
-    AmxBlock<true>(x + static_cast<size_t>(r) * static_cast<size_t>(padded_inputs), padded_inputs,
-                   panel, c + static_cast<size_t>(r) * c_stride, c_stride);
-  }
-  if (r < rows) {
-    AmxBlock<false>(x + static_cast<size_t>(r) * static_cast<size_t>(padded_inputs), padded_inputs,
-                    panel, c + static_cast<size_t>(r) * c_stride, c_stride);
+  const int steps = padded_inputs / 32;
+  const auto at = [](int tiles) { return static_cast<ptrdiff_t>(tiles) * kTile; };
+  for (int s = 0; s < steps; s += kSliceSteps) {
+    const int count = std::min(kSliceSteps, steps - s);
+    for (int p = 0; p < num_panels; ++p) {
+      const uint16_t* w = panels + at(2 * (p * steps + s));
+      const uint16_t* next = p + 1 < num_panels        ? w + at(2 * steps)
+                             : s + kSliceSteps < steps ? panels + at(2 * (s + kSliceSteps))
+                                                       : nullptr;
+      // 32 lines a step of the next slice, spread over the blocks of rows.
+      const int pairs = (row_blocks + 1) / 2;
+      const int lines = next == nullptr ? 0 : (32 + pairs - 1) / pairs;
+      for (int b = 0; b < row_blocks; b += 2) {
+        const int line = b / 2 * lines * count;
+        const char* fetch = reinterpret_cast<const char*>(next) + static_cast<ptrdiff_t>(line) * 64;
+        const uint16_t* x0 = x + at(b * steps + s);
+        float* c = sums + static_cast<ptrdiff_t>(p * row_blocks + b) * kAmxSums;
+        if (b + 1 < row_blocks) {
+          AmxBlock<true>(x0, x0 + at(steps), count, w, fetch, lines, c, s == 0);
+        } else {
+          AmxBlock<false>(x0, x0, count, w, fetch, lines, c, s == 0);
+        }
+      }
+    }
   }
   _tile_release();
+}
+
+// Keeps all four sums busy from registers.
+OSCAR_AMX void AmxPeakLoop(int64_t rounds) {
+  LoadTileConfig();
+  _tile_zero(0);  // the numbers are immediates: no loop
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+  _tile_zero(4);
+  _tile_zero(5);
+  _tile_zero(6);
+  _tile_zero(7);
+  for (int64_t r = 0; r < rounds; ++r) {
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_dpbf16ps(1, 4, 7);
+    _tile_dpbf16ps(2, 5, 6);
+    _tile_dpbf16ps(3, 5, 7);
+  }
+  _tile_release();
+}
+
+__attribute__((target("avx512f,avx512bf16"))) void Bf16PeakLoop(int64_t rounds) {
+  __m512 sum[16];
+#pragma GCC unroll 16
+  for (int i = 0; i < 16; ++i) sum[i] = _mm512_set1_ps(static_cast<float>(i));
+  auto factor = reinterpret_cast<__m512bh>(_mm512_setzero_si512());
+  for (int64_t r = 0; r < rounds; ++r) {
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; ++i) sum[i] = _mm512_dpbf16_ps(sum[i], factor, factor);
+    asm volatile("" : "+v"(factor));  // keeps the loop from being folded
+  }
+  __m512 total = sum[0];
+#pragma GCC unroll 16
+  for (int i = 1; i < 16; ++i) total = _mm512_add_ps(total, sum[i]);
+  asm volatile("" : : "v"(total));
 }
 
 constexpr int kBf16Rows = 8;  // 8 x 2 accumulators
@@ -145,20 +219,21 @@ bool OsSavesState(uint64_t mask) {
   return (Xcr0() & mask) == mask;
 }
 
-// One small product with known sums. 16 rows x 32 inputs.
+// One small product with known sums: 16 rows x 32 inputs.
 bool AmxAnswersRight() {
-  alignas(64) uint16_t x[16 * 32], w[32 * kPanel];
-  alignas(64) float c[16 * kPanel];
-  for (int i = 0; i < 16 * 32; ++i) x[i] = ToBf16(static_cast<float>(i % 7 - 3)).bits;
-  for (int i = 0; i < 32 * kPanel; ++i) w[i] = ToBf16(static_cast<float>(i % 5 - 2)).bits;
-  AmxPanelImpl(x, 16, 32, w, c, kPanel);
+  alignas(64) uint16_t x[kTile], w[2 * kTile];
+  alignas(64) float sums[kAmxSums];
+  for (int i = 0; i < kTile; ++i) x[i] = ToBf16(static_cast<float>(i % 7 - 3)).bits;
+  for (int i = 0; i < 2 * kTile; ++i) w[i] = ToBf16(static_cast<float>(i % 5 - 2)).bits;
+  AmxPanelsImpl(x, 1, 32, w, 1, sums);
   for (int r = 0; r < 16; ++r) {
     for (int n = 0; n < kPanel; ++n) {
       float sum = 0.0f;
       for (int k = 0; k < 32; ++k) {
         sum += ToFloat(Bf16{x[r * 32 + k]}) * ToFloat(Bf16{w[k / 2 * 2 * kPanel + n * 2 + k % 2]});
       }
-      if (sum != c[r * kPanel + n]) return false;  // small integers: exact in any order
+      // Small integers: exact in any order.
+      if (sum != sums[n / 16 * 256 + r * 16 + n % 16]) return false;
     }
   }
   return true;
@@ -171,8 +246,8 @@ bool ProbeAmx() {
   }
   uint32_t a, b, c, d;
   if (__get_cpuid_count(7, 0, &a, &b, &c, &d) == 0) return false;
-  constexpr uint32_t kTile = 1u << 24, kBf16 = 1u << 22;
-  if ((d & kTile) == 0 || (d & kBf16) == 0) return false;
+  constexpr uint32_t kHasTiles = 1u << 24, kHasBf16 = 1u << 22;
+  if ((d & kHasTiles) == 0 || (d & kHasBf16) == 0) return false;
   if (!OsSavesState(kXcr0Avx512 | kXcr0Tiles)) return false;
   constexpr long kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XTILEDATA
   if (syscall(SYS_arch_prctl, kRequestPermission, kTileData) != 0) return false;
@@ -207,9 +282,18 @@ bool HasAvx512Bf16() {
   return has;
 }
 
-void AmxPanel(const uint16_t* x, int rows, int padded_inputs, const uint16_t* panel, float* c,
-              size_t c_stride) {
-  AmxPanelImpl(x, rows, padded_inputs, panel, c, c_stride);
+void AmxPanels(const uint16_t* x, int row_blocks, int padded_inputs, const uint16_t* panels,
+               int num_panels, float* sums) {
+  AmxPanelsImpl(x, row_blocks, padded_inputs, panels, num_panels, sums);
+}
+
+double Bf16PeakOperations(GemmPath path, int64_t rounds) {
+  if (path == GemmPath::kAmxBf16) {
+    AmxPeakLoop(rounds);
+    return 4.0 * 2.0 * 16 * 16 * 32 * static_cast<double>(rounds);
+  }
+  Bf16PeakLoop(rounds);
+  return 16.0 * 2.0 * 32 * static_cast<double>(rounds);
 }
 
 void Avx512Bf16Panel(const uint16_t* x, int rows, int padded_inputs, const uint16_t* panel,

@@ -20,18 +20,28 @@ const FmaKernels& ActiveFmaKernels() {
   return ActiveTarget() == Target::kAvx2 ? kAvx2 : kAvx512;
 }
 
-double MeasureFmaPeak(ThreadPool& pool) {
-  constexpr int64_t kRounds = 200000;
+double MeasurePeak(ThreadPool& pool, GemmPath path) {
+  constexpr int64_t kFmaRounds = 200000, kBf16Rounds = 500000;
   const auto loop = ActiveTarget() == Target::kAvx2 ? &N_AVX2::FmaPeakLoop : &N_AVX3::FmaPeakLoop;
   std::vector<float> sink(static_cast<size_t>(pool.num_threads()));
+  std::vector<double> operations(sink.size());
   double best = 0.0;
   for (int repeat = 0; repeat < 7; ++repeat) {
     const auto start = std::chrono::steady_clock::now();
-    pool.ParallelFor(pool.num_threads(),
-                     [&](int64_t i, int) { sink[static_cast<size_t>(i)] = loop(kRounds); });
+    pool.ParallelFor(pool.num_threads(), [&](int64_t i, int) {
+      const auto at = static_cast<size_t>(i);
+      if (path == GemmPath::kFma) {
+        sink[at] = loop(kFmaRounds);
+        operations[at] = 2.0 * 384.0 * kFmaRounds;
+      } else {
+        operations[at] = Bf16PeakOperations(path, kBf16Rounds);
+      }
+    });
     const double seconds =
         std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-    best = std::max(best, 2.0 * 384.0 * kRounds * pool.num_threads() / seconds);
+    double total = 0.0;
+    for (const double count : operations) total += count;
+    best = std::max(best, total / seconds);
   }
   return best;
 }

@@ -21,13 +21,22 @@ struct FmaKernels {
 };
 const FmaKernels& ActiveFmaKernels();
 
-// gemm_amx.cc. x: [rows, padded_inputs] BF16 bits, for AMX a multiple of 16 rows (zero padded); one
-// panel; c: [rows, 32] with stride.
+// gemm_amx.cc.
 bool HasAmx();
 bool HasAvx512Bf16();
-void AmxPanel(const uint16_t* x, int rows, int padded_inputs, const uint16_t* panel, float* c,
-              size_t c_stride);
+
+inline constexpr int kAmxTileElements = 16 * 32;  // of x: 16 rows of 32 inputs
+inline constexpr int kAmxSums = 2 * 16 * 16;      // 16 rows of a panel's 32 outputs
+// `num_panels` consecutive panels times `row_blocks` blocks of 16 rows. x: [row block][inputs / 32]
+// tiles of [16][32]; sums: [panel][row block][2 halves of 16 outputs][16 rows][16].
+void AmxPanels(const uint16_t* x, int row_blocks, int padded_inputs, const uint16_t* panels,
+               int num_panels, float* sums);
+// x: [rows, padded_inputs] BF16 bits; one panel; c: [rows, 32] with stride.
 void Avx512Bf16Panel(const uint16_t* x, int rows, int padded_inputs, const uint16_t* panel,
                      float* c, size_t c_stride);
+
+// Runs `rounds` of the path's instruction from registers; how many operations those were. Not for
+// kFma.
+double Bf16PeakOperations(GemmPath path, int64_t rounds);
 
 }  // namespace oscar::simd
