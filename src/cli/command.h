@@ -33,5 +33,6 @@ void AddReportCommand(CLI::App& app, RunFunction& run);
 void AddRotationCommand(CLI::App& app, RunFunction& run);
 void AddServeCommand(CLI::App& app, RunFunction& run);
 void AddTokenizeCommand(CLI::App& app, RunFunction& run);
+void AddZooCommand(CLI::App& app, RunFunction& run);
 
 }  // namespace oscar::cli

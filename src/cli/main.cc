@@ -58,6 +58,7 @@ int Main(int argc, char** argv) {
   AddRotationCommand(app, run);
   AddServeCommand(app, run);
   AddTokenizeCommand(app, run);
+  AddZooCommand(app, run);
   AddManualCommands(app, run);
   NameEnvironmentVariables(app);
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <fstream>
+#include <numeric>
 
 #include "base/log.h"
 #include "base/progress.h"
@@ -119,6 +120,12 @@ Result<std::unique_ptr<LoadedModel>> LoadedModel::Plan(const ModelOptions& optio
   if (!options.rotation.empty()) {
     OSCAR_ASSIGN_OR_RETURN(plan.rotation, LoadRotation(options.rotation));
     loaded->rotation_model_ = plan.rotation->info.model_fingerprint;
+    std::vector<int> layers(static_cast<size_t>(loaded->spec_.num_layers));
+    std::iota(layers.begin(), layers.end(), 0);
+    OSCAR_RETURN_IF_ERROR(CheckRotationFits(*plan.rotation, layers, loaded->spec_.head_dim,
+                                            loaded->spec_.num_kv_heads, /*model_fingerprint=*/"")
+                              .WithContext(fmt::format("{} for {}", options.rotation.string(),
+                                                       loaded->directory_.string())));
   }
   OSCAR_ASSIGN_OR_RETURN(loaded->plan_, KvPlan::Make(loaded->spec_, plan, simd::WritePage));
 

@@ -5,9 +5,12 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdio>
+#include <cstdlib>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <tuple>
 
 #include "base/check.h"
 #include "base/file.h"
@@ -33,6 +36,7 @@ namespace fs = std::filesystem;
 constexpr char kItemsFile[] = "items.jsonl";
 constexpr char kTextTask[] = "(text)";
 constexpr char kLayersTask[] = "(layers)";
+constexpr char kSpectraTask[] = "(spectra)";
 // Tokens that one group of shared prompts holds in BF16.
 constexpr int64_t kSharedTokens = 49152;
 constexpr uint64_t kReferenceBytes = uint64_t{256} << 20;
@@ -85,6 +89,8 @@ class Evaluator {
   Status RunShared(Progress* progress);
   Status RunText(Progress* progress);
   Status RunLayers();
+  Status RunSpectra(const std::optional<LayerErrorProbe>& probe,
+                    const std::function<Status()>& capture);
   EvalResults Collect() const;
   std::string PrefillText() const;
 
@@ -95,6 +101,8 @@ class Evaluator {
   std::vector<MethodState> methods_;
   std::vector<std::vector<int32_t>> windows_;
   uint64_t windows_hash_ = 0;
+  uint64_t model_hash_ = 0;
+  std::vector<std::vector<double>> spectra_;
   std::string model_name_;
   ItemLog log_;
 };
@@ -188,7 +196,8 @@ Result<std::vector<int32_t>> Evaluator::EncodePrompt(const EvalTask& task, const
 // Everything that decides a score by its content, never by where it lies.
 Status Evaluator::HashSettings() {
   const ModelOptions& m = options_.model;
-  uint64_t model_hash = m.random_weights ? m.weights_seed + 1 : 0;
+  uint64_t& model_hash = model_hash_;
+  model_hash = m.random_weights ? m.weights_seed + 1 : 0;
   for (MethodState& state : methods_) {
     OSCAR_ASSIGN_OR_RETURN(
         const std::unique_ptr<LoadedModel> plan,
@@ -423,6 +432,7 @@ EvalResults Evaluator::Collect() const {
   out.model = model_name_;
   out.prefill = PrefillText();
   out.warnings = options_.suite.warnings;
+  out.spectra = spectra_;
   out.settings = {{"seed", std::to_string(options_.seed)},
                   {"decoding", DescribeSampling(options_.suite)},
                   {"text", windows_.empty() ? std::string("none")
@@ -454,12 +464,55 @@ EvalResults Evaluator::Collect() const {
   return out;
 }
 
+// One record a layer: the spectra belong to the model, not to a method.
+Status Evaluator::RunSpectra(const std::optional<LayerErrorProbe>& probe,
+                             const std::function<Status()>& capture) {
+  const std::string settings =
+      fmt::format("{:016x}", HashText("spectra", model_hash_ ^ windows_hash_));
+  const auto key = [](size_t layer) {
+    return ItemKey{"(model)", kSpectraTask, std::to_string(layer), 0};
+  };
+  for (size_t layer = 0;; ++layer) {
+    const ItemRecord* record = log_.Find(settings, key(layer));
+    if (record == nullptr) break;
+    std::vector<double>& values = spectra_.emplace_back();
+    const char* at = record->output.c_str();
+    double value = 0;
+    for (int used = 0; std::sscanf(at, "%lf%n", &value, &used) == 1; at += used) {
+      values.push_back(value);
+    }
+  }
+  if (!spectra_.empty()) return {};
+  OSCAR_RETURN_IF_ERROR(capture());
+  OSCAR_ASSIGN_OR_RETURN(spectra_, probe->QuerySpectra());
+  for (size_t layer = 0; layer < spectra_.size(); ++layer) {
+    ItemRecord record;
+    record.settings = settings;
+    std::tie(record.method, record.task, record.id, record.repeat) = key(layer);
+    for (double& value : spectra_[layer]) {
+      const std::string text = fmt::format("{:.6g}", value);
+      record.output += (record.output.empty() ? "" : " ") + text;
+      value = std::strtod(text.c_str(), nullptr);  // what the next run will read
+    }
+    OSCAR_RETURN_IF_ERROR(log_.Append(std::move(record)));
+  }
+  return {};
+}
+
 Status Evaluator::RunLayers() {
   if (windows_.empty()) return {};
   const auto settings_of = [&](const MethodState& state) {
     return fmt::format("{:016x}", HashText("layers", state.settings ^ windows_hash_));
   };
   std::optional<LayerErrorProbe> probe;
+  const auto capture = [&]() -> Status {
+    if (probe.has_value()) return {};
+    OSCAR_ASSIGN_OR_RETURN(const std::unique_ptr<LoadedModel> model,
+                           LoadedModel::Load(OptionsOf({"bf16", "bf16", {}}, 64)));
+    OSCAR_ASSIGN_OR_RETURN(probe, LayerErrorProbe::Capture(*model, windows_.front()));
+    return {};
+  };
+  OSCAR_RETURN_IF_ERROR(RunSpectra(probe, capture));
   for (MethodState& state : methods_) {
     const ItemRecord* record =
         log_.Find(settings_of(state), {state.method->label, kLayersTask, "prose", 0});
@@ -471,11 +524,7 @@ Status Evaluator::RunLayers() {
       }
       continue;
     }
-    if (!probe.has_value()) {
-      OSCAR_ASSIGN_OR_RETURN(const std::unique_ptr<LoadedModel> model,
-                             LoadedModel::Load(OptionsOf({"bf16", "bf16", {}}, 64)));
-      OSCAR_ASSIGN_OR_RETURN(probe, LayerErrorProbe::Capture(*model, windows_.front()));
-    }
+    OSCAR_RETURN_IF_ERROR(capture());
     OSCAR_ASSIGN_OR_RETURN(const std::unique_ptr<LoadedModel> plan,
                            LoadedModel::Plan(OptionsOf(*state.method, 64)));
     OSCAR_ASSIGN_OR_RETURN(state.score.layer_errors, probe->Measure(plan->kv()));

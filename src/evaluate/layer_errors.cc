@@ -5,6 +5,8 @@
 
 #include "base/check.h"
 #include "cache/page_codec.h"
+#include "numeric/eigen.h"
+#include "numeric/matrix.h"
 #include "simd/vec_ops.h"
 
 namespace oscar {
@@ -60,6 +62,52 @@ Result<LayerErrorProbe> LayerErrorProbe::Capture(LoadedModel& model,
   return probe;
 }
 
+std::vector<double> LayerErrorProbe::QueryMoment(int layer, int kv_head,
+                                                 const SideTransform* rotation) const {
+  const auto dim = static_cast<size_t>(head_dim_);
+  const auto group = static_cast<size_t>(num_heads_ / kv_heads_);
+  std::vector<double> moment(dim * dim);
+  std::vector<float> query(dim);
+  for (int64_t t = 0; t < num_tokens_; t += kQueryStride) {
+    for (size_t g = 0; g < group; ++g) {
+      const size_t head = static_cast<size_t>(kv_head) * group + g;
+      const float* from = layers_[static_cast<size_t>(layer)].q.data() +
+                          (static_cast<size_t>(t) * static_cast<size_t>(num_heads_) + head) * dim;
+      std::copy_n(from, dim, query.begin());
+      if (rotation != nullptr) rotation->Apply(kv_head, query);
+      for (size_t i = 0; i < dim; ++i) {
+        for (size_t j = 0; j < dim; ++j) moment[i * dim + j] += double{query[i]} * query[j];
+      }
+    }
+  }
+  return moment;
+}
+
+Result<std::vector<std::vector<double>>> LayerErrorProbe::QuerySpectra() const {
+  std::vector<std::vector<double>> out;
+  for (int layer = 0; layer < num_layers_; ++layer) {
+    std::vector<double>& mean = out.emplace_back(static_cast<size_t>(head_dim_));
+    for (int h = 0; h < kv_heads_; ++h) {
+      const std::vector<double> moment = QueryMoment(layer, h, nullptr);
+      Matrix matrix(head_dim_, head_dim_);
+      for (int i = 0; i < head_dim_; ++i) {
+        for (int j = 0; j < head_dim_; ++j) {
+          matrix(i, j) = moment[static_cast<size_t>(i * head_dim_ + j)];
+        }
+      }
+      OSCAR_ASSIGN_OR_RETURN(const SymmetricEigen eigen, DecomposeSymmetric(matrix));
+      double total = 0;
+      for (double value : eigen.values) total += value;
+      // Largest first, as shares of the mean: layers become comparable.
+      for (size_t i = 0; i < mean.size(); ++i) {
+        mean[i] += eigen.values[mean.size() - 1 - i] * static_cast<double>(mean.size()) /
+                   std::max(total, 1e-30) / kv_heads_;
+      }
+    }
+  }
+  return out;
+}
+
 Result<std::vector<std::pair<double, double>>> LayerErrorProbe::Measure(const KvPlan& plan) const {
   const auto dim = static_cast<size_t>(head_dim_);
   std::vector<std::pair<double, double>> out(static_cast<size_t>(num_layers_));
@@ -70,7 +118,6 @@ Result<std::vector<std::pair<double, double>>> LayerErrorProbe::Measure(const Kv
   SequenceCache cache(config, pool);
   ThreadPool inline_pool(1);
   OSCAR_RETURN_IF_ERROR(cache.Reserve(num_tokens_));
-  const auto group = static_cast<size_t>(num_heads_ / kv_heads_);
   std::vector<std::vector<float>> k_rows(out.size()), v_rows(out.size());  // rotated, as BF16
   for (int layer = 0; layer < num_layers_; ++layer) {
     const LayerRows& rows = layers_[static_cast<size_t>(layer)];
@@ -98,21 +145,7 @@ Result<std::vector<std::pair<double, double>>> LayerErrorProbe::Measure(const Kv
   for (int layer = 0; layer < num_layers_; ++layer) {
     double k_error = 0, k_energy = 0, v_error = 0, v_energy = 0;
     for (int h = 0; h < kv_heads_; ++h) {
-      std::vector<double> moment(dim * dim);
-      std::vector<float> query(dim);
-      for (int64_t t = 0; t < num_tokens_; t += kQueryStride) {
-        for (size_t g = 0; g < group; ++g) {
-          const size_t head = static_cast<size_t>(h) * group + g;
-          const float* from =
-              layers_[static_cast<size_t>(layer)].q.data() +
-              (static_cast<size_t>(t) * static_cast<size_t>(num_heads_) + head) * dim;
-          std::copy_n(from, dim, query.begin());
-          plan.k(layer).Apply(h, query);
-          for (size_t i = 0; i < dim; ++i) {
-            for (size_t j = 0; j < dim; ++j) moment[i * dim + j] += double{query[i]} * query[j];
-          }
-        }
-      }
+      const std::vector<double> moment = QueryMoment(layer, h, &plan.k(layer));
       for (int64_t page = 0; page < cache.num_pages(); ++page) {
         if (!cache.is_sealed(page)) continue;
         DecodePage(config.sealed.layout(layer), cache.page(page).Block(layer, h), k_page, v_page);

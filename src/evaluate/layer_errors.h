@@ -21,9 +21,14 @@ class LayerErrorProbe {
   static Result<LayerErrorProbe> Capture(LoadedModel& model, std::span<const int32_t> tokens);
   // (K, V) relative errors of each layer over the tokens that are quantised; 0 where none is.
   Result<std::vector<std::pair<double, double>>> Measure(const KvPlan& plan) const;
+  // Eigenvalues of the query second moment of each layer over their mean, largest first, averaged
+  // over KV heads: how unequal the directions are that a rotation evens out. [layers][D]
+  Result<std::vector<std::vector<double>>> QuerySpectra() const;
 
  private:
   LayerErrorProbe() = default;
+  // sum q q^T over every few tokens and the query heads of a KV head. [D, D]
+  std::vector<double> QueryMoment(int layer, int kv_head, const SideTransform* rotation) const;
   int num_layers_ = 0, num_heads_ = 0, kv_heads_ = 0, head_dim_ = 0;
   int64_t num_tokens_ = 0;
   struct LayerRows {

@@ -151,6 +151,22 @@ std::string LayerMap(const EvalResults& results, bool keys) {
   return HeatMap(rows, columns, values, options);
 }
 
+std::string Spectra(const EvalResults& results) {
+  std::vector<ChartSeries> series;
+  for (size_t i = 0; i < results.spectra.size(); ++i) {
+    ChartSeries line{fmt::format("layer {}", i), {}, results.spectra[i], -1};
+    for (size_t j = 0; j < line.y.size(); ++j) line.x.push_back(static_cast<double>(j + 1));
+    series.push_back(std::move(line));
+  }
+  if (series.empty()) return {};
+  ChartOptions options;
+  options.title = "Spectrum of the queries, by layer";
+  options.x.label = "eigenvalue of the query second moment, largest first";
+  options.y.label = "over their mean";
+  options.y.log_scale = true;
+  return LineChart(series, options);
+}
+
 }  // namespace
 
 std::string RenderEvalReport(const EvalResults& results) {
@@ -182,9 +198,11 @@ std::string RenderEvalReport(const EvalResults& results) {
         "the method's own pages.</p>\n<div class=\"charts\"><div>" +
         k_map + "</div><div>" + v_map + "</div></div>\n";
   }
-  const std::string bits = BitsByLength(results);
-  if (!bits.empty())
-    body += "<h2>Memory</h2>\n<div class=\"charts\"><div>" + bits + "</div></div>\n";
+  const std::string bits = BitsByLength(results), spectra = Spectra(results);
+  if (!bits.empty() || !spectra.empty()) {
+    body += "<h2>Memory and spectra</h2>\n<div class=\"charts\"><div>" + bits + "</div><div>" +
+            spectra + "</div></div>\n";
+  }
   if (!results.warnings.empty()) {
     body += "<h2>Warnings</h2>\n<ul>\n";
     for (const std::string& warning : results.warnings) {

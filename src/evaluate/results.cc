@@ -273,6 +273,7 @@ std::string ResultsToJson(const EvalResults& results) {
   for (const MethodScore& method : results.methods) {
     out["methods"].push_back(MethodToJson(method, results.short_tasks));
   }
+  if (!results.spectra.empty()) out["query_spectra"] = results.spectra;
   return out.dump(2, ' ', false, ordered_json::error_handler_t::replace) + "\n";
 }
 
@@ -303,6 +304,12 @@ Result<EvalResults> ResultsFromJson(std::string_view text, std::string_view what
   const json methods = object.value("methods", json::array());
   for (const json& method : methods) {
     if (method.is_object()) out.methods.push_back(MethodFromJson(method));
+  }
+  for (const json& layer : object.value("query_spectra", json::array())) {
+    std::vector<double>& values = out.spectra.emplace_back();
+    for (const json& value : layer) {
+      if (value.is_number()) values.push_back(value.get<double>());
+    }
   }
   return out;
 }

@@ -72,6 +72,8 @@ struct EvalResults {
   std::vector<std::pair<std::string, std::string>> settings;  // for the reader
   std::vector<std::string> warnings;
   std::vector<MethodScore> methods;
+  // [layers][D] of the query second moment over their mean, largest first; may be empty.
+  std::vector<std::vector<double>> spectra;
   // Tasks too short for a window of some method to fill: they never reach INT2 there.
   std::vector<std::string> short_tasks;
 };

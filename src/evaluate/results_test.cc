@@ -42,6 +42,7 @@ EvalResults Sample() {
   method.text = TextMetrics{3.25, 25.79, 0.01, 0.95, 100, 50};
   method.layer_errors = {{0.1, 0.2}, {0.3, 0.4}};
   results.methods.push_back(method);
+  results.spectra = {{1.5, 0.5}, {1.75, 0.25}};
   return results;
 }
 

@@ -148,10 +148,11 @@ Status CheckRotationFits(const Rotation& rotation, std::span<const int> layer_id
   }
   for (const auto& [layer, sides] : rotation.layers) {
     if (!wanted.contains(layer)) {
-      return InvalidArgument(fmt::format(
-          "the rotation has layer {}, which the model has not ({} layers); use the rotation that "
-          "was calibrated on this model",
-          layer, wanted.size()));
+      return InvalidArgument(
+          fmt::format("the rotation has layer {}, which the model has not ({} layers; the model "
+                      "has {}); use the "
+                      "rotation that was calibrated on this model",
+                      layer, rotation.layers.size(), wanted.size()));
     }
     for (const SideRotation* side : {&sides.k, &sides.v}) {
       if (side->num_heads != 1 && side->num_heads != num_kv_heads) {

@@ -1,0 +1,136 @@
+// The zoo commands through their command lines, and what serving says of a rotation that is not
+// the model's.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <CLI/App.hpp>
+#include <CLI/Config.hpp>
+#include <CLI/Formatter.hpp>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <numeric>
+
+#include "base/file.h"
+#include "base/log.h"
+#include "cli/command.h"
+#include "engine/loaded_model.h"
+#include "rotation/rotation_file.h"
+
+namespace oscar::cli {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::HasSubstr;
+
+class ZooCommand : public testing::Test {
+ protected:
+  void SetUp() override {
+    SetLogLevel(LogLevel::kError);
+    std::string name = (fs::temp_directory_path() / "oscar_zoo_XXXXXX").string();
+    ASSERT_NE(mkdtemp(name.data()), nullptr);
+    dir_ = name;
+    fs::create_directories(dir_ / "zoo/demo");
+    fs::create_directories(dir_ / "zoo/other/deep");
+    fs::create_directories(dir_ / "zoo/empty");
+    ASSERT_TRUE(WriteRotationFile(dir_ / "zoo/demo/rotation.safetensors", Hadamard(8, 128)).ok());
+    ASSERT_TRUE(WriteZooPair(dir_ / "zoo/other/deep", Hadamard(4, 64)).has_value());
+  }
+  void TearDown() override {
+    std::error_code error;
+    fs::remove_all(dir_, error);
+    SetLogLevel(LogLevel::kInfo);
+  }
+  static Rotation Hadamard(int num_layers, int head_dim) {
+    std::vector<int> layers(static_cast<size_t>(num_layers));
+    std::iota(layers.begin(), layers.end(), 0);
+    return *MakeDataFreeRotation("hadamard", layers, head_dim);
+  }
+  Status Run(const std::string& arguments) {
+    CLI::App app{"test", "oscar"};
+    RunFunction run;
+    AddZooCommand(app, run);
+    try {
+      app.parse("zoo " + arguments, false);
+    } catch (const CLI::ParseError& error) {
+      return InvalidArgument(std::string("usage: ") + error.what());
+    }
+    testing::internal::CaptureStdout();
+    const Status status = run();
+    std::fflush(stdout);
+    output_ = testing::internal::GetCapturedStdout();
+    return status;
+  }
+  std::string Path(const std::string& name) const { return (dir_ / name).string(); }
+
+  fs::path dir_;
+  std::string output_;
+};
+
+TEST_F(ZooCommand, ListsWhatLiesBelow) {
+  ASSERT_TRUE(Run("list --json " + Path("zoo")).ok());
+  const auto json = nlohmann::json::parse(output_);
+  ASSERT_EQ(json["rotations"].size(), 2u);
+  EXPECT_EQ(json["bad"], 0);
+  EXPECT_EQ(json["rotations"][0]["name"], "demo");
+  EXPECT_EQ(json["rotations"][0]["layers"], 8);
+  EXPECT_EQ(json["rotations"][1]["name"], "other/deep");
+  EXPECT_EQ(json["rotations"][1]["format"], "pt");
+  EXPECT_EQ(json["rotations"][1]["head_dim"], 64);
+  ASSERT_TRUE(Run("list " + Path("zoo")).ok());
+  EXPECT_THAT(output_, HasSubstr("other/deep"));
+  EXPECT_THAT(std::string(Run("list " + Path("zoo/empty")).message()), HasSubstr("no rotation"));
+}
+
+TEST_F(ZooCommand, VerifiesSoundnessAndFit) {
+  EXPECT_TRUE(Run("verify " + Path("zoo")).ok());
+  const Status fit = Run("verify " + Path("zoo") + " --model " OSCAR_DEMO_MODEL);
+  EXPECT_THAT(std::string(fit.message()), HasSubstr("1 of 2 rotations"));
+  EXPECT_THAT(output_, HasSubstr("head dimension 64, the model has 128"));
+  // Some rows of a matrix.
+  std::string bytes = ReadFile(dir_ / "zoo/demo/rotation.safetensors", 1 << 28).value();
+  bytes.replace(bytes.size() - 300000, 4096, 4096, '\0');
+  std::ofstream(dir_ / "zoo/demo/rotation.safetensors", std::ios::binary) << bytes;
+  EXPECT_FALSE(Run("verify " + Path("zoo")).ok());
+  EXPECT_TRUE(Run("list " + Path("zoo")).ok());  // listing names it and goes on
+}
+
+TEST_F(ZooCommand, ConvertsAllAndBackToTheSameBits) {
+  ASSERT_TRUE(Run("convert --to pt " + Path("zoo") + " " + Path("pt")).ok());
+  ASSERT_TRUE(Run("convert " + Path("pt") + " " + Path("back")).ok());
+  for (const char* name : {"demo", "other/deep"}) {
+    const auto before = LoadRotation(dir_ / "zoo" / name),
+               after = LoadRotation(dir_ / "back" / name);
+    ASSERT_TRUE(before.has_value() && after.has_value());
+    EXPECT_EQ(before->layers.at(0).k.matrices, after->layers.at(0).k.matrices);
+    EXPECT_EQ(before->layers.size(), after->layers.size());
+  }
+}
+
+TEST_F(ZooCommand, ServingRefusesAnotherModelsRotation) {
+  ModelOptions options;
+  options.model = OSCAR_DEMO_MODEL;
+  options.kv = "oscar";
+  options.kv_memory = uint64_t{1} << 26;
+  const auto refusal = [&](const Rotation& rotation) {
+    EXPECT_TRUE(WriteRotationFile(dir_ / "r.safetensors", rotation).ok());
+    options.rotation = dir_ / "r.safetensors";
+    const auto loaded = LoadedModel::Load(options);
+    return loaded.has_value() ? std::string("accepted") : std::string(loaded.error().message());
+  };
+  const std::string dim = refusal(Hadamard(8, 64));
+  EXPECT_THAT(dim, HasSubstr("head dimension 64, the model has 128"));
+  EXPECT_THAT(dim, HasSubstr("r.safetensors for " OSCAR_DEMO_MODEL));
+  EXPECT_THAT(refusal(Hadamard(7, 128)), HasSubstr("7 layers; the model has 8"));
+  EXPECT_THAT(refusal(Hadamard(9, 128)), HasSubstr("9 layers; the model has 8"));
+  Rotation other = Hadamard(8, 128);
+  other.info.model_fingerprint = "0123456789abcdef";
+  const std::string model = refusal(other);
+  EXPECT_THAT(model, HasSubstr("0123456789abcdef"));
+  EXPECT_THAT(model, HasSubstr(OSCAR_DEMO_MODEL));
+  EXPECT_EQ(refusal(Hadamard(8, 128)), "accepted");
+}
+
+}  // namespace
+}  // namespace oscar::cli
