@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/file.h"
+#include "base/json.h"
 #include "base/progress.h"
 #include "cli/command.h"
 #include "cli/model_options.h"
@@ -50,6 +51,12 @@ Status RunGenerate(const GenerateOptions& options) {
   std::string messages;
   if (!options.messages.empty()) {
     OSCAR_ASSIGN_OR_RETURN(messages, ReadFile(options.messages, kMaxPromptBytes));
+    // Before the weights are read, and by the file's name.
+    OSCAR_ASSIGN_OR_RETURN(const nlohmann::json list, ParseJson(messages, options.messages));
+    if (!list.is_array()) {
+      return InvalidArgument(
+          fmt::format("{}: must be a JSON list of {{role, content}}", options.messages));
+    }
   }
   OSCAR_ASSIGN_OR_RETURN(const std::unique_ptr<LanguageModel> model,
                          LanguageModel::Load(options.model.options));

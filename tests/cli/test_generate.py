@@ -108,6 +108,14 @@ def test_errors_are_one_clear_line(oscar, root, tmp_path, expected, damage, args
     assert expected in run.stderr, run.stderr
 
 
+@pytest.mark.parametrize("text,expected", [("no JSON", "invalid JSON"), ('{"role": "user"}', "must be a JSON list")])
+def test_a_bad_messages_file_is_named(oscar, tmp_path, text, expected):
+    path = tmp_path / "bad.json"
+    path.write_text(text)
+    line = oscar("generate", "--messages", path, ok=False).stderr.strip()
+    assert str(path) in line and expected in line and "\n" not in line
+
+
 def test_budget_too_small_for_the_prompt(oscar, root):
     run = oscar("generate", "--messages", root / "examples/needle-14k.json", "--kv-memory", "8MiB", ok=False)
     assert "KV cache budget of 8.00 MiB is too small" in run.stderr
