@@ -30,7 +30,7 @@ list='find / -xdev \( -path /proc -o -path /tmp -o -path /var/log -o -path /var/
 inside "$list" >"$root/tmp/before"
 inside 'apt-get install -y -qq /tmp/package.deb >/dev/null'
 echo "package-test: installed: $(inside 'dpkg-query -W oscar && dpkg -L oscar | wc -l' | tr '\n' ' ')files"
-inside 'oscar --version && test -s /usr/share/man/man1/oscar.1.gz && test -f /etc/default/oscar && test -f /lib/systemd/system/oscar.service'
+inside 'oscar --version && test -s /usr/share/man/man1/oscar.1.gz && test -f /etc/default/oscar && grep -qx "ExecStart=/usr/bin/oscar serve" /lib/systemd/system/oscar.service'
 inside 'cd /tmp && test "$(oscar generate --messages <(echo "[{\"role\": \"user\", \"content\": \"Add these numbers: 170 710 302 122 813\"}]") 2>/dev/null | tail -1)" = 2117'
 echo "package-test: the installed program answers"
 inside 'cd /tmp/embed && cmake -B build >/dev/null && cmake --build build >/dev/null && build/embed /usr/share/oscar/models/demo | grep -x 2117'
