@@ -106,9 +106,10 @@ Result<Exam> MakeExam(const std::filesystem::path& model, const ChatTemplate& ch
                              model.string())));
   }
   size_t shared = prompts[0].size();
-  for (const std::vector<int32_t>& p : prompts) {
-    const auto [a, b] = std::mismatch(prompts[0].begin(), prompts[0].end(), p.begin(), p.end());
-    shared = std::min(shared, &p == &prompts[0] ? shared : static_cast<size_t>(b - p.begin()));
+  for (const std::vector<int32_t>& other : prompts) {
+    const auto end =
+        std::mismatch(prompts[0].begin(), prompts[0].end(), other.begin(), other.end()).first;
+    shared = std::min(shared, static_cast<size_t>(end - prompts[0].begin()));
   }
   exam.text.assign(prompts[0].begin(), prompts[0].begin() + static_cast<std::ptrdiff_t>(shared));
   for (size_t i = 0; i < prompts.size(); ++i) {
