@@ -41,7 +41,9 @@ std::string Table(const EvalResults& results, const std::vector<std::string>& ta
                        EscapeHtml(method.label), method.simulated ? " (simulated)" : "");
     out += Cell(method.MeanStrict()) + Cell(method.MeanStrict(results.short_tasks)) +
            Cell(method.MeanAnswer());
-    out += fmt::format("<td>{:.2f}</td>", method.history_bits);
+    // What a server does not tell is left open.
+    out += method.history_bits > 0 ? fmt::format("<td>{:.2f}</td>", method.history_bits)
+                                   : std::string("<td>–</td>");
     const std::optional<double> bits = BitsAt(method, 131072);
     out += bits.has_value() ? fmt::format("<td>{:.2f}</td>", *bits) : std::string("<td>–</td>");
     if (method.text.has_value()) {
@@ -50,7 +52,8 @@ std::string Table(const EvalResults& results, const std::vector<std::string>& ta
     } else {
       out += "<td>–</td><td>–</td><td>–</td>";
     }
-    out += fmt::format("<td>{}</td>", FormatBytes(method.PeakBytes()));
+    out +=
+        fmt::format("<td>{}</td>", method.PeakBytes() > 0 ? FormatBytes(method.PeakBytes()) : "–");
     for (const std::string& task : tasks) {
       const auto found = method.tasks.find(task);
       if (found == method.tasks.end()) {
@@ -81,6 +84,8 @@ std::string Pareto(const EvalResults& results) {
   ChartOptions options;
   options.title = "Accuracy against bits as stored at 128K tokens";
   options.x.label = "bits per K/V number (windows and metadata counted)";
+  options.x.log_scale = true;
+  options.x.low = 2, options.x.high = 16;
   options.y.label = "mean strict score, long tasks, %";
   std::string out = "<div class=\"charts\"><div>" + ScatterChart(stored, true, options) + "</div>";
   if (!text.empty()) {

@@ -353,11 +353,11 @@ std::string ResultsToTable(const EvalResults& results) {
   for (const MethodScore& method : results.methods) {
     const auto long_bits = method.stored_bits.find(131072);
     out += fmt::format(
-        "{:<{}} {:>6} {:>6} {:>6} {:>6} {:>7.2f} {:>7} {:>8} {:>6} {:>9}", method.label, width,
+        "{:<{}} {:>6} {:>6} {:>6} {:>6} {:>7} {:>7} {:>8} {:>6} {:>9}", method.label, width,
         Percent(method.MeanStrict(), {}), Percent(method.MeanStrict(results.short_tasks), {}),
         Percent(method.MeanAnswer(), {}),
         long_bits == method.stored_bits.end() ? "-" : fmt::format("{:.2f}", long_bits->second),
-        method.history_bits,
+        method.history_bits > 0 ? fmt::format("{:.2f}", method.history_bits) : "-",
         method.text.has_value() ? fmt::format("{:.3f}", method.text->perplexity) : "-",
         method.text.has_value() && method.text->compared > 0
             ? fmt::format("{:.4f}", method.text->kl)
@@ -365,7 +365,7 @@ std::string ResultsToTable(const EvalResults& results) {
         method.text.has_value() && method.text->compared > 0
             ? fmt::format("{:.1f}", 100 * method.text->top1)
             : "-",
-        FormatBytes(method.PeakBytes()));
+        method.PeakBytes() > 0 ? FormatBytes(method.PeakBytes()) : "-");
     for (const std::string& name : names) {
       const auto found = method.tasks.find(name);
       const TaskScore score = found == method.tasks.end() ? TaskScore{} : found->second;

@@ -136,6 +136,9 @@ TEST(Svg, LeavesOutWhatCannotBeDrawn) {
   EXPECT_THAT(chart, testing::Not(testing::HasSubstr("inf")));
   EXPECT_EQ(LineChart({}, options), "<p>No data.</p>\n");
   EXPECT_THAT(ScatterChart({{"one", 2, 3, false}}, true, {}), testing::HasSubstr("one"));
+  options.x.log_scale = true;
+  options.x.low = 2, options.x.high = 16;
+  EXPECT_THAT(ScatterChart({{"one", 4, 3, false}}, true, options), testing::HasSubstr(">8</text>"));
   ExpectWellFormed(HeatMap({"r"}, {"c"}, {{0.5}}, {}));
 }
 

@@ -26,6 +26,14 @@ class Scale {
     low = axis.low.value_or(low), high = axis.high.value_or(high);
     if (log_) low = std::log10(low), high = std::log10(high);
     if (!(high > low)) low -= 0.5, high += 0.5;
+    if (log_ && axis.low.has_value() && axis.high.has_value() && high - low < 2) {
+      // Less than two decades: doublings are the round numbers.
+      low_ = low, high_ = high;
+      for (double t = *axis.low; t <= *axis.high * (1 + 1e-9); t *= 2) {
+        ticks_.push_back(std::log10(t));
+      }
+      return;
+    }
     if (log_) {
       low_ = std::floor(low), high_ = std::ceil(high);
       const double step = std::max(1.0, std::ceil((high_ - low_) / 8));
@@ -48,7 +56,9 @@ class Scale {
   }
   const std::vector<double>& ticks() const { return ticks_; }
   std::string Label(double tick) const {
-    return log_ ? fmt::format("1e{:.0f}", tick) : fmt::format("{:.6g}", tick);
+    if (!log_) return fmt::format("{:.6g}", tick);
+    return tick == std::round(tick) ? fmt::format("1e{:.0f}", tick)
+                                    : fmt::format("{:.3g}", std::pow(10.0, tick));
   }
 
  private:
@@ -212,6 +222,11 @@ std::string ScatterChart(const std::vector<ChartPoint>& points, bool frontier,
       return box[0] < other[2] && other[0] < box[2] && box[1] < other[3] && other[1] < box[3];
     });
   };
+  for (const ChartPoint& point : points) {
+    if (!std::isfinite(point.x) || !std::isfinite(point.y)) continue;
+    const double px = x.At(point.x), py = y.At(point.y);
+    taken.push_back({px - 6, py - 6, px + 6, py + 6});
+  }
   for (size_t i = 0; i < points.size(); ++i) {
     if (!std::isfinite(points[i].x) || !std::isfinite(points[i].y)) continue;
     const double px = x.At(points[i].x), py = y.At(points[i].y);
