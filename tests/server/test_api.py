@@ -126,6 +126,36 @@ def test_seeds_alone_and_in_a_batch(server):
     assert [c["message"]["content"] for c in other["choices"]] != alone
 
 
+@pytest.mark.parametrize("stop", [None, ["e"], ["\u00e9", "the "]])
+def test_streamed_choices_equal_whole_ones(server, stop):
+    """Several choices at once, with seeds, stops, logprobs and running usage: the stream adds up to the answer."""
+    fields = {"messages": [{"role": "user", "content": "Tell me a story."}], "n": 3, "seed": 5, "temperature": 1.0,
+              "max_tokens": 20, "stop": stop, "logprobs": True, "top_logprobs": 2}
+    whole = server.post(CHAT, fields).json()
+    events = server.stream(**fields, stream_options={"include_usage": True, "continuous_usage_stats": True})
+    for choice in whole["choices"]:
+        own = [e["choices"][0] for e in events if e["choices"] and e["choices"][0]["index"] == choice["index"]]
+        assert own[0]["delta"]["role"] == "assistant"
+        assert "".join(c["delta"].get("content", "") for c in own) == choice["message"]["content"]
+        assert [c["finish_reason"] for c in own if c["finish_reason"]] == [choice["finish_reason"]]
+        assert own[-1]["finish_reason"] and own[-1]["stop_reason"] == choice["stop_reason"]
+        logprobs = [entry for c in own for entry in (c.get("logprobs") or {}).get("content", [])]
+        assert logprobs == choice["logprobs"]["content"]
+    counts = [e["usage"]["completion_tokens"] for e in events]
+    assert counts == sorted(counts) and counts[-1] == whole["usage"]["completion_tokens"]
+
+
+def test_tools_and_tool_calls_reach_the_template(server):
+    call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": "{\"a\": 1}"}}
+    messages = [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": [{"type": "text", "text": "1+1?"}]},
+                {"role": "assistant", "content": None, "tool_calls": [call]},
+                {"role": "tool", "content": "2", "tool_call_id": "c1"}]
+    tools = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
+    for choice in (None, "auto", "none"):
+        answer = server.post(CHAT, {"messages": messages, "tools": tools, "tool_choice": choice, "max_tokens": 2})
+        assert answer.status_code == 200, answer.text
+
+
 def test_chat_logprobs(server):
     choice = server.chat(logprobs=True, top_logprobs=3, max_tokens=5).json()["choices"][0]
     content = choice["logprobs"]["content"]

@@ -226,7 +226,7 @@ def test_a_14k_follow_up_after_a_restart(start, tmp_path, end):
     else:
         # Pages are written behind the answer's back; all of them are there soon after it.
         files = lambda: sum(1 for _ in (tmp_path / "prefixes").rglob("*") if _.is_file())  # noqa: E731
-        assert wait_until(lambda: files() >= (size - 256) // 64 - 1, 60), files()
+        assert wait_until(lambda: files() >= (size - 256) // 64, 60), files()
         first.signal(signal.SIGKILL)
         first.process.wait(10)
     second = start(*options).ready()
@@ -236,8 +236,9 @@ def test_a_14k_follow_up_after_a_restart(start, tmp_path, end):
     usage = second.post(CHAT, {**body, "messages": follow_up}, timeout=900).json()["usage"]
     print(f"{usage['prompt_tokens']} tokens, {usage['prompt_tokens_details']['cached_tokens']} found, "
           f"{time.monotonic() - begin:.1f} s")
-    # All but the recent window, which was still in BF16, and what is new.
-    assert usage["prompt_tokens_details"]["cached_tokens"] >= size - 256 - 64
+    # All but the recent window, which was still in BF16, what is new, and the page being written when it was killed.
+    lost = 0 if end == "drain" else 64
+    assert usage["prompt_tokens_details"]["cached_tokens"] >= size - 256 - 64 - lost
     assert second.metrics()["oscar_cached_prompt_tokens_total"] == usage["prompt_tokens_details"]["cached_tokens"]
 
 
