@@ -216,6 +216,35 @@ TEST(EngineService, Rule2_ReadsByLayerWhereChunksDoNotFit) {
   EXPECT_GT(most[true], most[false]);
 }
 
+// A long common prefix is held once, whatever form its pages have: whoever shares it needs room for
+// its own tokens only.
+TEST(EngineService, Rule2_SharedPagesAreCountedOnce) {
+  for (const char* method : {"bf16", "oscar+"}) {
+    FakeModel::Options model;
+    model.method = method;
+    EngineServiceOptions options;
+    options.step_tokens = 512;
+    FakeEngine engine(40, options, model);
+    size_t most = 0;
+    engine.model.before_pass = [&](std::span<const ForwardItem> items) {
+      most = std::max(most, items.size());
+    };
+    EngineRequest first = FakeRequest(2, 20 * kPageTokens, 1);
+    engine.Ask(first);
+    std::vector<std::unique_ptr<RequestHandle>> handles;
+    for (uint64_t i = 0; i < 6; ++i) {
+      EngineRequest request = first;
+      request.max_tokens = 60;
+      const auto own = FakeTokens(50 + i, 40);
+      request.prompt.insert(request.prompt.end(), own.begin(), own.end());
+      handles.push_back(engine.Submit(request));
+    }
+    for (const auto& handle : handles) EXPECT_EQ(Collect(*handle).tokens.size(), 60u);
+    EXPECT_EQ(most, 6u) << method;
+    EXPECT_EQ(engine.service->Stats().preemptions, 0u) << method;
+  }
+}
+
 // A prompt that an empty cache can hold only when it is read layer by layer is served.
 TEST(EngineService, Rule2_APromptThatFitsOnlyByLayer) {
   FakeModel::Options model;

@@ -209,13 +209,18 @@ uint64_t Scheduler::FutureBytes(const Sequence& sequence) const {
   const uint64_t peak = PeakBytes(config_, cache.length(), cache.sealed_end(),
                                   sequence.prompt_size(), std::max(horizon, known - 1),
                                   sequence.by_layer ? Reading::kByLayer : Reading::kByChunk);
+  // Pages before it will be sealed by then.
+  const int64_t sealed_end =
+      SequenceCache::SealedEndAt(config_, std::max(horizon, known) - config_.recent);
   uint64_t held = sequence.read != nullptr ? sequence.read->bytes() : 0, uncredited = 0;
   for (int64_t j = 0; j < cache.num_pages(); ++j) {
     const bool sealed = cache.is_sealed(j);
     held += sealed ? config_.sealed.bytes() : config_.open.bytes();
-    // Sealing a shared page, or writing to it, frees nothing.
+    // Sealing a shared page, or writing to it, frees nothing; one that stays as it is costs
+    // nothing.
     const bool partial = (j + 1) * kPageTokens > cache.length();
-    if (!sealed && cache.page(j).shared() && (partial || j >= config_.sink / kPageTokens)) {
+    const bool seals = j >= config_.sink / kPageTokens && j < sealed_end;
+    if (!sealed && cache.page(j).shared() && (partial || seals)) {
       uncredited += config_.open.bytes();
     }
   }
