@@ -138,36 +138,44 @@ HWY_INLINE VI BroadcastWord(const uint8_t* p) {
   return hn::Set(DI(), word);
 }
 
-// sums[t][h] = codes of tile t (16 lanes) . plane words of head h, over `num_vectors` vectors.
-template <int kBits, int kTiles, int kHeads, bool kVnni>
-HWY_INLINE void DotTiles(const std::byte* HWY_RESTRICT codes, size_t tile_bytes, int num_vectors,
-                         const Planes* HWY_RESTRICT planes, int plane_offset,
-                         BlockPrefetch& prefetch, I16x (&sums)[kTiles][kHeads]) {
+// sums[t][first + h] = codes of tile t (16 lanes) . plane words of head first + h, h < kHeads, over
+// `num_vectors` vectors.
+template <int kBits, int kTiles, int kHeads, bool kVnni, int kAllHeads>
+HWY_INLINE void DotTilesOf(int first, const std::byte* HWY_RESTRICT codes, size_t tile_bytes,
+                           int num_vectors, const Planes* HWY_RESTRICT planes, int plane_offset,
+                           BlockPrefetch& prefetch, I16x (&sums)[kTiles][kAllHeads]) {
   constexpr int kPositions = 8 / kBits;
   constexpr int kMask = kBits == 2 ? 0x03030303 : 0x0f0f0f0f;
   I16x hi[kTiles][kHeads], lo[kTiles][kHeads];
+  OSCAR_UNROLL
   for (int t = 0; t < kTiles; ++t) {
+    OSCAR_UNROLL
     for (int h = 0; h < kHeads; ++h) hi[t][h] = lo[t][h] = SetInt(0);
   }
   for (int v = 0; v < num_vectors; ++v) {
     prefetch.Step();
     I16x words[kTiles];
+    OSCAR_UNROLL
     for (int t = 0; t < kTiles; ++t) {
       words[t] = LoadInt(
           reinterpret_cast<const int32_t*>(codes + static_cast<size_t>(t) * tile_bytes) + v * 16);
     }
     const int at = plane_offset + v * kPositions * 4;
+    OSCAR_UNROLL
     for (int p = 0; p < kPositions; ++p) {
       I16x part[kTiles];
+      OSCAR_UNROLL
       for (int t = 0; t < kTiles; ++t) {
         for (int i = 0; i < kParts; ++i) {
           part[t].v[i] = hn::And(words[t].v[i], hn::Set(DI(), kMask));
           words[t].v[i] = hn::ShiftRight<kBits>(words[t].v[i]);
         }
       }
+      OSCAR_UNROLL
       for (int h = 0; h < kHeads; ++h) {
-        const VI upper = BroadcastWord(planes[h].hi + at + p * 4);
-        const VI lower = BroadcastWord(planes[h].lo + at + p * 4);
+        const VI upper = BroadcastWord(planes[first + h].hi + at + p * 4);
+        const VI lower = BroadcastWord(planes[first + h].lo + at + p * 4);
+        OSCAR_UNROLL
         for (int t = 0; t < kTiles; ++t) {
           for (int i = 0; i < kParts; ++i) {
             hi[t][h].v[i] = DotBytes<kVnni>(hi[t][h].v[i], part[t].v[i], upper);
@@ -177,8 +185,24 @@ HWY_INLINE void DotTiles(const std::byte* HWY_RESTRICT codes, size_t tile_bytes,
       }
     }
   }
+  OSCAR_UNROLL
   for (int t = 0; t < kTiles; ++t) {
-    for (int h = 0; h < kHeads; ++h) sums[t][h] = Add(Shl<8>(hi[t][h]), lo[t][h]);
+    OSCAR_UNROLL
+    for (int h = 0; h < kHeads; ++h) sums[t][first + h] = Add(Shl<8>(hi[t][h]), lo[t][h]);
+  }
+}
+
+// All heads; on AVX2 two at a time, for which its registers last.
+template <int kBits, int kTiles, int kHeads, bool kVnni>
+HWY_INLINE void DotTiles(const std::byte* HWY_RESTRICT codes, size_t tile_bytes, int num_vectors,
+                         const Planes* HWY_RESTRICT planes, int plane_offset,
+                         BlockPrefetch& prefetch, I16x (&sums)[kTiles][kHeads]) {
+  constexpr int kFirst = kParts == 1 || kHeads <= 2 ? kHeads : 2;
+  DotTilesOf<kBits, kTiles, kFirst, kVnni>(0, codes, tile_bytes, num_vectors, planes, plane_offset,
+                                           prefetch, sums);
+  if constexpr (kFirst < kHeads) {
+    DotTilesOf<kBits, kTiles, kHeads - kFirst, kVnni>(kFirst, codes, tile_bytes, num_vectors,
+                                                      planes, plane_offset, prefetch, sums);
   }
 }
 

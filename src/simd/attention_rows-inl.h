@@ -50,36 +50,39 @@ HWY_INLINE void PrefetchRows(const Bf16* p, int count) {
 template <int kHeads>
 HWY_INLINE void RowLogits(const Bf16* HWY_RESTRICT k, const Bf16* v, int dims, int visible,
                           const QueryRows& query, float (&logits)[kMaxBlockHeads][kPageTokens]) {
-  constexpr int kTokens = 4;  // kTokens x kHeads accumulators
+  // kTokens x kAtOnce accumulators; AVX2 has registers for one head, and converts K anew for each.
+  constexpr int kTokens = 4, kAtOnce = kParts == 1 ? kHeads : 1;
   for (int t = 0; t < visible; t += kTokens) {
-    F16x sum[kTokens][kHeads];
-    OSCAR_UNROLL
-    for (int i = 0; i < kTokens; ++i) {
-      OSCAR_UNROLL
-      for (int h = 0; h < kHeads; ++h) sum[i][h] = Set(0.0f);
-    }
     PrefetchRows(v + t * dims, kTokens * dims);
-    for (int d = 0; d < dims; d += 32) {
-      F16x even[kTokens], odd[kTokens];
+    for (int head = 0; head < kHeads; head += kAtOnce) {
+      F16x sum[kTokens][kAtOnce];
       OSCAR_UNROLL
       for (int i = 0; i < kTokens; ++i) {
-        const I16x words = LoadInt(reinterpret_cast<const int32_t*>(k + (t + i) * dims + d));
-        even[i] = EvenBf16(words);
-        odd[i] = OddBf16(words);
+        OSCAR_UNROLL
+        for (int h = 0; h < kAtOnce; ++h) sum[i][h] = Set(0.0f);
       }
-      OSCAR_UNROLL
-      for (int h = 0; h < kHeads; ++h) {
-        const F16x qe = Load(query.q[h] + d), qo = Load(query.q[h] + d + 16);
+      for (int d = 0; d < dims; d += 32) {
+        F16x qe[kAtOnce], qo[kAtOnce];
+        OSCAR_UNROLL
+        for (int h = 0; h < kAtOnce; ++h) {
+          qe[h] = Load(query.q[head + h] + d);
+          qo[h] = Load(query.q[head + h] + d + 16);
+        }
         OSCAR_UNROLL
         for (int i = 0; i < kTokens; ++i) {
-          sum[i][h] = MulAdd(odd[i], qo, MulAdd(even[i], qe, sum[i][h]));
+          const I16x words = LoadInt(reinterpret_cast<const int32_t*>(k + (t + i) * dims + d));
+          const F16x even = EvenBf16(words), odd = OddBf16(words);
+          OSCAR_UNROLL
+          for (int h = 0; h < kAtOnce; ++h) {
+            sum[i][h] = MulAdd(odd, qo[h], MulAdd(even, qe[h], sum[i][h]));
+          }
         }
       }
-    }
-    OSCAR_UNROLL
-    for (int h = 0; h < kHeads; ++h) {
-      hn::StoreU(SumFour(sum[0][h], sum[1][h], sum[2][h], sum[3][h]), hn::Full128<float>(),
-                 logits[h] + t);
+      OSCAR_UNROLL
+      for (int h = 0; h < kAtOnce; ++h) {
+        hn::StoreU(SumFour(sum[0][h], sum[1][h], sum[2][h], sum[3][h]), hn::Full128<float>(),
+                   logits[head + h] + t);
+      }
     }
   }
 }
@@ -162,44 +165,47 @@ template <int kHeads>
 HWY_INLINE void RowValues(const Bf16* HWY_RESTRICT v, const Bf16* next_k, int dims, int visible,
                           const float* alpha, const float (&p)[kMaxBlockHeads][kPageTokens],
                           float* HWY_RESTRICT o) {
-  // 4 heads x 2 words x (even, odd) = 16 accumulators.
+  // 4 heads x 2 words x (even, odd) = 16 accumulators; 2 x 1 x 2 pairs on AVX2.
   constexpr int kWords = kParts == 1 ? 2 : 1;
+  constexpr int kAtOnce = kParts == 1 ? kHeads : kHeads % 2 == 0 ? 2 : 1;
   for (int d = 0; d < dims; d += 32 * kWords) {
-    F16x sum[kHeads][kWords][2];
-    OSCAR_UNROLL
-    for (int h = 0; h < kHeads; ++h) {
+    for (int head = 0; head < kHeads; head += kAtOnce) {
+      F16x sum[kAtOnce][kWords][2];
       OSCAR_UNROLL
-      for (int w = 0; w < kWords; ++w) sum[h][w][0] = sum[h][w][1] = Set(0.0f);
-    }
-    for (int t = 0; t < visible; ++t) {
-      if (next_k != nullptr) PrefetchRows(next_k + t * dims + d, 32 * kWords);
-      F16x value[kWords][2];
-      OSCAR_UNROLL
-      for (int w = 0; w < kWords; ++w) {
-        const I16x words = LoadInt(reinterpret_cast<const int32_t*>(v + t * dims + d + w * 32));
-        value[w][0] = EvenBf16(words);
-        value[w][1] = OddBf16(words);
+      for (int h = 0; h < kAtOnce; ++h) {
+        OSCAR_UNROLL
+        for (int w = 0; w < kWords; ++w) sum[h][w][0] = sum[h][w][1] = Set(0.0f);
       }
-      OSCAR_UNROLL
-      for (int h = 0; h < kHeads; ++h) {
-        const F16x weight = Set(p[h][t]);
+      for (int t = 0; t < visible; ++t) {
+        if (next_k != nullptr && head == 0) PrefetchRows(next_k + t * dims + d, 32 * kWords);
+        F16x value[kWords][2];
         OSCAR_UNROLL
         for (int w = 0; w < kWords; ++w) {
-          sum[h][w][0] = MulAdd(weight, value[w][0], sum[h][w][0]);
-          sum[h][w][1] = MulAdd(weight, value[w][1], sum[h][w][1]);
+          const I16x words = LoadInt(reinterpret_cast<const int32_t*>(v + t * dims + d + w * 32));
+          value[w][0] = EvenBf16(words);
+          value[w][1] = OddBf16(words);
+        }
+        OSCAR_UNROLL
+        for (int h = 0; h < kAtOnce; ++h) {
+          const F16x weight = Set(p[head + h][t]);
+          OSCAR_UNROLL
+          for (int w = 0; w < kWords; ++w) {
+            sum[h][w][0] = MulAdd(weight, value[w][0], sum[h][w][0]);
+            sum[h][w][1] = MulAdd(weight, value[w][1], sum[h][w][1]);
+          }
         }
       }
-    }
-    OSCAR_UNROLL
-    for (int h = 0; h < kHeads; ++h) {
-      const F16x factor = Set(alpha[h]);
       OSCAR_UNROLL
-      for (int w = 0; w < kWords; ++w) {
-        float* out = o + h * dims + d + w * 32;
-        F16x first, second;
-        Interleave(sum[h][w][0], sum[h][w][1], first, second);
-        Store(MulAdd(Load(out), factor, first), out);
-        Store(MulAdd(Load(out + 16), factor, second), out + 16);
+      for (int h = 0; h < kAtOnce; ++h) {
+        const F16x factor = Set(alpha[head + h]);
+        OSCAR_UNROLL
+        for (int w = 0; w < kWords; ++w) {
+          float* out = o + (head + h) * dims + d + w * 32;
+          F16x first, second;
+          Interleave(sum[h][w][0], sum[h][w][1], first, second);
+          Store(MulAdd(Load(out), factor, first), out);
+          Store(MulAdd(Load(out + 16), factor, second), out + 16);
+        }
       }
     }
   }
