@@ -15,6 +15,7 @@ command -v debootstrap >/dev/null || { echo "fresh-machine: install debootstrap"
 
 mirror=${MIRROR:-http://deb.debian.org/debian}
 root=$(mktemp -d -t oscar-fresh.XXXXXX)
+chmod 755 "$root"  # apt reads as a user of its own
 clean() {
   for place in proc dev/shm dev/pts; do mountpoint -q "$root/$place" && umount "$root/$place"; done
   # A mount that is still there would take the host's files with it.

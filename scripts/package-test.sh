@@ -8,6 +8,7 @@ deb=${1:?usage: scripts/package-test.sh FILE.deb}
 
 mirror=${MIRROR:-http://deb.debian.org/debian}
 root=$(mktemp -d -t oscar-package.XXXXXX)
+chmod 755 "$root"  # apt reads as a user of its own
 clean() {
   if mountpoint -q "$root/proc"; then umount "$root/proc"; fi
   if grep -q " $root/" /proc/mounts; then echo "package-test: $root is still in use and stays" >&2; return; fi

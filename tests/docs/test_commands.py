@@ -108,3 +108,12 @@ def test_links_lead_somewhere():
         for target in re.findall(r"\]\(([^)#\s]+)", path.read_text()):
             if not re.match(r"[a-z]+:", target):
                 assert (path.parent / target).exists(), f"{path.name}: {target}"
+
+
+def test_no_command_hides_in_an_unmarked_block():
+    for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
+        fences = re.findall(r"^```([^\n]*)\n(.*?)^```$", path.read_text(), re.M | re.S)
+        for info, text in fences:
+            if info.split(" ")[0] in ("sh", "text"):
+                continue
+            assert not re.search(r"^(oscar|curl|scripts/|build/)", text, re.M), f"{path.name}: mark this block sh: {text[:60]}"
