@@ -123,6 +123,36 @@ TEST(EngineOnDemoModel, ReadingByLayerChangesNoBit) {
   EXPECT_LE(tight.pool.peak_bytes(), budget);
 }
 
+// The bar, through admission and all: a budget of exactly 4 x 14,000 BF16 tokens, and 24
+// conversations that grow to 14,000 tokens, nothing shared, run at once. A model that hashes what
+// it sees stands in for a real one, with the windows, cell and bits of the default cache.
+TEST(EngineAtTheBar, TwentyFourConversationsRunAtOnce) {
+  FakeModel::Options model;
+  model.cell = 4096;
+  model.recent = 256;
+  model.head_dim = 128;
+  model.max_batch_tokens = 4096;
+  EngineServiceOptions options;
+  options.prefix_cache = false;
+  options.step_tokens = 4096;
+  constexpr uint64_t kBudgetPages = 2 * 4 * 14000 / kPageTokens;  // twice: FakeEngine's have D 64
+  FakeEngine engine(kBudgetPages, options, model, 2);
+  const CacheConfig& config = engine.model.kv().cache();
+  ASSERT_EQ(engine.pool.budget(), 4 * 14000 / kPageTokens * config.open.bytes());
+  size_t most = 0;
+  engine.model.before_pass = [&](std::span<const ForwardItem> items) {
+    const auto decoders = std::ranges::count_if(items, [](const auto& i) { return !i.is_prompt; });
+    most = std::max(most, static_cast<size_t>(decoders));
+  };
+  std::vector<std::unique_ptr<RequestHandle>> handles;
+  for (uint64_t i = 0; i < 24; ++i) handles.push_back(engine.Submit(FakeRequest(i, 13800, 200)));
+  for (const auto& handle : handles) EXPECT_EQ(Collect(*handle).tokens.size(), 200u);
+  EXPECT_EQ(most, 24u);
+  EXPECT_EQ(engine.service->Stats().preemptions, 0u);
+  EXPECT_GT(engine.service->Stats().cells_by_layer, 0u);
+  EXPECT_LE(engine.pool.peak_bytes(), engine.pool.budget());
+}
+
 TEST(EngineOnDemoModel, NextTurnContinuesAsUninterrupted) {
   DemoModel reference(DemoModel::Method("oscar+")), demo(DemoModel::Method("oscar+"));
   auto service = MakeEngineService(*demo.model, demo.pool, demo.threads, {});

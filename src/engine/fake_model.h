@@ -45,7 +45,7 @@ class FakeModel : public Model {
   static constexpr int kLayers = 8;  // rows mean something in the first
 
   struct Options {
-    int cell = 256, sink = 64, recent = 128, max_batch_tokens = 512;
+    int cell = 256, sink = 64, recent = 128, max_batch_tokens = 512, head_dim = 64;
     std::string method = "oscar+";
     bool by_layer = true;  // offers to read prompts layer by layer
   };
@@ -54,7 +54,7 @@ class FakeModel : public Model {
     spec_.vocab_size = kVocab;
     spec_.num_layers = kLayers;
     spec_.num_heads = spec_.num_kv_heads = 1;
-    spec_.head_dim = 64;
+    spec_.head_dim = options.head_dim;
     spec_.max_positions = 1 << 20;
     KvPlanOptions plan;
     plan.method = options.method;
