@@ -23,6 +23,12 @@ function(oscar_library name)
   endif()
 endfunction()
 
+# Sanitized programs run up to ten times slower, and their time limits grow with them.
+set(OSCAR_TEST_SLOWDOWN 1)
+if(OSCAR_SANITIZE)
+  set(OSCAR_TEST_SLOWDOWN 10)
+endif()
+
 # oscar_test(NAME SRCS ... DEPS modules... [PRIVATE_DEPS ...] [LABEL fast|slow|soak|gpu] [ARGS ...])
 # One GoogleTest binary, one ctest entry. Test data lives under tests/data (OSCAR_TEST_DATA).
 function(oscar_test name)
@@ -40,7 +46,8 @@ function(oscar_test name)
   target_compile_definitions(${name} PRIVATE OSCAR_TEST_DATA="${CMAKE_SOURCE_DIR}/tests/data"
     OSCAR_DEMO_MODEL="${CMAKE_SOURCE_DIR}/models/demo")
   add_test(NAME ${name} COMMAND ${name} ${ARG_ARGS})
-  set_tests_properties(${name} PROPERTIES LABELS ${ARG_LABEL} TIMEOUT 300)
+  math(EXPR timeout "300 * ${OSCAR_TEST_SLOWDOWN}")
+  set_tests_properties(${name} PROPERTIES LABELS ${ARG_LABEL} TIMEOUT ${timeout})
 endfunction()
 
 # oscar_benchmark(NAME SRCS ... DEPS modules...): a Google Benchmark program under build/<preset>/bench.

@@ -16,7 +16,7 @@ class Oscar:
     def __call__(self, *args, stdin=None, ok=True, env=None):
         """Runs a command; with ok=True it must succeed, else it must fail with one line of error."""
         run = subprocess.run(
-            [self.binary, *map(str, args)], input=stdin, capture_output=True, timeout=120,
+            [self.binary, *map(str, args)], input=stdin, capture_output=True, timeout=600,
             text=not isinstance(stdin, bytes), env={**os.environ, **(env or {})},
         )
         if ok:
