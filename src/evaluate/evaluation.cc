@@ -112,6 +112,8 @@ ModelOptions Evaluator::OptionsOf(const EvalMethod& method, int cell) const {
   out.kv = method.kv;
   out.rotation = method.rotation;
   out.prefill_cell = cell;
+  // The yardstick beside methods that these are meant for.
+  if (method.kv == "bf16") out.k_clip.reset(), out.v_clip.reset(), out.group_dims.reset();
   return out;
 }
 

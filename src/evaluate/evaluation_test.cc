@@ -251,6 +251,17 @@ TEST_F(EvaluationTest, SharedCellsGoOnAsOwnOnes) {
   EXPECT_EQ(outcomes[0].output.front(), outcomes[1].output.front());
 }
 
+// Options of the methods under test do not reach the BF16 model beside them.
+TEST_F(EvaluationTest, GroupsAndClipsAreTheMethodsOwn) {
+  EvalOptions options = Sample("groups");
+  options.model.group_dims = 64;
+  options.prefill = EvalPrefill::kExact;
+  options.suite = *ReadSuite(OSCAR_DEMO_MODEL "/eval", {1, {"sort"}});
+  const auto results = Evaluate(options);
+  ASSERT_TRUE(results.has_value()) << results.error().ToString();
+  EXPECT_DOUBLE_EQ(results->methods[1].history_bits, 2.5);
+}
+
 TEST_F(EvaluationTest, DrawsRepeatBySeed) {
   EvalOptions options = Sample("drawn");
   options.methods.resize(1);
