@@ -1,7 +1,8 @@
 // The CUDA kernels against the device's memory and tensor-core roofs, one table:
 //   oscar_bench_cuda [--only SUBSTRING] [--json FILE]
 // 32 query and 8 KV heads, D 128, one layer. L2-cold: each launch reads another copy of its pages
-// (or the data is many times the L2), pages lie at shuffled ids. Times are medians; "graph" rows
+// (or the data is many times the L2), pages lie at shuffled ids unless a row says otherwise: at
+// random places of 36 KB HBM gives less than the read roof. Times are medians; "graph" rows
 // replay a graph of 40 launches, the others lie between two events.
 #include <cuda_runtime.h>
 
@@ -155,49 +156,84 @@ void Report(Row row) {
   rows.push_back(std::move(row));
 }
 
-std::vector<int32_t> Shuffled(int count) {
+enum class PageOrder { kShuffled, kInOrder };
+
+std::vector<int32_t> PageIds(int count, PageOrder order = PageOrder::kShuffled) {
   std::vector<int32_t> ids(static_cast<size_t>(count));
   std::iota(ids.begin(), ids.end(), 0);
+  if (order == PageOrder::kInOrder) return ids;
   std::mt19937 rng(1);
   std::shuffle(ids.begin(), ids.end(), rng);
   return ids;
 }
 
+AttentionShape BenchShape(PageKind kind) {
+  return {.history_kind = kind,
+          .head_dim = kDim,
+          .group_dims = kDim,
+          .num_q_heads = kQHeads,
+          .num_kv_heads = kKvHeads};
+}
+
+// One layer's pools and tables: `rows` sequences of so many pages, random contents.
+class BenchCache {
+ public:
+  BenchCache(PageKind kind, int rows, int history_pages, int window_pages, int sink_pages,
+             PageOrder order = PageOrder::kShuffled)
+      : block_(BenchShape(kind).history_layout().block_bytes()),
+        window_block_(BenchShape(kind).window_layout().block_bytes()),
+        // A page more, so that a cache without history has a pool.
+        history_(Check(DeviceBuffer<std::byte>::Allocate(
+            static_cast<size_t>(rows * history_pages + 1) * block_ * kKvHeads))),
+        window_(Check(DeviceBuffer<std::byte>::Allocate(static_cast<size_t>(rows * window_pages) *
+                                                        window_block_ * kKvHeads))),
+        history_table_(
+            Check(DeviceBuffer<int32_t>::Copy(PageIds(rows * history_pages + 1, order)))),
+        window_table_(Check(DeviceBuffer<int32_t>::Copy(PageIds(rows * window_pages, order)))) {
+    if (kind == PageKind::kBf16) {
+      FillBf16<<<1056, 256>>>(reinterpret_cast<uint16_t*>(history_.data()),
+                              static_cast<int64_t>(history_.size() / 2));
+    } else {
+      FillPages<<<1056, 256>>>(
+          reinterpret_cast<uint32_t*>(history_.data()), static_cast<int64_t>(history_.size() / 4),
+          static_cast<int>(block_ / 4),
+          static_cast<int>(BenchShape(kind).history_layout().k_meta_offset() / 4));
+    }
+    FillBf16<<<1056, 256>>>(reinterpret_cast<uint16_t*>(window_.data()),
+                            static_cast<int64_t>(window_.size() / 2));
+    view.history_pool = history_.data();
+    view.window_pool = window_.data();
+    view.history_page_stride = static_cast<int64_t>(block_) * kKvHeads;
+    view.window_page_stride = static_cast<int64_t>(window_block_) * kKvHeads;
+    view.history_table = history_table_.data();
+    view.window_table = window_table_.data();
+    view.history_table_stride = history_pages;
+    view.window_table_stride = window_pages;
+    view.sink_pages = sink_pages;
+    view.ring_pages = window_pages - sink_pages;
+  }
+  CacheView view;
+
+ private:
+  size_t block_, window_block_;
+  DeviceBuffer<std::byte> history_, window_;
+  DeviceBuffer<int32_t> history_table_, window_table_;
+};
+
 // Decode at batch x context with 64 + 256 BF16 tokens and the rest in pages of `kind`.
 void BenchDecode(const std::string& name, PageKind kind, int batch, int context, bool graph,
-                 double bar, double goal, bool rate) {
+                 double bar, double goal, bool rate, PageOrder order = PageOrder::kShuffled) {
   if (!Wanted(name)) return;
-  const AttentionShape shape{.history_kind = kind,
-                             .head_dim = kDim,
-                             .group_dims = kDim,
-                             .num_q_heads = kQHeads,
-                             .num_kv_heads = kKvHeads};
+  const AttentionShape shape = BenchShape(kind);
   const int history = (context - kSink - kRecent) / kPageTokens;
   const int recent = context - kSink - history * kPageTokens;
   const int window_pages = 1 + (kRecent / kPageTokens + 2);
-  const auto block = static_cast<int64_t>(shape.history_layout().block_bytes());
-  const auto window_block = static_cast<int64_t>(shape.window_layout().block_bytes());
-  const double bytes = static_cast<double>(batch) * kKvHeads *
-                       (static_cast<double>(history) * static_cast<double>(block) +
-                        static_cast<double>(kSink + recent) * kDim * 4);
+  const double bytes =
+      static_cast<double>(batch) * kKvHeads *
+      (static_cast<double>(history) * static_cast<double>(shape.history_layout().block_bytes()) +
+       static_cast<double>(kSink + recent) * kDim * 4);
   const int copies = std::max(1, static_cast<int>(400e6 / bytes) + 1);
-  const int total_history = history * batch * copies, total_window = window_pages * batch * copies;
-  auto pool = Check(DeviceBuffer<std::byte>::Allocate(static_cast<size_t>(total_history) *
-                                                      static_cast<size_t>(block * kKvHeads)));
-  auto window = Check(DeviceBuffer<std::byte>::Allocate(
-      static_cast<size_t>(total_window) * static_cast<size_t>(window_block * kKvHeads)));
-  if (kind == PageKind::kBf16) {
-    FillBf16<<<1056, 256>>>(reinterpret_cast<uint16_t*>(pool.data()),
-                            static_cast<int64_t>(pool.size() / 2));
-  } else {
-    FillPages<<<1056, 256>>>(reinterpret_cast<uint32_t*>(pool.data()),
-                             static_cast<int64_t>(pool.size() / 4), static_cast<int>(block / 4),
-                             static_cast<int>(shape.history_layout().k_meta_offset() / 4));
-  }
-  FillBf16<<<1056, 256>>>(reinterpret_cast<uint16_t*>(window.data()),
-                          static_cast<int64_t>(window.size() / 2));
-  const auto history_table = Check(DeviceBuffer<int32_t>::Copy(Shuffled(total_history)));
-  const auto window_table = Check(DeviceBuffer<int32_t>::Copy(Shuffled(total_window)));
+  const BenchCache cache(kind, batch * copies, history, window_pages, 1, order);
   std::vector<SequenceView> sequences;
   for (int i = 0; i < batch * copies; ++i) sequences.push_back({kSink, history, recent, i});
   const auto views = Check(DeviceBuffer<SequenceView>::Copy(sequences));
@@ -210,16 +246,7 @@ void BenchDecode(const std::string& name, PageKind kind, int batch, int context,
   Check(cudaDeviceSynchronize());
   const Work work = [&](int copy, cudaStream_t stream) {
     DecodeArguments args;
-    args.cache.history_pool = pool.data();
-    args.cache.window_pool = window.data();
-    args.cache.history_page_stride = block * kKvHeads;
-    args.cache.window_page_stride = window_block * kKvHeads;
-    args.cache.history_table = history_table.data();
-    args.cache.window_table = window_table.data();
-    args.cache.history_table_stride = history;
-    args.cache.window_table_stride = window_pages;
-    args.cache.sink_pages = 1;
-    args.cache.ring_pages = window_pages - 1;
+    args.cache = cache.view;
     args.sequences = views.data() + static_cast<size_t>(copy) * static_cast<size_t>(batch);
     args.q = q.data();
     args.out = out.data();
@@ -247,7 +274,7 @@ void BenchSeal(const std::string& name, const PageRules& rules, double bar, doub
       Check(DeviceBuffer<std::byte>::Allocate(static_cast<size_t>(sealed * kPages * kCopies)));
   FillBf16<<<1056, 256>>>(reinterpret_cast<uint16_t*>(window.data()),
                           static_cast<int64_t>(window.size() / 2));
-  const auto ids = Check(DeviceBuffer<int32_t>::Copy(Shuffled(kPages * kCopies)));
+  const auto ids = Check(DeviceBuffer<int32_t>::Copy(PageIds(kPages * kCopies)));
   const PageSeal seal = Check(PageSeal::Create(shape, rules));
   Check(cudaDeviceSynchronize());
   const Work work = [&](int copy, cudaStream_t stream) {
@@ -278,7 +305,7 @@ void BenchWrite(const std::string& name, int tokens, Rotation rotation) {
   auto q = Check(DeviceBuffer<Bf16>::Allocate(static_cast<size_t>(tokens * kQHeads * kDim)));
   FillBf16<<<1056, 256>>>(reinterpret_cast<uint16_t*>(qkv.data()),
                           static_cast<int64_t>(qkv.size()));
-  const auto table = Check(DeviceBuffer<int32_t>::Copy(Shuffled(pages)));
+  const auto table = Check(DeviceBuffer<int32_t>::Copy(PageIds(pages)));
   std::vector<int32_t> positions(static_cast<size_t>(tokens));
   std::iota(positions.begin(), positions.end(), 0);
   const auto d_positions = Check(DeviceBuffer<int32_t>::Copy(positions));
@@ -323,32 +350,10 @@ void BenchWrite(const std::string& name, int tokens, Rotation rotation) {
 
 // A chunk of `queries` new tokens after `prefix` tokens of history. Returns TFLOP/s.
 double PrefillRate(PageKind kind, int prefix, int queries, double* us) {
-  const AttentionShape shape{.history_kind = kind,
-                             .head_dim = kDim,
-                             .group_dims = kDim,
-                             .num_q_heads = kQHeads,
-                             .num_kv_heads = kKvHeads};
   const int history = prefix / kPageTokens, window_pages = queries / kPageTokens;
-  const auto block = static_cast<int64_t>(shape.history_layout().block_bytes());
-  const auto window_block = static_cast<int64_t>(shape.window_layout().block_bytes());
-  auto pool = Check(DeviceBuffer<std::byte>::Allocate(static_cast<size_t>(history + 1) *
-                                                      static_cast<size_t>(block * kKvHeads)));
-  auto window = Check(DeviceBuffer<std::byte>::Allocate(
-      static_cast<size_t>(window_pages) * static_cast<size_t>(window_block * kKvHeads)));
-  if (kind == PageKind::kBf16) {
-    FillBf16<<<1056, 256>>>(reinterpret_cast<uint16_t*>(pool.data()),
-                            static_cast<int64_t>(pool.size() / 2));
-  } else {
-    FillPages<<<1056, 256>>>(reinterpret_cast<uint32_t*>(pool.data()),
-                             static_cast<int64_t>(pool.size() / 4), static_cast<int>(block / 4),
-                             static_cast<int>(shape.history_layout().k_meta_offset() / 4));
-  }
-  FillBf16<<<1056, 256>>>(reinterpret_cast<uint16_t*>(window.data()),
-                          static_cast<int64_t>(window.size() / 2));
-  const auto history_table = Check(DeviceBuffer<int32_t>::Copy(Shuffled(history + 1)));
-  const auto window_table = Check(DeviceBuffer<int32_t>::Copy(Shuffled(window_pages)));
   // Without a prefix the chunk begins the sequence: its first page is the sink.
   const int sink = history == 0 ? kSink : 0;
+  const BenchCache cache(kind, 1, history, window_pages, sink / kPageTokens);
   const auto views = Check(DeviceBuffer<SequenceView>::Copy(
       std::vector<SequenceView>{{sink, history, queries - sink, 0}}));
   const auto chunks =
@@ -356,21 +361,12 @@ double PrefillRate(PageKind kind, int prefix, int queries, double* us) {
   auto q = Check(DeviceBuffer<Bf16>::Allocate(static_cast<size_t>(queries * kQHeads * kDim)));
   FillBf16<<<1056, 256>>>(reinterpret_cast<uint16_t*>(q.data()), static_cast<int64_t>(q.size()));
   auto out = Check(DeviceBuffer<Bf16>::Allocate(q.size()));
-  const auto prefill = Check(PrefillAttention::Create(shape));
+  const auto prefill = Check(PrefillAttention::Create(BenchShape(kind)));
   Check(cudaDeviceSynchronize());
   *us = TimeEvents(
       [&](int, cudaStream_t stream) {
         PrefillArguments args;
-        args.cache.history_pool = pool.data();
-        args.cache.window_pool = window.data();
-        args.cache.history_page_stride = block * kKvHeads;
-        args.cache.window_page_stride = window_block * kKvHeads;
-        args.cache.history_table = history_table.data();
-        args.cache.window_table = window_table.data();
-        args.cache.history_table_stride = history;
-        args.cache.window_table_stride = window_pages;
-        args.cache.sink_pages = sink / kPageTokens;
-        args.cache.ring_pages = window_pages - sink / kPageTokens;
+        args.cache = cache.view;
         args.sequences = views.data();
         args.chunks = chunks.data();
         args.q = q.data();
@@ -454,6 +450,10 @@ int Main(int argc, char** argv) {
   BenchDecode("decode int2, batch 32 x 30K", kInt2, 32, 30000, false, 160, 142, false);
   BenchDecode("decode int2, batch 1 x 100K (graph)", kInt2, 1, 100000, true, 26, 18, false);
   BenchDecode("decode int2, batch 128 x 8K", kInt2, 128, 8192, false, 205, 185, false);
+  BenchDecode("decode int2, batch 32 x 100K, pages in order", kInt2, 32, 100000, false, 1e9, 1e9,
+              false, PageOrder::kInOrder);
+  BenchDecode("decode int2, batch 32 x 30K, pages in order", kInt2, 32, 30000, false, 1e9, 1e9,
+              false, PageOrder::kInOrder);
   BenchDecode("decode bf16, batch 8 x 100K", PageKind::kBf16, 8, 100000, false, 4.0, 4.4, true);
   BenchSeal("seal 4096 tokens x 8 heads, clip rule (graph)",
             {RowRule::kMinMax, RowRule::kMinMax, 0.96f, 0.92f}, 25, 10);

@@ -64,7 +64,9 @@ Result<DecodeAttention> DecodeAttention::Create(const AttentionShape& shape, int
   DecodeAttention self;
   self.shape_ = shape;
   self.max_batch_ = max_batch;
-  const DecodeKernelInfo* kernel = shape.group_size() > 8 ? FindKernel(shape, 16) : nullptr;
+  const DecodeKernelInfo* kernel = nullptr;
+  if (shape.group_size() <= 4) kernel = FindKernel(shape, 4);
+  if (shape.group_size() > 8) kernel = FindKernel(shape, 16);
   if (kernel == nullptr) kernel = FindKernel(shape, 8);
   if (kernel == nullptr) {
     return Unexpected(Unimplemented(fmt::format("no decode kernel for head dim {}, group {}",

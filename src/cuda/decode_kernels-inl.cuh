@@ -6,9 +6,9 @@
 
 namespace oscar::cuda {
 
-template <PageKind kKind, int kDim, int kGroup, int kNB>
+template <PageKind kKind, int kDim, int kGroup, int kHeads>
 DecodeKernelInfo DecodeKernel() {
-  using T = DecodeTraits<kKind, kDim, kGroup, kNB>;
+  using T = DecodeTraits<kKind, kDim, kGroup, kHeads>;
   return {
       kKind,
       kDim,

@@ -9,7 +9,7 @@ struct DecodeKernelInfo {
   PageKind kind;
   int head_dim;
   int group_dims;
-  int heads;  // query heads a block handles: 8 or 16
+  int heads;  // query heads a block handles: 4, 8 or 16
   int ctas_per_sm;
   int warps;  // consumers; what a page's split is a multiple of
   int threads;

@@ -20,6 +20,7 @@ class DecodeProducer {
     uint32_t slot_parity = 1;
     DecodeItem item;
     SequenceView sequence = Locate(blockIdx.x, &item);
+    item.first_warp = 0;
     int id = PageId(item, sequence, lane_);
     uint32_t ticket = Ticket();  // of the item after this one; on its way while this one is filled
     while (true) {
@@ -45,7 +46,8 @@ class DecodeProducer {
       DecodeItem next;
       const SequenceView next_sequence =
           Locate(int64_t{gridDim.x} + __shfl_sync(~0u, ticket, 0), &next);
-      const int next_id = PageId(next, next_sequence, lane_);
+      next.first_warp = (item.first_warp + item.count) % T::kWarps;
+      const int next_id = PageId(next, next_sequence, T::Rank(lane_, next.first_warp));
       ticket = Ticket();
       Fill(item, sequence, id);
       item = next;
@@ -108,14 +110,15 @@ class DecodeProducer {
   __device__ SequenceView Locate(int64_t id, DecodeItem* item) const {
     const int per_split = p_.num_kv_heads * p_.head_blocks;
     const auto* views = reinterpret_cast<const SequenceView*>(shared_ + at_.plan);
-    const int* prefix = reinterpret_cast<const int*>(views + p_.batch);
+    const int* windows = reinterpret_cast<const int*>(views + p_.batch);
+    const int* prefix = windows + p_.batch + 1;
     int64_t at = id / per_split;
     const int head = static_cast<int>(id % per_split);
-    item->kind = kItemUnits;
+    item->kind = kItemPages;
     if (at >= prefix[p_.batch]) {
       at -= prefix[p_.batch];
-      prefix += p_.batch + 1;
-      item->kind = kItemPages;
+      prefix = windows;
+      item->kind = kItemUnits;
       if (at >= prefix[p_.batch]) {
         item->kind = kItemEnd;
         return {};
@@ -195,15 +198,26 @@ class DecodeProducer {
   // warp copies a block, the warp serves one ring after the other.
   __device__ void Fill(const DecodeItem& item, const SequenceView& sequence, int id) {
     const bool pages = T::kQuantised && item.kind == kItemPages;
-    const int mine = lane_ < T::kWarps ? (item.count - lane_ + T::kWarps - 1) / T::kWarps : 0;
+    const int rank = T::Rank(lane_, item.first_warp);
+    const int mine = lane_ < T::kWarps ? (item.count - rank + T::kWarps - 1) / T::kWarps : 0;
     const int fills = pages ? mine : 2 * mine;
-    int next_id = PageId(item, sequence, lane_ + T::kWarps);
+    int next_id = PageId(item, sequence, rank + T::kWarps);
     int done = 0;
 #if OSCAR_BULK_COPY
     while (__any_sync(~0u, done < fills)) {
-      if (done >= fills || !BarrierTest(StageBar(lane_, stage_, 1), parity_ ^ 1u)) continue;
+      const bool ready = done < fills && BarrierTest(StageBar(lane_, stage_, 1), parity_ ^ 1u);
+#ifdef OSCAR_RACECHECK
+      for (uint32_t left = __ballot_sync(~0u, ready); left != 0; left &= left - 1) {
+        __syncwarp();
+        if (lane_ != __ffs(static_cast<int>(left)) - 1) continue;
+        FillStage(item, pages, id, lane_, stage_, done, 0);
+        Advance(item, sequence, pages, &done, &id, &next_id);
+      }
+#else
+      if (!ready) continue;
       FillStage(item, pages, id, lane_, stage_, done, 0);
       Advance(item, sequence, pages, &done, &id, &next_id);
+#endif
     }
 #else
     const int rounds = (item.count + T::kWarps - 1) / T::kWarps * (pages ? 1 : 2);
@@ -225,7 +239,9 @@ class DecodeProducer {
     if (++stage_ == p_.stages) stage_ = 0, parity_ ^= 1;
     if (!pages && (*done & 1) != 0) return;  // V of the same unit is next
     *id = *next_id;
-    *next_id = PageId(item, sequence, lane_ + ((pages ? *done : *done / 2) + 1) * T::kWarps);
+    *next_id =
+        PageId(item, sequence,
+               T::Rank(lane_, item.first_warp) + ((pages ? *done : *done / 2) + 1) * T::kWarps);
   }
   // The `fill`th stage of this item for one consumer.
   __device__ __forceinline__ void FillStage(const DecodeItem& item, bool pages, int64_t id,
@@ -235,15 +251,15 @@ class DecodeProducer {
     const uint32_t target = StageAddress(warp, stage);
     if (pages) {
       const StageFill copy(StageBar(warp, stage, 0), T::kBlockBytes, copy_lane);
-      copy.Copy(target,
-                cache.history_pool + int64_t{item.kv_head} * T::kBlockBytes +
-                    id * cache.history_page_stride,
-                T::kBlockBytes);
+      copy.CopyOnce(target,
+                    cache.history_pool + int64_t{item.kv_head} * T::kBlockBytes +
+                        id * cache.history_page_stride,
+                    T::kBlockBytes);
       copy.End();
       return;
     }
     const bool is_window = item.kind == kItemUnits;
-    const int unit = item.first + warp + fill / 2 * T::kWarps;
+    const int unit = item.first + T::Rank(warp, item.first_warp) + fill / 2 * T::kWarps;
     const int part =
         (is_window && unit >= item.sink_units ? unit - item.sink_units : unit) % kUnitsPerPage;
     const std::byte* source = (is_window ? cache.window_pool + id * cache.window_page_stride
@@ -252,8 +268,8 @@ class DecodeProducer {
                               part * (kUnitTokens * 128);
     const StageFill copy(StageBar(warp, stage, 0), T::kUnitBytes, copy_lane);
     for (int plane = 0; plane < T::kDim / 64; ++plane) {
-      copy.Copy(target + plane * (kUnitTokens * 128), source + plane * (kPageTokens * 128),
-                kUnitTokens * 128);
+      copy.CopyOnce(target + plane * (kUnitTokens * 128), source + plane * (kPageTokens * 128),
+                    kUnitTokens * 128);
     }
     copy.End();
   }

@@ -10,12 +10,13 @@
 
 namespace oscar::cuda {
 
-template <PageKind kKindV, int kDimV, int kGroupV, int kNBV>
+template <PageKind kKindV, int kDimV, int kGroupV, int kHeadsV>
 struct DecodeTraits {
   static constexpr PageKind kKind = kKindV;
   static constexpr int kDim = kDimV;
-  static constexpr int kNB = kNBV;  // blocks of 8 query heads
-  static constexpr int kHeads = 8 * kNB;
+  static constexpr int kHeads = kHeadsV;        // query heads a block handles: 4, 8 or 16
+  static constexpr int kNB = (kHeads + 7) / 8;  // in blocks of 8 columns
+  static constexpr bool kPacked = kHeads == 4;  // DecodeConsumerInt2
   static constexpr bool kQuantised = kKind != PageKind::kBf16;
   static constexpr PageLayout kLayout{kKind, CodeOrder::kTensorCore, kDim, kGroupV};
   static constexpr int kGroups = kQuantised ? kDim / kGroupV : 1;
@@ -23,20 +24,29 @@ struct DecodeTraits {
   static constexpr int kStepsPerGroup = kSteps / kGroups;
   static constexpr int kSubSteps = kDim < 128 ? kDim / 16 : 8;
   static constexpr int kBits = kLayout.bits();
+  static constexpr float kMeanCode = static_cast<float>((1 << kBits) - 1) * 0.5f;
   static constexpr int kPerWord = kQuantised ? 16 / kBits : 2;  // code pairs a word
   static constexpr int kUnitBytes = kUnitTokens * kDim * 2;
   static constexpr int kBlockBytes = static_cast<int>(kLayout.block_bytes());
   static constexpr int kStageBytes =
       kQuantised && kBlockBytes > kUnitBytes ? kBlockBytes : kUnitBytes;
-  static constexpr int kStateStride = kDim + 4;  // floats; conflict-free for the epilogue
+  // Floats; conflict-free for the epilogue.
+  static constexpr int kStateStride = kDim + (kPacked ? 8 : 4);
   // Consumer warps, and registers a thread. Quantised pages: one block an SM, 12 consumers measured
-  // best on an H200 (541 us at 32 x 100K; 8: 581, 10: 589, 14: 559, 18 with 96 registers: 613).
+  // best on an H200 (docs/benchmarks.md).
   // BF16 pages are bound by memory, and smaller blocks have shorter tails.
   static constexpr bool kSmall = kDim <= 128 && kNB == 1 && kGroups <= 2;
   static constexpr int kWarps = kSmall && kQuantised ? 12 : 6;
   static constexpr int kCtasPerSm = kSmall && !kQuantised ? 2 : 1;
   static constexpr int kRegisters = kSmall ? 128 : 255;
   static constexpr int kThreads = (kWarps + 2) * 32;  // with a producer and a merger
+
+  // Page or unit i of an item goes to the warp of rank i % kWarps, where ranks begin at the warp
+  // after the one that got the last of the item before: otherwise the first warps of every item
+  // would have a page more than the others.
+  OSCAR_HD static constexpr int Rank(int warp, int first_warp) {
+    return warp < first_warp ? warp - first_warp + kWarps : warp - first_warp;
+  }
 
   // Power of two that position `step` of a word carries, relative to 2^-24.
   static constexpr int Exponent(int step) { return kBits * (step % kPerWord % (kPerWord / 2)); }
@@ -49,6 +59,7 @@ struct DecodeItem {
   int32_t first, count;  // units or pages
   int32_t slot, slots;   // of the (sequence, head)'s partial states
   int32_t sink_units, sink_tokens, recent_tokens;
+  int32_t first_warp;  // the warp of rank 0
 };
 inline constexpr int kItemEnd = -1, kItemUnits = 0, kItemPages = 1;
 

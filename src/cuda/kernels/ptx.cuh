@@ -10,7 +10,7 @@
 
 namespace oscar::cuda {
 
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+#if defined(OSCAR_NO_BULK_COPY) || (defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900)
 #define OSCAR_BULK_COPY 0
 #else
 #define OSCAR_BULK_COPY 1
@@ -73,6 +73,17 @@ __device__ __forceinline__ uint32_t FullArrivals() {
   return OSCAR_BULK_COPY ? kBulkFullArrivals : kAsyncFullArrivals;
 }
 
+// compute-sanitizer's racecheck takes a barrier for an order between the threads that arrive and
+// those that wait, and no further: not through __syncwarp, nor for the lanes that copy together.
+// Built with OSCAR_RACECHECK every lane arrives for its own reads and one lane copies at a time.
+__device__ __forceinline__ uint32_t EmptyArrivals() {
+#ifdef OSCAR_RACECHECK
+  return 32;
+#else
+  return 1;
+#endif
+}
+
 // A fill of one stage by one whole warp: Begin with the total of bytes, Copy the pieces (multiples
 // of 16 bytes), End. The stage's full barrier completes when every byte has landed.
 struct StageFill {
@@ -103,6 +114,21 @@ struct StageFill {
                    "l"(static_cast<const char*>(src) + i)
                    : "memory");
     }
+#endif
+  }
+  // The same, of bytes that nobody reads again soon: they leave the L2 first.
+  __device__ __forceinline__ void CopyOnce(uint32_t dst, const void* src, uint32_t bytes) const {
+#if OSCAR_BULK_COPY
+    if (lane == 0) {
+      asm volatile(
+          "{ .reg .b64 once; createpolicy.fractional.L2::evict_first.b64 once, 1.0;\n"
+          "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+          "[%0], [%1], %2, [%3], once; }" ::"r"(dst),
+          "l"(src), "r"(bytes), "r"(bar)
+          : "memory");
+    }
+#else
+    Copy(dst, src, bytes);
 #endif
   }
   __device__ __forceinline__ void End() const {
