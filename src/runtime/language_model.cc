@@ -153,9 +153,10 @@ class LoadedLanguageModel : public LanguageModel {
 }  // namespace
 
 Result<std::unique_ptr<LanguageModel>> LanguageModel::Load(const ModelOptions& options) {
-  OSCAR_ASSIGN_OR_RETURN(std::unique_ptr<LoadedModel> loaded, LoadedModel::Load(options));
+  // The text side first: whoever lacks a tokenizer learns it before gigabytes of weights are read.
+  OSCAR_ASSIGN_OR_RETURN(const std::unique_ptr<LoadedModel> plan, LoadedModel::Plan(options));
   // A config file alone (random weights) has its tokenizer beside it, or none at all.
-  std::filesystem::path folder = loaded->directory();
+  std::filesystem::path folder = plan->directory();
   if (std::filesystem::is_regular_file(folder)) folder = folder.parent_path();
   OSCAR_ASSIGN_OR_RETURN(Tokenizer tokenizer, Tokenizer::Load(folder));
   std::optional<ChatTemplate> chat;
@@ -165,6 +166,7 @@ Result<std::unique_ptr<LanguageModel>> LanguageModel::Load(const ModelOptions& o
   } else if (found.error().code() != StatusCode::kNotFound) {
     return Unexpected(found.error());
   }
+  OSCAR_ASSIGN_OR_RETURN(std::unique_ptr<LoadedModel> loaded, LoadedModel::Load(options));
   return std::make_unique<LoadedLanguageModel>(std::move(loaded), std::move(tokenizer),
                                                std::move(chat));
 }

@@ -116,6 +116,13 @@ def test_a_bad_messages_file_is_named(oscar, tmp_path, text, expected):
     assert str(path) in line and expected in line and "\n" not in line
 
 
+def test_a_missing_tokenizer_shows_before_the_weights_are_read(oscar, root, tmp_path):
+    model = copy_demo(root, tmp_path / "model")
+    (model / "tokenizer.json").unlink()
+    (model / "model-00001-of-00003.safetensors").unlink()
+    assert "tokenizer.json" in oscar("generate", "--model", model, "--prompt", "x", ok=False).stderr
+
+
 def test_budget_too_small_for_the_prompt(oscar, root):
     run = oscar("generate", "--messages", root / "examples/needle-14k.json", "--kv-memory", "8MiB", ok=False)
     assert "KV cache budget of 8.00 MiB is too small" in run.stderr
