@@ -13,6 +13,14 @@
 
 namespace oscar {
 
+enum class Device : uint8_t {
+  kAuto,  // the GPU where one is found that can run the model, the CPU otherwise
+  kCpu,
+  kCuda,
+};
+// "auto", "cpu", "cuda".
+std::string_view NameOf(Device device);
+
 struct ModelOptions {
   // A Hugging Face model directory; empty takes the demo model. With random weights a config.json
   // alone is enough.
@@ -36,10 +44,15 @@ struct ModelOptions {
   // Weights of the right shapes and no meaning, for speed work.
   bool random_weights = false;
   uint64_t weights_seed = 0;
+  Device device = Device::kAuto;
   // 0: one a core.
   int num_threads = 0;
-  // Prompt tokens in one pass: speed, never answers.
-  int chunk = 512;
+  // Prompt tokens in one pass: speed, never answers. 0: 512 on the CPU, 4096 on a GPU.
+  int chunk = 0;
+  // On a GPU: sequences that generate in one step, at most, without extra launches.
+  int max_sequences = 128;
+  // On a GPU: products whose sums do not depend on the batch, at the cost of slower prompts.
+  bool batch_invariant = false;
 };
 
 // The order of application: logit bias and penalties, temperature, top-k, top-p, min-p, draw.

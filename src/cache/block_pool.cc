@@ -4,6 +4,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <cstring>
 #include <new>
 
 #include "base/check.h"
@@ -54,8 +55,21 @@ void PageRef::Reset() {
   page_ = nullptr;
 }
 
+BlockPool::BlockPool(uint64_t budget_bytes, PageMemory& memory)
+    : budget_(budget_bytes), memory_(&memory) {
+  memory.set_on_move([this](std::byte* from, std::byte* to) {
+    auto node = placed_.extract(from);
+    OSCAR_CHECK(!node.empty());
+    node.mapped()->data = to;
+    node.key() = to;
+    placed_.insert(std::move(node));
+    ++moves_;
+  });
+}
+
 BlockPool::~BlockPool() {
   OSCAR_CHECK(pages_ == 0, "{} pages outlive their pool", pages_);
+  if (memory_ != nullptr) memory_->set_on_move({});
   for (auto& [data, bytes] : spare_) std::free(data);
 }
 
@@ -67,6 +81,14 @@ Result<PageRef> BlockPool::Allocate(const PageShape& shape) {
                     in_use_, budget_, bytes)));
   }
   std::byte* data = nullptr;
+  if (memory_ != nullptr) {
+    data = memory_->Allocate(bytes);
+    if (data == nullptr) {
+      return Unexpected(ResourceExhausted(fmt::format(
+          "no room for a cache page of {} bytes ({} in use); raise --kv-memory", bytes, in_use_)));
+    }
+    return Register(data, shape);
+  }
   const auto spare = std::find_if(spare_.begin(), spare_.end(),
                                   [&](const auto& entry) { return entry.second == bytes; });
   if (spare != spare_.end()) {
@@ -85,17 +107,50 @@ Result<PageRef> BlockPool::Allocate(const PageShape& shape) {
           "the system has no memory for a cache page of {} bytes ({} in use)", bytes, in_use_)));
     }
   }
-  in_use_ += bytes;
+  return Register(data, shape);
+}
+
+PageRef BlockPool::Register(std::byte* data, const PageShape& shape) {
+  in_use_ += shape.bytes();
   peak_ = std::max(peak_, in_use_);
   ++pages_;
-  return PageRef(new PageRef::Page{data, &shape, this, 1});
+  auto* page = new PageRef::Page{data, &shape, this, 1};
+  if (memory_ != nullptr) placed_.emplace(data, page);
+  return PageRef(page);
+}
+
+void BlockPool::Copy(const PageRef& to, const PageRef& from) {
+  OSCAR_CHECK(&to.shape() == &from.shape());
+  const size_t bytes = to.shape().bytes();
+  if (memory_ != nullptr) {
+    memory_->Copy(to.data(), from.data(), bytes);
+  } else {
+    std::memcpy(to.data(), from.data(), bytes);
+  }
+}
+
+Status BlockPool::Read(const PageRef& from, std::span<std::byte> to) const {
+  OSCAR_CHECK(to.size() == from.shape().bytes());
+  if (memory_ != nullptr) return memory_->Read(from.data(), to);
+  std::memcpy(to.data(), from.data(), to.size());
+  return {};
+}
+
+Status BlockPool::Write(const PageRef& to, std::span<const std::byte> from) {
+  OSCAR_CHECK(from.size() == to.shape().bytes());
+  if (memory_ != nullptr) return memory_->Write(to.data(), from);
+  std::memcpy(to.data(), from.data(), from.size());
+  return {};
 }
 
 void BlockPool::Free(PageRef::Page* page) {
   const size_t bytes = page->shape->bytes();
   in_use_ -= bytes;
   --pages_;
-  if (spare_.size() < kMaxSpare) {
+  if (memory_ != nullptr) {
+    placed_.erase(page->data);
+    memory_->Free(page->data, bytes);
+  } else if (spare_.size() < kMaxSpare) {
     spare_.emplace_back(page->data, bytes);
     spare_bytes_ += bytes;
   } else {

@@ -2,11 +2,16 @@
 // the blocks of every (layer, KV head), in one allocation, so that sealing, sharing and eviction
 // move one reference. Pages are reference-counted by plain integers: pool and pages belong to one
 // thread (the engine's); only the bytes behind them may be read and written from workers.
+//
+// The bytes lie in host memory, or where a PageMemory keeps them: on a device, addresses are then
+// not the host's to follow.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <span>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -37,6 +42,28 @@ class PageShape {
   int kv_heads_;
   size_t bytes_ = 0;
   uint64_t elements_ = 0;
+};
+
+// Memory that pages lie in, other than the host's own. Calls act in order, but may do so later than
+// they return (on a device's stream); failures are kept by the implementation and reported where it
+// next can. One thread.
+class PageMemory {
+ public:
+  virtual ~PageMemory() = default;
+  // Null where nothing is free. May move pages to make room: see set_on_move.
+  virtual std::byte* Allocate(size_t bytes) = 0;
+  virtual void Free(std::byte* page, size_t bytes) = 0;
+  virtual void Copy(std::byte* to, const std::byte* from, size_t bytes) = 0;
+  virtual Status Read(const std::byte* from, std::span<std::byte> to) = 0;
+  virtual Status Write(std::byte* to, std::span<const std::byte> from) = 0;
+  // Room for one sealed page beside all others, for sealing in a full pool; reused by every call.
+  virtual std::byte* Scratch() = 0;
+
+  using OnMove = std::function<void(std::byte* from, std::byte* to)>;
+  void set_on_move(OnMove on_move) { on_move_ = std::move(on_move); }
+
+ protected:
+  OnMove on_move_;
 };
 
 class BlockPool;
@@ -76,6 +103,8 @@ class PageRef {
 class BlockPool {
  public:
   explicit BlockPool(uint64_t budget_bytes) : budget_(budget_bytes) {}
+  // Pages in `memory`, which must outlive the pool and hold `budget_bytes` in any mix of pages.
+  BlockPool(uint64_t budget_bytes, PageMemory& memory);
   ~BlockPool();
   BlockPool(const BlockPool&) = delete;
   BlockPool& operator=(const BlockPool&) = delete;
@@ -84,6 +113,15 @@ class BlockPool {
   Result<PageRef> Allocate(const PageShape& shape);
   bool CanAllocate(uint64_t bytes) const { return in_use_ + bytes <= budget_; }
 
+  // Bytes of pages, wherever they lie. Copy is between pages of one shape.
+  void Copy(const PageRef& to, const PageRef& from);
+  Status Read(const PageRef& from, std::span<std::byte> to) const;
+  Status Write(const PageRef& to, std::span<const std::byte> from);
+  // Null: host memory.
+  PageMemory* memory() const { return memory_; }
+  // Changes whenever pages have moved, which only a PageMemory does.
+  uint64_t moves() const { return moves_; }
+
   uint64_t budget() const { return budget_; }
   uint64_t bytes_in_use() const { return in_use_; }
   uint64_t peak_bytes() const { return peak_; }
@@ -91,9 +129,13 @@ class BlockPool {
 
  private:
   friend class PageRef;
+  PageRef Register(std::byte* data, const PageShape& shape);
   void Free(PageRef::Page* page);
 
   uint64_t budget_;
+  PageMemory* memory_ = nullptr;
+  std::unordered_map<std::byte*, PageRef::Page*> placed_;  // pages in memory_
+  uint64_t moves_ = 0;
   uint64_t in_use_ = 0;
   uint64_t peak_ = 0;
   int64_t pages_ = 0;

@@ -111,7 +111,9 @@ void LayeredAppend::SealLayer(ThreadPool& threads) {
   OSCAR_CHECK(layer_ == layers_sealed_, "layers are sealed in order");
   ++layers_sealed_;
   if (sealed_.empty()) return;
-  const auto together = static_cast<size_t>(config_.sealer->pages_together());
+  // Models elsewhere than in host memory do not read by layers.
+  const auto& sealer = dynamic_cast<const HostPageSealer&>(*config_.sealer);
+  const auto together = static_cast<size_t>(sealer.pages_together());
   std::atomic<uint64_t> saturated{0};
   threads.ParallelFor(static_cast<int64_t>(sealed_.size() / together), [&](int64_t group, int) {
     std::vector<const std::byte*> from;
@@ -121,7 +123,7 @@ void LayeredAppend::SealLayer(ThreadPool& threads) {
       from.push_back(table_[static_cast<size_t>(first_seal_) + i]);
       to.push_back(sealed_[i].data() + config_.sealed.BlockOffset(layer_, 0));
     }
-    saturated.fetch_add(static_cast<uint64_t>(config_.sealer->Seal(layer_, from, to)),
+    saturated.fetch_add(static_cast<uint64_t>(sealer.Seal(layer_, from, to)),
                         std::memory_order_relaxed);
   });
   saturated_ += saturated.load();

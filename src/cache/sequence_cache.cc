@@ -24,7 +24,25 @@ Status CacheConfig::Validate() const {
   return {};
 }
 
+uint64_t HostPageSealer::SealPages(const CacheConfig& config,
+                                   std::span<const std::byte* const> open,
+                                   std::span<std::byte* const> sealed, ThreadPool& threads) const {
+  std::atomic<uint64_t> saturated{0};
+  threads.ParallelFor(config.open.num_layers(), [&](int64_t unit, int) {
+    const int layer = static_cast<int>(unit);
+    std::vector<const std::byte*> from;
+    std::vector<std::byte*> to;
+    for (size_t i = 0; i < open.size(); ++i) {
+      from.push_back(open[i] + config.open.BlockOffset(layer, 0));
+      to.push_back(sealed[i] + config.sealed.BlockOffset(layer, 0));
+    }
+    saturated.fetch_add(static_cast<uint64_t>(Seal(layer, from, to)), std::memory_order_relaxed);
+  });
+  return saturated.load();
+}
+
 void SequenceCache::Append(PageRef page, bool sealed) {
+  changed_from_ = std::min(changed_from_, num_pages());
   table_.push_back(page.data());
   sealed_.push_back(sealed ? 1 : 0);
   pages_.push_back(std::move(page));
@@ -32,6 +50,7 @@ void SequenceCache::Append(PageRef page, bool sealed) {
 
 void SequenceCache::Replace(int64_t index, PageRef page, bool sealed) {
   const auto i = static_cast<size_t>(index);
+  changed_from_ = std::min(changed_from_, index);
   table_[i] = page.data();
   sealed_[i] = sealed ? 1 : 0;
   pages_[i] = std::move(page);
@@ -47,7 +66,7 @@ Status SequenceCache::Reserve(int64_t num_tokens) {
     OSCAR_CHECK(!is_sealed(last), "a partly filled page cannot be sealed");
     if (page(last).shared()) {
       OSCAR_ASSIGN_OR_RETURN(copy, pool_->Allocate(config_->open));
-      std::memcpy(copy.data(), page(last).data(), config_->open.bytes());
+      pool_->Copy(copy, page(last));
     }
   }
   std::vector<PageRef> fresh;
@@ -86,15 +105,22 @@ Status SequenceCache::SealBefore(int64_t position, ThreadPool& threads) {
   return {};
 }
 
+Status SequenceCache::SealGaps(ThreadPool& threads) {
+  if (config_->sealer == nullptr) return {};
+  int64_t last = num_pages() - 1;
+  while (last >= 0 && !is_sealed(last)) --last;
+  return SealBefore((last + 1) * kPageTokens, threads);
+}
+
 Status SequenceCache::SealPages(int64_t first, int64_t count, ThreadPool& threads) {
-  const PageShape& open = config_->open;
   const PageShape& sealed = config_->sealed;
   const std::span<PageRef> sources(pages_.data() + first, static_cast<size_t>(count));
 
   // Normally sealed pages are allocated beside the open ones. In a full pool the open pages' own
   // bytes make room: they are sealed into scratch memory first and given back.
   std::vector<PageRef> targets;
-  std::vector<std::byte> scratch;
+  std::vector<std::byte> host_scratch;
+  std::byte* scratch = nullptr;
   for (int64_t i = 0; i < count; ++i) {
     Result<PageRef> target = pool_->Allocate(sealed);
     if (!target.has_value()) {
@@ -102,31 +128,35 @@ Status SequenceCache::SealPages(int64_t first, int64_t count, ThreadPool& thread
         if (source.shared()) return target.error();
       }
       targets.clear();
-      scratch.resize(static_cast<size_t>(count) * sealed.bytes());
+      if (pool_->memory() != nullptr) {
+        OSCAR_CHECK(count == 1, "device memory seals page by page");
+        scratch = pool_->memory()->Scratch();
+      } else {
+        host_scratch.resize(static_cast<size_t>(count) * sealed.bytes());
+        scratch = host_scratch.data();
+      }
       break;
     }
     targets.push_back(std::move(*target));
   }
-  std::atomic<uint64_t> saturated{0};
-  threads.ParallelFor(open.num_layers(), [&](int64_t unit, int) {
-    const int layer = static_cast<int>(unit);
-    std::vector<const std::byte*> from;
-    std::vector<std::byte*> to;
-    for (size_t i = 0; i < sources.size(); ++i) {
-      std::byte* base = targets.empty() ? scratch.data() + i * sealed.bytes() : targets[i].data();
-      from.push_back(sources[i].data() + open.BlockOffset(layer, 0));
-      to.push_back(base + sealed.BlockOffset(layer, 0));
-    }
-    saturated.fetch_add(static_cast<uint64_t>(config_->sealer->Seal(layer, from, to)),
-                        std::memory_order_relaxed);
-  });
-  saturated_ += saturated.load();
+  std::vector<const std::byte*> from;
+  std::vector<std::byte*> to;
+  for (size_t i = 0; i < sources.size(); ++i) {
+    from.push_back(sources[i].data());
+    to.push_back(scratch != nullptr ? scratch + i * sealed.bytes() : targets[i].data());
+  }
+  saturated_ += config_->sealer->SealPages(*config_, from, to, threads);
   for (PageRef& source : sources) source.Reset();
   for (size_t i = 0; i < sources.size(); ++i) {
     if (i == targets.size()) {
       Result<PageRef> target = pool_->Allocate(sealed);
       OSCAR_CHECK(target.has_value(), "a sealed page must fit where its open page was");
-      std::memcpy(target->data(), scratch.data() + i * sealed.bytes(), sealed.bytes());
+      const std::byte* bytes = scratch + i * sealed.bytes();
+      if (pool_->memory() != nullptr) {
+        pool_->memory()->Copy(target->data(), bytes, sealed.bytes());
+      } else {
+        std::memcpy(target->data(), bytes, sealed.bytes());
+      }
       targets.push_back(std::move(*target));
     }
     Replace(first + static_cast<int64_t>(i), std::move(targets[i]), /*sealed=*/true);
@@ -213,6 +243,7 @@ int64_t SequenceCache::Trim(int64_t length) {
   sealed_.resize(kept);
   length_ = length;
   next_to_seal_ = std::min(next_to_seal_, num_pages());
+  changed_from_ = std::min(changed_from_, num_pages());
   return length;
 }
 

@@ -11,6 +11,8 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
+#include <utility>
 #include <vector>
 
 #include "base/half.h"
@@ -21,17 +23,36 @@
 
 namespace oscar {
 
-// Quantises pages. Called from workers, one layer each; must not depend on which.
+struct CacheConfig;
+
+// Quantises pages.
 class PageSealer {
  public:
   virtual ~PageSealer() = default;
   // Consecutive pages that are sealed together: 1, or more where a method's groups run along
   // tokens for longer than a page.
   virtual int pages_together() const { return 1; }
+  // Whole pages, pages_together() of them. Returns the number of values that were NaN or saturated,
+  // or 0 where that is counted elsewhere.
+  virtual uint64_t SealPages(const CacheConfig& config, std::span<const std::byte* const> open,
+                             std::span<std::byte* const> sealed, ThreadPool& threads) const = 0;
+};
+
+// In host memory: called from workers, one layer each; must not depend on which.
+class HostPageSealer : public PageSealer {
+ public:
+  uint64_t SealPages(const CacheConfig& config, std::span<const std::byte* const> open,
+                     std::span<std::byte* const> sealed, ThreadPool& threads) const override;
   // `open` and `sealed` point to one layer's blocks (all KV heads, in order) in each of the pages.
-  // Returns the number of values that were NaN or saturated.
   virtual int Seal(int layer, std::span<const std::byte* const> open,
                    std::span<std::byte* const> sealed) const = 0;
+};
+
+// What a device keeps for a sequence (where its page table lies there). Owned by the sequence's
+// cache, moves and dies with it.
+class CacheAttachment {
+ public:
+  virtual ~CacheAttachment() = default;
 };
 
 // What all sequences of a model share. Immutable while any sequence lives.
@@ -88,6 +109,15 @@ class SequenceCache {
   const std::byte* const* page_table() const { return table_.data(); }
   const uint8_t* sealed_flags() const { return sealed_.data(); }
   const CacheConfig& config() const { return *config_; }
+
+  // For models whose page tables lie elsewhere: what they keep here, and the first page whose entry
+  // may have changed since they last asked, so that a step sends only what is new.
+  CacheAttachment* attachment() const { return attachment_.get(); }
+  void Attach(std::unique_ptr<CacheAttachment> attachment) { attachment_ = std::move(attachment); }
+  int64_t TakeChanged() { return std::exchange(changed_from_, num_pages()); }
+  // Seals open pages that lie before a sealed one (which a prefix hit may leave), for readers that
+  // need the history in one piece. Looks at every page.
+  Status SealGaps(ThreadPool& threads);
 
   // Makes room for positions [length, length + num_tokens): allocates open pages, and gives the
   // sequence a copy of its own of a partly filled page it shares. On kResourceExhausted nothing has
@@ -146,13 +176,15 @@ class SequenceCache {
   std::vector<uint8_t> sealed_;          // parallel to pages_
   int64_t length_ = 0;
   int64_t next_to_seal_ = 0;  // pages before it (from the sink on) are sealed
+  int64_t changed_from_ = 0;
+  std::unique_ptr<CacheAttachment> attachment_;
   uint64_t saturated_ = 0;
 };
 
 // A sealer for rules that fit pages: EncodePage or a bit-equal vectorised twin.
 using PageEncoder = int (*)(const PageLayout&, const PageRules&, std::span<const Bf16>,
                             std::span<const Bf16>, std::span<std::byte>);
-class RuleSealer : public PageSealer {
+class RuleSealer : public HostPageSealer {
  public:
   // `rules` [layers][kv heads]; `shape` is CacheConfig::sealed and outlives this. Layers whose
   // sealed layout is BF16 are copied.

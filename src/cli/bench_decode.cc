@@ -10,9 +10,11 @@
 
 #include "base/file.h"
 #include "base/log.h"
+#include "base/progress.h"
 #include "cli/command.h"
 #include "cli/model_options.h"
 #include "engine/decode_bench.h"
+#include "evaluate/svg.h"
 
 namespace oscar::cli {
 namespace {
@@ -22,62 +24,223 @@ struct DecodeBenchOptions {
   std::vector<std::string> methods = {"bf16", "oscar+"};
   std::vector<int64_t> contexts = {4096, 16384};
   std::vector<int> batches = {1};
+  std::vector<int64_t> job_contexts, prompts;
+  uint64_t job_memory = 0;
   int steps = 16;
-  std::string json;
+  std::string json, csv, svg;
 };
 
-Status RunDecode(const DecodeBenchOptions& options) {
-  OSCAR_RETURN_IF_ERROR(CheckDevice(options.model));
-  nlohmann::ordered_json rows = nlohmann::ordered_json::array();
-  std::map<std::pair<int64_t, int>, double> bf16;  // (context, batch) -> tokens/s
-  bool header = false;
-  for (const std::string& method : options.methods) {
-    ModelOptions model_options = options.model.options;
-    model_options.kv = method;
-    OSCAR_ASSIGN_OR_RETURN(const std::unique_ptr<LoadedModel> loaded,
-                           LoadedModel::Load(model_options));
-    if (!header) {
-      fmt::print(
-          "{} layers, {}/{} heads of {}, weights {:.1f} MB, {} threads\n\n{:>14} {:>9} {:>6} "
-          "{:>10} "
-          "{:>10} {:>10} {:>8} {:>8}\n",
-          loaded->spec().num_layers, loaded->spec().num_heads, loaded->spec().num_kv_heads,
-          loaded->spec().head_dim, static_cast<double>(loaded->model().weight_bytes()) / 1e6,
-          loaded->threads().num_threads(), "kv", "context", "batch", "tokens/s", "ms/step", "KV MB",
-          "GB/s", "vs bf16");
-      header = true;
-    }
-    for (const int64_t context : options.contexts) {
-      for (const int batch : options.batches) {
-        const Result<DecodeBenchRow> row = RunDecodeBench(*loaded, context, batch, options.steps);
-        if (!row.has_value()) {
-          fmt::print("{:>14} {:>9} {:>6}  {}\n", method, context, batch, row.error().message());
-          continue;
-        }
-        if (method == "bf16") bf16[{context, batch}] = row->tokens_per_second;
-        const auto base = bf16.find({context, batch});
-        const std::string ratio =
-            base == bf16.end() ? "-"
-                               : fmt::format("{:.2f}x", row->tokens_per_second / base->second);
-        fmt::print("{:>14} {:>9} {:>6} {:>10.2f} {:>10.2f} {:>10.2f} {:>8.2f} {:>8}\n",
-                   loaded->kv().method().is_simulated() ? method + " (sim)" : method, context,
-                   batch, row->tokens_per_second, row->seconds_per_step * 1e3,
-                   static_cast<double>(row->kv_bytes) / 1e6, row->bytes_per_second / 1e9, ratio);
-        std::fflush(stdout);
-        rows.push_back({{"kv", method},
-                        {"simulated", loaded->kv().method().is_simulated()},
-                        {"context", context},
-                        {"batch", batch},
-                        {"tokens_per_second", row->tokens_per_second},
-                        {"seconds_per_step", row->seconds_per_step},
-                        {"weight_bytes", row->weight_bytes},
-                        {"kv_bytes", row->kv_bytes},
-                        {"bytes_per_second", row->bytes_per_second}});
-      }
+// One line of the table: a cell of the grid, or as many sequences as fit the job's memory.
+struct Line {
+  std::string method;
+  bool simulated = false, job = false;
+  DecodeBenchRow row;
+  uint64_t needed_bytes = 0;  // where it did not fit
+};
+
+class DecodeBench {
+ public:
+  explicit DecodeBench(const DecodeBenchOptions& options) : options_(options) {}
+  Status Run();
+
+ private:
+  Status RunMethod(const std::string& method);
+  Status AddCell(LoadedModel& loaded, int64_t context, int batch, bool job);
+  Status RunPrompts(LoadedModel& loaded);
+  void PrintHeader(const LoadedModel& loaded);
+  void PrintLine(const Line& line) const;
+  Status WriteFiles() const;
+  double RoofSeconds(const DecodeBenchRow& row) const {
+    return static_cast<double>(row.bytes()) / roof_;
+  }
+
+  const DecodeBenchOptions& options_;
+  std::string method_;
+  bool header_ = false;
+  double roof_ = 0.0;  // bytes a second; 0: not known
+  std::string device_;
+  std::vector<Line> lines_;
+  std::map<std::tuple<int64_t, int, bool>, double> bf16_;  // -> tokens/s
+};
+
+void DecodeBench::PrintHeader(const LoadedModel& loaded) {
+  if (header_) return;
+  header_ = true;
+  const ModelSpec& spec = loaded.spec();
+  fmt::print(
+      "{} layers, {}/{} heads of {}, weights {:.2f} GB ({:.2f} GB read a step), on {}\n",
+      spec.num_layers, spec.num_heads, spec.num_kv_heads, spec.head_dim,
+      static_cast<double>(loaded.memory().weight_bytes) / 1e9,
+      static_cast<double>(const_cast<LoadedModel&>(loaded).model().weight_bytes_per_step()) / 1e9,
+      device_);
+  if (roof_ > 0) fmt::print("read bandwidth measured on it: {:.2f} TB/s\n", roof_ / 1e12);
+  fmt::print(
+      "caches hold copies of one page of Gaussian rows, sealed by the method's own rule; no prompt "
+      "was computed\n\n{:>14} {:>9} {:>6} {:>10} {:>9} {:>9} {:>9} {:>7} {:>8}\n",
+      "kv", "context", "batch", "tokens/s", "ms/step", "GB/step", "roof ms", "of roof", "vs bf16");
+}
+
+void DecodeBench::PrintLine(const Line& line) const {
+  const std::string name = line.simulated ? line.method + " (sim)" : line.method;
+  const DecodeBenchRow& row = line.row;
+  if (row.seconds_per_step == 0.0) {
+    fmt::print("{:>14} {:>9} {:>6} {:>10}  needs {}\n", name, row.context, row.batch, "-",
+               FormatBytes(line.needed_bytes));
+    return;
+  }
+  const auto base = bf16_.find({row.context, line.job ? 0 : row.batch, line.job});
+  fmt::print(
+      "{:>14} {:>9} {:>6} {:>10.2f} {:>9.3f} {:>9.3f} {:>9} {:>7} {:>8}{}\n", name, row.context,
+      row.batch, row.tokens_per_second, row.seconds_per_step * 1e3,
+      static_cast<double>(row.bytes()) / 1e9,
+      roof_ > 0 ? fmt::format("{:.3f}", 1e3 * RoofSeconds(row)) : "-",
+      roof_ > 0 ? fmt::format("{:.0f}%", 100 * RoofSeconds(row) / row.seconds_per_step) : "-",
+      base == bf16_.end() ? "-" : fmt::format("{:.2f}x", row.tokens_per_second / base->second),
+      line.job ? fmt::format("  as many as fit {}", FormatBytes(options_.job_memory)) : "");
+  std::fflush(stdout);
+}
+
+Status DecodeBench::AddCell(LoadedModel& loaded, int64_t context, int batch, bool job) {
+  Line line;
+  line.method = method_;
+  line.simulated = loaded.kv().method().is_simulated();
+  line.job = job;
+  line.row.context = context;
+  line.row.batch = batch;
+  line.needed_bytes = loaded.memory().weight_bytes +
+                      DecodeBenchBytes(loaded.kv(), context, std::max(batch, 1), options_.steps);
+  if (batch > 0) {
+    const Result<DecodeBenchRow> row = RunDecodeBench(loaded, context, batch, options_.steps);
+    if (row.has_value()) {
+      line.row = *row;
+    } else if (row.error().code() != StatusCode::kResourceExhausted) {
+      return row.error();
     }
   }
-  if (!options.json.empty()) return WriteFileAtomically(options.json, rows.dump(2) + "\n");
+  if (method_ == "bf16" && line.row.seconds_per_step > 0.0) {
+    bf16_[{context, job ? 0 : batch, job}] = line.row.tokens_per_second;
+  }
+  PrintLine(line);
+  lines_.push_back(std::move(line));
   return {};
+}
+
+Status DecodeBench::RunPrompts(LoadedModel& loaded) {
+  for (const int64_t tokens : options_.prompts) {
+    OSCAR_ASSIGN_OR_RETURN(const PrefillBenchRow row, RunPrefillBench(loaded, tokens));
+    fmt::print(
+        "{:>14} prompt of {} tokens: {:.1f} ms, {:.0f} tokens/s, {:.1f} TFLOP/s of model work\n",
+        method_, tokens, row.seconds * 1e3, static_cast<double>(tokens) / row.seconds,
+        row.flops / row.seconds / 1e12);
+    std::fflush(stdout);
+  }
+  return {};
+}
+
+Status DecodeBench::RunMethod(const std::string& method) {
+  method_ = method;
+  ModelOptions model_options = options_.model.options;
+  model_options.kv = method;
+  int64_t longest = 0;
+  for (const auto* list : {&options_.contexts, &options_.job_contexts, &options_.prompts}) {
+    for (const int64_t context : *list) longest = std::max(longest, context);
+  }
+  longest += options_.steps + 2;
+  model_options.max_sequences = 1;
+  for (const int batch : options_.batches) {
+    model_options.max_sequences = std::max(model_options.max_sequences, batch);
+  }
+  if (!options_.job_contexts.empty()) {
+    model_options.max_sequences = std::max(model_options.max_sequences, 128);
+  }
+  // Positions beyond the trained ones cost the same; answers mean nothing here.
+  if (model_options.max_context == 0) {
+    OSCAR_ASSIGN_OR_RETURN(const auto plan, LoadedModel::Plan(model_options));
+    if (longest > plan->max_context() && model_options.rope_scaling.empty()) {
+      model_options.rope_scaling =
+          fmt::format("yarn:{}", (longest + plan->max_context() - 1) / plan->max_context());
+    }
+    model_options.max_context = longest;
+  }
+  OSCAR_ASSIGN_OR_RETURN(const std::unique_ptr<LoadedModel> loaded,
+                         LoadedModel::Load(model_options));
+  device_ = loaded->device() == Device::kCpu
+                ? fmt::format("cpu, {} threads", loaded->threads().num_threads())
+                : loaded->device_name();
+  if (loaded->cuda() != nullptr && roof_ == 0.0) {
+    OSCAR_ASSIGN_OR_RETURN(roof_, static_cast<CudaModel&>(loaded->model()).MeasureReadBandwidth());
+  }
+  PrintHeader(*loaded);
+  for (const int64_t context : options_.contexts) {
+    for (const int batch : options_.batches) {
+      OSCAR_RETURN_IF_ERROR(AddCell(*loaded, context, batch, /*job=*/false));
+    }
+  }
+  for (const int64_t context : options_.job_contexts) {
+    const int batch = LargestBatch(*loaded, options_.job_memory, context, options_.steps);
+    OSCAR_RETURN_IF_ERROR(AddCell(*loaded, context, batch, /*job=*/true));
+  }
+  return RunPrompts(*loaded);
+}
+
+Status DecodeBench::WriteFiles() const {
+  if (!options_.json.empty()) {
+    nlohmann::ordered_json rows = nlohmann::ordered_json::array();
+    for (const Line& line : lines_) {
+      const DecodeBenchRow& row = line.row;
+      if (row.seconds_per_step == 0.0) continue;
+      rows.push_back({{"kv", line.method},
+                      {"simulated", line.simulated},
+                      {"job", line.job},
+                      {"context", row.context},
+                      {"batch", row.batch},
+                      {"tokens_per_second", row.tokens_per_second},
+                      {"seconds_per_step", row.seconds_per_step},
+                      {"weight_bytes", row.weight_bytes},
+                      {"kv_bytes", row.kv_bytes},
+                      {"bytes_per_second", row.bytes_per_second}});
+    }
+    OSCAR_RETURN_IF_ERROR(WriteFileAtomically(options_.json, rows.dump(2) + "\n"));
+  }
+  if (!options_.csv.empty()) {
+    std::string csv =
+        "kv,simulated,job,context,batch,tokens_per_second,seconds_per_step,weight_bytes,kv_bytes,"
+        "roof_seconds,needed_bytes\n";
+    for (const Line& line : lines_) {
+      const DecodeBenchRow& row = line.row;
+      csv +=
+          fmt::format("{},{},{},{},{},{:.4f},{:.8f},{},{},{},{}\n", line.method,
+                      line.simulated ? 1 : 0, line.job ? 1 : 0, row.context, row.batch,
+                      row.tokens_per_second, row.seconds_per_step, row.weight_bytes, row.kv_bytes,
+                      roof_ > 0 ? fmt::format("{:.8f}", RoofSeconds(row)) : "", line.needed_bytes);
+    }
+    OSCAR_RETURN_IF_ERROR(WriteFileAtomically(options_.csv, csv));
+  }
+  if (options_.svg.empty()) return {};
+  std::vector<ChartSeries> series;
+  for (const std::string& method : options_.methods) {
+    for (const int64_t context : options_.contexts) {
+      ChartSeries& line = series.emplace_back();
+      line.name = fmt::format("{} {}K", method, context / 1000);
+      for (const Line& cell : lines_) {
+        if (cell.method != method || cell.job || cell.row.context != context) continue;
+        if (cell.row.seconds_per_step == 0.0) continue;
+        line.x.push_back(cell.row.batch);
+        line.y.push_back(cell.row.tokens_per_second);
+      }
+      if (line.x.empty()) series.pop_back();
+    }
+  }
+  ChartOptions chart;
+  chart.title = fmt::format("Decode on {}", device_);
+  chart.x = {"batch", true, {}, {}};
+  chart.y = {"tokens/s", true, {}, {}};
+  return WriteFileAtomically(options_.svg, LineChart(series, chart));
+}
+
+Status DecodeBench::Run() {
+  for (const std::string& method : options_.methods) OSCAR_RETURN_IF_ERROR(RunMethod(method));
+  return WriteFiles();
 }
 
 }  // namespace
@@ -97,13 +260,29 @@ void AddDecodeBench(CLI::App& bench, RunFunction& run) {
       ->delimiter(',')
       ->capture_default_str()
       ->check(CLI::Range(1, 512));
+  command
+      ->add_option("--job-contexts", options->job_contexts,
+                   "Context lengths for as many sequences as fit --job-memory")
+      ->delimiter(',')
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 22));
+  command
+      ->add_option("--job-memory", options->job_memory,
+                   "Bytes that weights, workspaces and pages may take, such as 128GiB")
+      ->transform(CLI::AsSizeValue(false));
+  command->add_option("--prompts", options->prompts, "Prompt lengths to time, tokens")
+      ->delimiter(',')
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 20));
   command->add_option("--steps", options->steps, "Timed steps a row; the median counts")
       ->capture_default_str()
       ->check(CLI::Range(1, 100000));
   command->add_option("--json", options->json, "Write the results to this file, too");
+  command->add_option("--csv", options->csv, "Write the results as CSV, too");
+  command->add_option("--svg", options->svg, "Draw tokens/s over the batch");
   AddModelOptions(*command, options->model);
   command->remove_option(command->get_option("--kv"));  // --methods names them
-  command->callback([options, &run] { run = [options] { return RunDecode(*options); }; });
+  command->add_option("--config", options->model.options.model,
+                      "A config.json, for --random-weights; the same as --model");
+  command->callback([options, &run] { run = [options] { return DecodeBench(*options).Run(); }; });
 }
 
 }  // namespace oscar::cli

@@ -27,7 +27,6 @@ struct CalibrateArguments {
 };
 
 Status RunCalibrate(const CalibrateArguments& arguments) {
-  OSCAR_RETURN_IF_ERROR(CheckDevice(arguments.model));
   CalibrateOptions options = arguments.options;
   options.model = arguments.model.options;
   OSCAR_ASSIGN_OR_RETURN(options.fit.objectives, ParseObjectives(arguments.objectives));

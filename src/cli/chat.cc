@@ -176,7 +176,6 @@ class ChatSession {
 };
 
 Status RunChat(const ChatOptions& options) {
-  OSCAR_RETURN_IF_ERROR(CheckDevice(options.model));
   OSCAR_ASSIGN_OR_RETURN(const std::unique_ptr<LanguageModel> model,
                          LanguageModel::Load(options.model.options));
   ChatSession session(*model, options);

@@ -151,7 +151,6 @@ Status AddSuite(const EvalArguments& arguments, const std::string& name,
 }
 
 Status RunEval(const EvalArguments& arguments) {
-  OSCAR_RETURN_IF_ERROR(CheckDevice(arguments.model));
   EvalOptions options;
   options.model = arguments.model.options;
   OSCAR_ASSIGN_OR_RETURN(options.methods, ParseMethods(SplitList(arguments.model.options.kv),

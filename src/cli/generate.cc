@@ -47,7 +47,6 @@ ordered_json ToJson(const Completion& completion) {
 }
 
 Status RunGenerate(const GenerateOptions& options) {
-  OSCAR_RETURN_IF_ERROR(CheckDevice(options.model));
   std::string messages;
   if (!options.messages.empty()) {
     OSCAR_ASSIGN_OR_RETURN(messages, ReadFile(options.messages, kMaxPromptBytes));

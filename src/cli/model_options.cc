@@ -5,6 +5,7 @@
 #include <CLI/App.hpp>
 #include <CLI/Config.hpp>
 #include <CLI/Formatter.hpp>
+#include <map>
 
 #include "quant/kv_method.h"
 
@@ -26,9 +27,15 @@ void AddModelOptions(CLI::App& command, ModelArguments& arguments) {
   const char* group = "Model";
   command.add_option("--model", o.model, "Hugging Face model directory; default: the demo model")
       ->group(group);
-  command.add_option("--device", arguments.device, "cpu or cuda")
-      ->capture_default_str()
-      ->check(CLI::IsMember({"cpu", "cuda"}))
+  const std::map<std::string, Device> devices = {
+      {"auto", Device::kAuto}, {"cpu", Device::kCpu}, {"cuda", Device::kCuda}};
+  command.add_option("--device", o.device, "auto (a GPU where there is one), cpu or cuda")
+      ->default_str("auto")
+      ->transform(CLI::CheckedTransformer(devices).description("auto, cpu or cuda"))
+      ->group(group);
+  command
+      .add_flag("--batch-invariant", o.batch_invariant,
+                "On a GPU: the same bits for any batch, slower prompts")
       ->group(group);
   command.add_option("--threads", o.num_threads, "Compute threads; 0 is one a core")
       ->capture_default_str()
@@ -74,16 +81,13 @@ void AddModelOptions(CLI::App& command, ModelArguments& arguments) {
                   "Prompt tokens that see one another exactly; a multiple of 64")
       ->capture_default_str()
       ->group(group);
-  command.add_option("--chunk", o.chunk, "Prompt tokens in one pass: speed, never answers")
+  command
+      .add_option("--chunk", o.chunk,
+                  "Prompt tokens in one pass: speed, never answers; 0 is 512 on the CPU, 4096 on "
+                  "a GPU")
       ->capture_default_str()
-      ->check(CLI::Range(1, 65536))
+      ->check(CLI::Range(0, 65536))
       ->group(group);
-}
-
-Status CheckDevice(const ModelArguments& arguments) {
-  if (arguments.device == "cpu") return {};
-  return Unimplemented("--device cuda: models run on the CPU in this version; use --device cpu")
-      .WithParam("device");
 }
 
 void AddSamplingOptions(CLI::App& command, SamplingArguments& arguments) {

@@ -11,13 +11,10 @@ class App;
 
 namespace oscar::cli {
 
-// `device` is checked when the model is loaded: see CheckDevice.
 struct ModelArguments {
   ModelOptions options;
-  std::string device = "cpu";
 };
 void AddModelOptions(CLI::App& command, ModelArguments& arguments);
-Status CheckDevice(const ModelArguments& arguments);
 
 // Unset options keep the model's own defaults.
 struct SamplingArguments {

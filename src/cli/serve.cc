@@ -94,7 +94,6 @@ Status PrintPlan(const ServeArguments& arguments) {
 }
 
 Status RunServe(const ServeArguments& arguments) {
-  OSCAR_RETURN_IF_ERROR(CheckDevice(arguments.model));
   if (arguments.dry_run) return PrintPlan(arguments);
   server::ServeOptions options;
   options.http = arguments.http;

@@ -1,9 +1,9 @@
-// Times whole decode steps of a model over caches of a given length. The caches are filled with
-// random rows and sealed as generation would, so that no prompt of 128K tokens has to be computed.
+// Times whole decode steps of a model over caches of a given length, and prompts. The caches of the
+// decode rows are filled with copies of one page of Gaussian rows, sealed as generation would, so
+// that no prompt of 128K tokens has to be computed; speed does not depend on what the rows hold.
 #pragma once
 
 #include <cstdint>
-#include <vector>
 
 #include "engine/loaded_model.h"
 #include "oscar/status.h"
@@ -13,14 +13,28 @@ namespace oscar {
 struct DecodeBenchRow {
   int64_t context = 0;
   int batch = 0;
-  double seconds_per_step = 0.0;  // median
+  double seconds_per_step = 0.0;  // median, host work and drawing the token included
   double tokens_per_second = 0.0;
   uint64_t weight_bytes = 0;  // read once a step
   uint64_t kv_bytes = 0;      // read once a step, all sequences
   double bytes_per_second = 0.0;
+
+  uint64_t bytes() const { return weight_bytes + kv_bytes; }
 };
+
+// Bytes of pages that `batch` sequences hold while RunDecodeBench times them.
+uint64_t DecodeBenchBytes(const KvPlan& kv, int64_t context, int batch, int steps);
+// The largest batch whose weights, workspaces and pages fit `memory` bytes; 0 where none does.
+int LargestBatch(const LoadedModel& loaded, uint64_t memory, int64_t context, int steps);
 
 // kResourceExhausted, naming the bytes, where the caches do not fit the budget.
 Result<DecodeBenchRow> RunDecodeBench(LoadedModel& loaded, int64_t context, int batch, int steps);
+
+struct PrefillBenchRow {
+  int64_t tokens = 0;
+  double seconds = 0.0;  // best of a few
+  double flops = 0.0;    // of the model: products and causal attention, nothing counted twice
+};
+Result<PrefillBenchRow> RunPrefillBench(LoadedModel& loaded, int64_t tokens);
 
 }  // namespace oscar

@@ -134,6 +134,29 @@ Result<std::span<const float>> Generator::Step(int32_t token) {
   return std::span<const float>(logits_);
 }
 
+Result<int32_t> Generator::StepAndDraw(int32_t token, Sampler& sampler) {
+  const std::optional<TokenDraw> draw = sampler.NextDraw();
+  if (model_.max_draws() == 0 || !draw.has_value()) {
+    OSCAR_ASSIGN_OR_RETURN(const auto logits, Step(token));
+    return sampler.Sample(logits);
+  }
+  const ForwardItem item{&cache_, {&token, 1}, /*is_prompt=*/false, /*num_logits=*/1};
+  int32_t drawn = 0;
+  const Status status = model_.ForwardAndDraw({&item, 1}, {&*draw, 1}, {&drawn, 1});
+  if (status.code() == StatusCode::kResourceExhausted) {
+    return Unexpected(Exhausted(cache_.length(), cache_.length() + 1));
+  }
+  OSCAR_RETURN_IF_ERROR(status);
+  tokens_.push_back(token);
+  if (drawn >= 0) {
+    sampler.Observe(drawn);
+    return drawn;
+  }
+  logits_.resize(static_cast<size_t>(model_.spec().vocab_size));
+  OSCAR_RETURN_IF_ERROR(model_.ReadLogits(0, logits_));
+  return sampler.Sample(logits_);
+}
+
 Result<GenerateResult> Generator::Generate(const GenerateRequest& request,
                                            const OnToken& on_token) {
   cancelled_.store(false, std::memory_order_relaxed);
@@ -171,10 +194,10 @@ Result<GenerateResult> Generator::Generate(const GenerateRequest& request,
   result.seed = sampler.seed();
   start = std::chrono::steady_clock::now();
   result.reason = FinishReason::kLength;
-  while (static_cast<int64_t>(result.tokens.size()) < limit) {
-    const int32_t token = sampler.Sample(logits_);
+  int32_t token = sampler.Sample(logits_);
+  while (true) {
     result.tokens.push_back(token);
-    const bool go_on = !on_token || on_token(token, logits_);
+    const bool go_on = !on_token || on_token(token);
     if (std::find(request.stop_tokens.begin(), request.stop_tokens.end(), token) !=
         request.stop_tokens.end()) {
       result.reason = FinishReason::kStop;
@@ -186,7 +209,7 @@ Result<GenerateResult> Generator::Generate(const GenerateRequest& request,
     }
     // The last token is not needed in the cache to end here.
     if (static_cast<int64_t>(result.tokens.size()) == limit) break;
-    OSCAR_ASSIGN_OR_RETURN([[maybe_unused]] const auto logits, Step(token));
+    OSCAR_ASSIGN_OR_RETURN(token, StepAndDraw(token, sampler));
   }
   result.decode_seconds = SecondsSince(start);
   result.cache = cache_.Usage();

@@ -43,7 +43,7 @@ class Generator {
   Generator(Model& model, BlockPool& pool, int64_t max_context = 0, int chunk = 0);
 
   // Called for every token as it is drawn; returning false stops.
-  using OnToken = std::function<bool(int32_t token, std::span<const float> logits)>;
+  using OnToken = std::function<bool(int32_t token)>;
   // kOutOfRange when the prompt does not fit the context, kResourceExhausted when the cache budget
   // cannot hold it; the sequence then keeps what was cached.
   Result<GenerateResult> Generate(const GenerateRequest& request, const OnToken& on_token = {});
@@ -67,6 +67,8 @@ class Generator {
   int64_t ReusePrefix(std::span<const int32_t> prompt, int64_t num_logits);
   // Why `total` tokens, the first `prompt` of them read as a prompt, do not fit the budget.
   Status Exhausted(int64_t prompt, int64_t total) const;
+  // Appends `token` and returns what is drawn after it, on the model's device where it can.
+  Result<int32_t> StepAndDraw(int32_t token, Sampler& sampler);
 
   Model& model_;
   BlockPool& pool_;

@@ -18,7 +18,8 @@ namespace {
 namespace fs = std::filesystem;
 
 // Left to the system and to activations when the budget is chosen for the user.
-constexpr double kShareOfFree = 0.8;
+constexpr double kShareOfFree = 0.8, kShareOfFreeOnCuda = 0.97;
+constexpr int kCpuChunk = 512, kCudaChunk = 4096;
 
 uint64_t ReadNumber(const char* path) {
   std::ifstream file(path);
@@ -34,6 +35,18 @@ Status ApplyRopeScaling(const ModelOptions& options, ModelConfig* config) {
 }
 
 }  // namespace
+
+std::string_view NameOf(Device device) {
+  switch (device) {
+    case Device::kAuto:
+      return "auto";
+    case Device::kCpu:
+      return "cpu";
+    case Device::kCuda:
+      return "cuda";
+  }
+  return "";
+}
 
 uint64_t AvailableMemory() {
   uint64_t available = 0;
@@ -127,16 +140,16 @@ Result<std::unique_ptr<LoadedModel>> LoadedModel::Plan(const ModelOptions& optio
                               .WithContext(fmt::format("{} for {}", options.rotation.string(),
                                                        loaded->directory_.string())));
   }
-  OSCAR_ASSIGN_OR_RETURN(loaded->plan_, KvPlan::Make(loaded->spec_, plan, simd::WritePage));
-
   MemoryPlan& memory = loaded->memory_;
+  memory.available_bytes = AvailableMemory();
+  OSCAR_RETURN_IF_ERROR(loaded->ChooseDevice(options, plan));
   memory.weight_bytes = 2 * loaded->spec_.num_parameters();
   memory.open_page_bytes = loaded->plan_->cache().open.bytes();
   memory.sealed_page_bytes = loaded->plan_->cache().sealed.bytes();
-  memory.available_bytes = AvailableMemory();
   memory.kv_bytes = options.kv_memory;
   if (memory.kv_bytes == 0) {
-    const double free = kShareOfFree * static_cast<double>(memory.available_bytes) -
+    const double share = loaded->device_ == Device::kCuda ? kShareOfFreeOnCuda : kShareOfFree;
+    const double free = share * static_cast<double>(memory.available_bytes) -
                         static_cast<double>(memory.weight_bytes);
     memory.kv_bytes = static_cast<uint64_t>(std::max(free, 0.0));
   }
@@ -146,6 +159,33 @@ Result<std::unique_ptr<LoadedModel>> LoadedModel::Plan(const ModelOptions& optio
         FormatBytes(memory.kv_bytes), FormatBytes(memory.open_page_bytes))));
   }
   return loaded;
+}
+
+// Makes the plan in the order of pages that the device reads.
+Status LoadedModel::ChooseDevice(const ModelOptions& options, const KvPlanOptions& plan) {
+  if (options.device != Device::kCpu) {
+    const Result<CudaDevice> found = FindCudaDevice();
+    Status refused = found.has_value() ? Status() : found.error();
+    if (found.has_value()) {
+      KvPlanOptions ordered = plan;
+      ordered.order = CodeOrder::kTensorCore;
+      OSCAR_ASSIGN_OR_RETURN(plan_, KvPlan::Make(spec_, ordered, simd::WritePage));
+      refused = CheckCudaPlan(spec_, *plan_);
+      if (refused.ok()) {
+        device_ = Device::kCuda;
+        device_name_ = found->name;
+        memory_.available_bytes = found->free_bytes;
+        return {};
+      }
+    }
+    if (options.device == Device::kCuda) {
+      return Status(refused.code(), fmt::format("--device cuda: {}", refused.message()))
+          .WithParam("device");
+    }
+    if (found.has_value()) LogInfo("running on the CPU: {}", refused.message());
+  }
+  OSCAR_ASSIGN_OR_RETURN(plan_, KvPlan::Make(spec_, plan, simd::WritePage));
+  return {};
 }
 
 Result<std::unique_ptr<LoadedModel>> LoadedModel::Load(const ModelOptions& options) {
@@ -166,11 +206,33 @@ Result<std::unique_ptr<LoadedModel>> LoadedModel::Load(const ModelOptions& optio
     }
   }
   loaded->threads_ = std::make_unique<ThreadPool>(options.num_threads);
-  loaded->pool_ = std::make_unique<BlockPool>(loaded->memory_.kv_bytes);
-  CpuModelOptions cpu;
-  cpu.max_batch_tokens = options.chunk;
-  OSCAR_ASSIGN_OR_RETURN(
-      loaded->model_, LoadCpuModel(loaded->spec_, *source, *loaded->plan_, *loaded->threads_, cpu));
+  if (loaded->device_ == Device::kCuda) {
+    CudaModelOptions cuda;
+    cuda.max_batch_tokens = options.chunk > 0 ? options.chunk : kCudaChunk;
+    cuda.max_sequences = options.max_sequences;
+    cuda.max_context = loaded->max_context_;
+    cuda.kv_bytes = options.kv_memory;
+    cuda.batch_invariant = options.batch_invariant;
+    OSCAR_ASSIGN_OR_RETURN(
+        std::unique_ptr<CudaModel> model,
+        LoadCudaModel(loaded->spec_, *source, *loaded->plan_, *loaded->threads_, cuda));
+    loaded->memory_.kv_bytes = model->page_budget();
+    loaded->memory_.weight_bytes = model->weight_bytes();
+    loaded->pool_ = std::make_unique<BlockPool>(model->page_budget(), model->pages());
+    model->SetPool(*loaded->pool_);
+    loaded->cuda_ = model.get();
+    const CudaMemoryPlan& memory = model->memory();
+    LogInfo("{}: weights {}, activations and workspaces {}, cache pages {}, {} left free",
+            loaded->device_name_, FormatBytes(memory.weights), FormatBytes(memory.activations),
+            FormatBytes(memory.pages), FormatBytes(memory.free));
+    loaded->model_ = std::move(model);
+  } else {
+    loaded->pool_ = std::make_unique<BlockPool>(loaded->memory_.kv_bytes);
+    CpuModelOptions cpu;
+    cpu.max_batch_tokens = options.chunk > 0 ? options.chunk : kCpuChunk;
+    OSCAR_ASSIGN_OR_RETURN(loaded->model_, LoadCpuModel(loaded->spec_, *source, *loaded->plan_,
+                                                        *loaded->threads_, cpu));
+  }
   LogInfo("KV cache: {}", loaded->plan_->Describe());
   return loaded;
 }

@@ -9,6 +9,7 @@
 
 #include "base/thread_pool.h"
 #include "cache/block_pool.h"
+#include "gpu/cuda_model.h"
 #include "io/hf_config.h"
 #include "model/model.h"
 #include "oscar/options.h"
@@ -22,7 +23,7 @@ struct MemoryPlan {
   uint64_t kv_bytes = 0;         // the budget
   uint64_t open_page_bytes = 0;  // 64 tokens in BF16, all layers
   uint64_t sealed_page_bytes = 0;
-  uint64_t available_bytes = 0;  // free memory when asked
+  uint64_t available_bytes = 0;  // free memory of the device when asked
 };
 
 class LoadedModel {
@@ -37,22 +38,32 @@ class LoadedModel {
   const MemoryPlan& memory() const { return memory_; }
   int64_t max_context() const { return max_context_; }
   const std::filesystem::path& directory() const { return directory_; }
+  // Where the model runs: kCpu or kCuda.
+  Device device() const { return device_; }
+  // "cpu", or the GPU's name.
+  const std::string& device_name() const { return device_name_; }
+  // Null on the CPU, and before Load.
+  const CudaModel* cuda() const { return cuda_; }
   Model& model() { return *model_; }
   BlockPool& pool() { return *pool_; }
   ThreadPool& threads() { return *threads_; }
 
  private:
   LoadedModel() = default;
+  Status ChooseDevice(const ModelOptions& options, const KvPlanOptions& plan);
   std::filesystem::path directory_;
   ModelConfig config_;
   ModelSpec spec_;
   MemoryPlan memory_;
   std::string rotation_model_;  // fingerprint that the rotation names; empty: none
   int64_t max_context_ = 0;
+  Device device_ = Device::kCpu;
+  std::string device_name_ = "cpu";
   std::unique_ptr<ThreadPool> threads_;
   std::unique_ptr<KvPlan> plan_;
+  std::unique_ptr<Model> model_;  // holds the pool's memory on a GPU
   std::unique_ptr<BlockPool> pool_;
-  std::unique_ptr<Model> model_;
+  CudaModel* cuda_ = nullptr;
 };
 
 // Where the embedded default model lies: $OSCAR_DEMO_MODEL, beside the binary's source tree, or in

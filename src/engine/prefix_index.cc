@@ -315,7 +315,7 @@ bool PrefixIndex::Restore(const PageRecord& record) {
   if (!page.has_value()) return false;
   Node* const node = AddChild(parent, record.hash, record.tokens);
   if (node == nullptr) return true;
-  std::ranges::copy(record.payload, page->data());
+  if (!pool_.Write(*page, record.payload).ok()) return false;
   Form& form = record.sealed ? node->sealed : node->open;
   form.page = std::move(*page);
   form.group = record.sealed ? next_group_++ : 0;
@@ -329,12 +329,9 @@ void PrefixIndex::Store(const Node& node, const PageRef& page, bool sealed) {
   const auto unsalted = roots_.find("");
   if (unsalted == roots_.end() || unsalted->second.get() != root) return;
   const uint64_t parent = node.index == 0 ? HashSalt("") : node.parent->hash;
-  store_->Put({parent,
-               node.hash,
-               node.index,
-               sealed,
-               node.tokens,
-               {page.data(), page.data() + page.shape().bytes()}});
+  PageRecord record{parent, node.hash, node.index, sealed, node.tokens, {}};
+  record.payload.resize(page.shape().bytes());
+  if (pool_.Read(page, record.payload).ok()) store_->Put(std::move(record));
 }
 
 void PrefixIndex::Touch(Node* leaf) {

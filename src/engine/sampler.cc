@@ -107,9 +107,29 @@ int32_t Sampler::Sample(std::span<const float> logits, std::span<const int32_t> 
     }
     token = DrawFrom(candidates_);
   }
+  Observe(token);
+  return token;
+}
+
+void Sampler::Observe(int32_t token) {
   ++step_;
   ++generated_[token];
-  return token;
+}
+
+std::optional<TokenDraw> Sampler::NextDraw() const {
+  if (NeedsPenalties()) return std::nullopt;
+  TokenDraw draw;
+  draw.temperature = options_.temperature;
+  draw.top_k = options_.top_k;
+  draw.top_p = options_.top_p;
+  draw.min_p = options_.min_p;
+  draw.uniform = Uniform();
+  return draw;
+}
+
+double Sampler::Uniform() const {
+  const auto block = Philox(seed_, 0).Block(step_);
+  return static_cast<double>((uint64_t{block[0]} << 21) ^ (block[1] >> 11)) * 0x1p-53;
 }
 
 int32_t Sampler::DrawFrom(std::vector<Candidate>& candidates) {
@@ -151,9 +171,7 @@ int32_t Sampler::DrawFrom(std::vector<Candidate>& candidates) {
     total = 0.0;
     for (const Candidate& c : candidates) total += weight(c);
   }
-  const auto block = Philox(seed_, 0).Block(step_);
-  const double u =
-      static_cast<double>((uint64_t{block[0]} << 21) ^ (block[1] >> 11)) * 0x1p-53 * total;
+  const double u = Uniform() * total;
   double sum = 0.0;
   for (const Candidate& c : candidates) {
     sum += weight(c);

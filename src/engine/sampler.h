@@ -3,10 +3,12 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <unordered_map>
 #include <vector>
 
+#include "model/token_draw.h"
 #include "oscar/options.h"
 
 namespace oscar {
@@ -27,6 +29,10 @@ class Sampler {
   // Draws and counts the token as generated. `logits` [vocab] is not changed. `masked` tokens (ids
   // below vocab) are not drawn; they must leave at least one.
   int32_t Sample(std::span<const float> logits, std::span<const int32_t> masked = {});
+  // The next Sample as a device can do it, where nothing but the logits is needed for it; Observe
+  // then takes what the device drew.
+  std::optional<TokenDraw> NextDraw() const;
+  void Observe(int32_t token);
 
  private:
   struct Candidate {
@@ -34,6 +40,8 @@ class Sampler {
     int32_t token;
   };
   bool NeedsPenalties() const;
+  // In [0, 1), of this step.
+  double Uniform() const;
   int32_t DrawFrom(std::vector<Candidate>& candidates);
 
   SamplingOptions options_;

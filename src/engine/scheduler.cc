@@ -444,9 +444,43 @@ Status Scheduler::RunPass() {
                      work.is_prompt, work.num_logits});
     num_logits += static_cast<size_t>(work.num_logits);
   }
+  drawn_.clear();
+  const bool single =
+      std::ranges::all_of(batch_, [](const Work& work) { return work.num_logits <= 1; });
+  if (single && cell_ == nullptr && num_logits > 0 &&
+      num_logits <= static_cast<size_t>(model_.max_draws())) {
+    return RunAndDraw(items);
+  }
   logits_.resize(num_logits * static_cast<size_t>(model_.spec().vocab_size));
   if (!items.empty()) OSCAR_RETURN_IF_ERROR(model_.Forward(items, logits_));
   return cell_ != nullptr ? RunCell() : Status{};
+}
+
+Status Scheduler::RunAndDraw(std::span<const ForwardItem> items) {
+  std::vector<TokenDraw> draws;
+  std::vector<bool> ours;
+  for (const Work& work : batch_) {
+    if (work.num_logits == 0) continue;
+    const Sequence& sequence = *work.sequence;
+    const bool may_stop = sequence.generated() >= sequence.request.min_tokens;
+    const std::optional<TokenDraw> draw = sequence.sampler.NextDraw();
+    ours.push_back(!draw.has_value() || sequence.request.want_logprobs ||
+                   (!may_stop && !sequence.request.stop_tokens.empty()));
+    draws.push_back(draw.value_or(TokenDraw{}));
+  }
+  std::vector<int32_t> ids(draws.size());
+  OSCAR_RETURN_IF_ERROR(model_.ForwardAndDraw(items, draws, ids));
+  const auto vocab = static_cast<size_t>(model_.spec().vocab_size);
+  logits_.clear();
+  for (size_t i = 0; i < ids.size(); ++i) {
+    if (ids[i] == TokenDraw::kNotANumber) continue;
+    if (ours[i]) ids[i] = TokenDraw::kUndecided;
+    if (ids[i] != TokenDraw::kUndecided) continue;
+    logits_.resize(logits_.size() + vocab);
+    OSCAR_RETURN_IF_ERROR(model_.ReadLogits(i, std::span(logits_).last(vocab)));
+  }
+  drawn_ = std::move(ids);
+  return {};
 }
 
 Status Scheduler::Step() {
@@ -511,8 +545,14 @@ void Scheduler::TakePromptLogprobs(const Work& work, std::span<const float> logi
   });
 }
 
-void Scheduler::Draw(Sequence& sequence, std::span<const float> logits, GeneratedToken* drawn) {
+void Scheduler::Draw(Sequence& sequence, std::span<const float> logits, int32_t device_drawn,
+                     GeneratedToken* drawn) {
   const EngineRequest& request = sequence.request;
+  if (device_drawn != TokenDraw::kUndecided) {
+    drawn->token = device_drawn;  // kNotANumber is negative, too
+    if (device_drawn >= 0) sequence.sampler.Observe(device_drawn);
+    return;
+  }
   if (std::ranges::any_of(logits, [](float x) { return std::isnan(x); })) {
     drawn->token = -1;
     return;
@@ -531,13 +571,20 @@ void Scheduler::Absorb() {
   struct Drawing {
     Sequence* sequence;
     std::span<const float> logits;
+    int32_t device_drawn;
     GeneratedToken token;
   };
   std::vector<Drawing> drawings;
-  size_t row = 0, num_tokens = cell_ != nullptr ? static_cast<size_t>(cell_tokens_) : 0;
+  size_t row = 0, drawn_row = 0;
+  size_t num_tokens = cell_ != nullptr ? static_cast<size_t>(cell_tokens_) : 0;
   for (const Work& work : batch_) {
     Sequence& sequence = *work.sequence;
-    const size_t rows = static_cast<size_t>(work.num_logits);
+    int32_t device_drawn = TokenDraw::kUndecided;
+    auto rows = static_cast<size_t>(work.num_logits);
+    if (!drawn_.empty() && rows > 0) {
+      device_drawn = drawn_[drawn_row++];
+      rows = device_drawn == TokenDraw::kUndecided ? 1 : 0;
+    }
     const std::span<const float> logits(logits_.data() + row * vocab, rows * vocab);
     row += rows;
     // A cell counts in each step by its share.
@@ -545,7 +592,8 @@ void Scheduler::Absorb() {
     if (work.is_prompt && sequence.exact) sequence.exact_tokens = sequence.cache.length();
     if (work.is_prompt && sequence.WantsPromptLogprobs()) TakePromptLogprobs(work, logits);
     if (sequence.cache.length() == sequence.size()) {
-      drawings.push_back({&sequence, logits.last(vocab), {}});
+      drawings.push_back(
+          {&sequence, rows > 0 ? logits.last(vocab) : std::span<const float>(), device_drawn, {}});
     }
     Publish(sequence);
   }
@@ -553,7 +601,7 @@ void Scheduler::Absorb() {
   // Each sampler belongs to one sequence, so who draws changes nothing.
   threads_.ParallelFor(static_cast<int64_t>(drawings.size()), [&](int64_t i, int) {
     Drawing& drawing = drawings[static_cast<size_t>(i)];
-    Draw(*drawing.sequence, drawing.logits, &drawing.token);
+    Draw(*drawing.sequence, drawing.logits, drawing.device_drawn, &drawing.token);
   });
   for (Drawing& drawing : drawings) {
     Sequence& sequence = *drawing.sequence;

@@ -109,9 +109,11 @@ class Scheduler {
   void DropWork(const Sequence& sequence);
   Status RunPass();
   Status RunCell();
+  Status RunAndDraw(std::span<const ForwardItem> items);
   void Absorb();
   void TakePromptLogprobs(const Work& work, std::span<const float> logits);
-  void Draw(Sequence& sequence, std::span<const float> logits, GeneratedToken* drawn);
+  void Draw(Sequence& sequence, std::span<const float> logits, int32_t device_drawn,
+            GeneratedToken* drawn);
   void Start(Sequence& sequence);
   void Publish(Sequence& sequence);
   void Finish(Sequence& sequence, FinishReason reason);
@@ -131,6 +133,9 @@ class Scheduler {
   Sequence* cell_ = nullptr;  // whose prompt this step reads by layers, beside the batch
   int cell_tokens_ = 0;       // the share of the step that is for it
   std::vector<float> logits_;
+  // Where the model draws: its answers by row of the pass; logits_ then holds only the rows that
+  // were left to us, in order. Empty: logits_ holds all rows.
+  std::vector<int32_t> drawn_;
   std::vector<Sequence*> ended_;
   uint64_t next_arrival_ = 0;
   uint64_t next_decoder_ = 0;  // arrival of the decoder whose turn it is when not all fit

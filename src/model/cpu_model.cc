@@ -59,6 +59,9 @@ class CpuModel : public Model {
   const KvPlan& kv() const override { return plan_; }
   uint64_t weight_bytes() const override { return weight_bytes_; }
   uint64_t fingerprint() const override { return fingerprint_; }
+  uint64_t weight_bytes_per_step() const override {
+    return weight_bytes_ - embedding_.size() * sizeof(Bf16);
+  }
   int max_batch_tokens() const override { return options_.max_batch_tokens; }
   Status SetTap(QkvTap tap) override;
   Status Forward(std::span<const ForwardItem> items, std::span<float> logits) override;
@@ -551,6 +554,14 @@ Result<std::unique_ptr<CellRead>> Model::StartCell(SequenceCache&, std::span<con
 
 Result<bool> Model::ContinueCell(CellRead&, int64_t, std::span<float>) {
   return Unexpected(Unimplemented("this device does not read prompts layer by layer"));
+}
+
+Status Model::ForwardAndDraw(std::span<const ForwardItem>, std::span<const TokenDraw>,
+                             std::span<int32_t>) {
+  return Unimplemented("this model does not draw tokens");
+}
+Status Model::ReadLogits(size_t, std::span<float>) {
+  return Unimplemented("this model does not draw tokens");
 }
 
 Result<std::unique_ptr<Model>> LoadCpuModel(const ModelSpec& spec, const WeightSource& source,

@@ -13,7 +13,7 @@ namespace {
 
 // Methods whose bytes are not pages: rows are encoded and decoded by the method's own quantisers
 // and kept as BF16 for attention ("simulated"; what they would take is in KvMethod::StoredBytes).
-class BlockSealer : public PageSealer {
+class BlockSealer : public HostPageSealer {
  public:
   BlockSealer(const KvMethod& method, const PageShape& shape) : method_(method), shape_(&shape) {}
 
@@ -177,10 +177,17 @@ Result<std::unique_ptr<KvPlan>> KvPlan::Make(const ModelSpec& spec, const KvPlan
   if (method.storage == KvStorage::kBlocks) {
     plan->sealer_ = std::make_unique<BlockSealer>(method, plan->cache_->sealed);
   } else if (method.storage != KvStorage::kBf16) {
-    plan->sealer_ = std::make_unique<RuleSealer>(plan->cache_->sealed, std::move(rules), encoder);
+    plan->sealer_ = std::make_unique<RuleSealer>(plan->cache_->sealed, rules, encoder);
+    plan->rules_ = std::move(rules);
   }
   plan->cache_->sealer = plan->sealer_.get();
   return plan;
+}
+
+void KvPlan::ReplaceSealer(std::unique_ptr<PageSealer> sealer) {
+  OSCAR_CHECK(sealer_ != nullptr && sealer != nullptr);
+  sealer_ = std::move(sealer);
+  cache_->sealer = sealer_.get();
 }
 
 std::string KvPlan::Describe() const { return method_.Describe(kv_heads_, head_dim_); }

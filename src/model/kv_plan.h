@@ -54,6 +54,10 @@ class KvPlan {
   const CacheConfig& cache() const { return *cache_; }
   const SideTransform& k(int layer) const { return k_[static_cast<size_t>(layer)]; }
   const SideTransform& v(int layer) const { return v_[static_cast<size_t>(layer)]; }
+  // How pages are sealed, [layers][KV heads]; empty for methods that have no quantised pages.
+  const std::vector<std::vector<PageRules>>& rules() const { return rules_; }
+  // A device's own sealer, of the same rules; before the first sequence exists.
+  void ReplaceSealer(std::unique_ptr<PageSealer> sealer);
   bool uses_calibrated_rotation() const { return calibrated_; }
   // "oscar+ (Hadamard rotation), real pages, 2.25 history bits".
   std::string Describe() const;
@@ -67,6 +71,7 @@ class KvPlan {
   int kv_heads_ = 0, head_dim_ = 0, num_layers_ = 0;
   bool calibrated_ = false;
   std::vector<SideTransform> k_, v_;
+  std::vector<std::vector<PageRules>> rules_;
   std::unique_ptr<CacheConfig> cache_;
   std::unique_ptr<PageSealer> sealer_;
 };

@@ -14,6 +14,7 @@
 #include "cache/sequence_cache.h"
 #include "model/kv_plan.h"
 #include "model/spec.h"
+#include "model/token_draw.h"
 #include "model/weights.h"
 #include "oscar/status.h"
 
@@ -56,6 +57,16 @@ class Model {
   // Seals what is due, appends the items' keys and values to their caches and writes logits
   // [sum of num_logits, vocab] in item order. On kResourceExhausted no cache has grown.
   virtual Status Forward(std::span<const ForwardItem> items, std::span<float> logits) = 0;
+  // Where the model draws tokens itself (on its device), only ids come back: as Forward with at
+  // most one row of logits an item, `draws` and `ids` one a row. kUndecided leaves a row's draw to
+  // the caller, who fetches its logits with ReadLogits before the next pass. At most max_draws rows
+  // a pass; 0: the model does not draw.
+  virtual int max_draws() const { return 0; }
+  virtual Status ForwardAndDraw(std::span<const ForwardItem> items,
+                                std::span<const TokenDraw> draws, std::span<int32_t> ids);
+  virtual Status ReadLogits(size_t row, std::span<float> logits);
+  // Weights that a pass of one token reads.
+  virtual uint64_t weight_bytes_per_step() const { return weight_bytes(); }
   // At most this many tokens in one Forward.
   virtual int max_batch_tokens() const = 0;
 

@@ -94,7 +94,7 @@ class RandomWeights : public WeightSource {
 
   Status Load(const std::string& name, std::span<const int64_t> shape,
               std::span<float> out) const override {
-    const Philox rng(seed_, XXH3_64bits(name.data(), name.size()));
+    const Philox rng(seed_, RandomStream(name)->second);
     // Four 8-bit uniforms a number: near enough to Gaussian, and quick for billions of them.
     for (size_t i = 0; i < out.size(); i += 4) {
       const auto block = rng.Block(i / 4);
@@ -121,6 +121,10 @@ class RandomWeights : public WeightSource {
   }
 
   bool Has(const std::string&) const override { return true; }
+  std::optional<std::pair<uint64_t, uint64_t>> RandomStream(
+      const std::string& name) const override {
+    return std::pair{seed_, XXH3_64bits(name.data(), name.size())};
+  }
   uint64_t Fingerprint() const override { return seed_; }
 
  private:

@@ -5,8 +5,10 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/half.h"
@@ -26,6 +28,11 @@ class WeightSource {
   virtual Status LoadBf16(const std::string& name, std::span<const int64_t> shape,
                           std::span<Bf16> out) const = 0;
   virtual bool Has(const std::string& name) const = 0;
+  // Random sources: the Philox (seed, stream) that Load's numbers of this name come from, so that a
+  // device can draw the same ones itself.
+  virtual std::optional<std::pair<uint64_t, uint64_t>> RandomStream(const std::string&) const {
+    return std::nullopt;
+  }
   // Identifies the weights in caches and rotation files.
   virtual uint64_t Fingerprint() const = 0;
 };

@@ -124,7 +124,7 @@ class LoadedLanguageModel : public LanguageModel {
              request.stop_tokens.end();
     };
     OSCAR_ASSIGN_OR_RETURN(const GenerateResult result,
-                           generator_.Generate(request, [&](int32_t token, std::span<const float>) {
+                           generator_.Generate(request, [&](int32_t token) {
                              return is_stop(token) || push(detokenizer.Push(token));
                            }));
     push(detokenizer.Finish());

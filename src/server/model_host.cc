@@ -68,6 +68,9 @@ SamplingOptions DefaultSampling(const ModelConfig& config) {
   return sampling;
 }
 
+// A GPU reads weights at the speed of some hundred tokens; more in a pass costs little more.
+constexpr int kCudaStepTokens = 2048;
+
 std::string Fingerprint(LoadedModel& loaded) {
   const std::string text = fmt::format("{}|{:016x}|{}|{}", kVersion, loaded.model().fingerprint(),
                                        loaded.kv().Describe(), loaded.kv().cache().cell);
@@ -120,9 +123,14 @@ Result<std::unique_ptr<ModelHost>> ModelHost::Load(const ModelOptions& load,
     return Unexpected(chat.error());
   }
 
-  OSCAR_ASSIGN_OR_RETURN(host->loaded_, LoadedModel::Load(load));
+  ModelOptions sized = load;
+  sized.max_sequences = options.engine.max_running;
+  OSCAR_ASSIGN_OR_RETURN(host->loaded_, LoadedModel::Load(sized));
   LoadedModel& loaded = *host->loaded_;
   EngineServiceOptions engine = options.engine;
+  if (loaded.device() == Device::kCuda) {
+    engine.step_tokens = std::max(engine.step_tokens, kCudaStepTokens);
+  }
   engine.max_context = loaded.max_context();
   host->engine_ = MakeEngineService(loaded.model(), loaded.pool(), loaded.threads(), engine);
 
@@ -138,7 +146,7 @@ Result<std::unique_ptr<ModelHost>> ModelHost::Load(const ModelOptions& load,
   served->stop_tokens = loaded.spec().stop_tokens;
   served->fingerprint = Fingerprint(loaded);
   served->properties = Properties(loaded, engine);
-  served->device = "cpu";
+  served->device = loaded.device_name();
   served->simd = simd::TargetName(simd::ActiveTarget());
   host->served_ = std::move(served);
   return host;

@@ -21,6 +21,9 @@ constexpr milliseconds kTick{20};
 // After the drain: for error chunks to go out and connections to end.
 constexpr milliseconds kAbortGrace{5000};
 constexpr milliseconds kCloseGrace{2000};
+// How often the engine is asked how it is, and how long /health answers 503 before the end.
+constexpr milliseconds kHealthTick{500};
+constexpr milliseconds kFailureGrace{3000};
 
 bool WaitForRequests(const ApiServer& api, milliseconds timeout) {
   const auto deadline = Clock::now() + timeout;
@@ -83,7 +86,13 @@ Status RunServer(const ServeOptions& options, const LoadFunction& load) {
   fmt::print(stderr, "oscar: ready: serving {} on {}/v1\n", loaded.model->names.front(), url);
   std::fflush(stderr);
 
-  while (!signals.Wait(milliseconds{3'600'000})) {
+  // A device that failed does not come back: /health has said so for a while, requests have ended.
+  while (!signals.Wait(kHealthTick)) {
+    const Status health = loaded.model->engine->Health();
+    if (health.ok()) continue;
+    std::this_thread::sleep_for(kFailureGrace);
+    http->Stop(kCloseGrace);
+    return Internal(health.message());
   }
   return Shutdown(api, *http, *loaded.model, options.shutdown_timeout);
 }

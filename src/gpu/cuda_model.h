@@ -1,0 +1,66 @@
+// CudaModel: a decoder on one CUDA device. Weights, pages, tables and workspaces are taken from the
+// device once, at load; afterwards nothing is allocated there. A pass without prompts is one CUDA
+// graph a batch bucket; what is sent for it does not grow with the context.
+//
+// Owns the pages' memory: pool and sequences must go before it. One caller thread at a time.
+// Where the build has no CUDA, FindCudaDevice and LoadCudaModel fail with kUnimplemented.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "cache/block_pool.h"
+#include "model/model.h"
+
+namespace oscar {
+
+struct CudaDevice {
+  std::string name;
+  int major = 0, minor = 0;
+  int driver = 0;  // CUDA version the driver speaks, such as 13000
+  uint64_t free_bytes = 0, total_bytes = 0;
+};
+// kUnavailable with the reason where there is no device that these kernels run on.
+Result<CudaDevice> FindCudaDevice();
+
+// What the model would refuse of this plan on a CUDA device: methods without real pages.
+Status CheckCudaPlan(const ModelSpec& spec, const KvPlan& plan);
+
+struct CudaModelOptions {
+  int max_batch_tokens = 4096;
+  // Sequences of one decode graph; passes may hold more, at the cost of extra launches.
+  int max_sequences = 128;
+  int64_t max_context = 0;  // tokens; 0: the model's
+  uint64_t kv_bytes = 0;    // of pages; 0: what the device has left
+  // Every product by kernels whose sums do not depend on the batch: slower prompts.
+  bool batch_invariant = false;
+};
+
+// Bytes on the device, exact.
+struct CudaMemoryPlan {
+  uint64_t weights = 0;
+  uint64_t activations = 0;  // and step inputs, tables, RoPE, attention and product workspaces
+  uint64_t pages = 0;        // the arena
+  uint64_t free = 0;         // left when everything was taken
+};
+
+class CudaModel : public Model {
+ public:
+  virtual PageMemory& pages() = 0;
+  // What a BlockPool over pages() may be given: any mix of pages within it fits.
+  virtual uint64_t page_budget() const = 0;
+  virtual const CudaMemoryPlan& memory() const = 0;
+  virtual const CudaDevice& device() const = 0;
+  // Bytes a second that a plain read of device memory reaches: the roof of a decode step.
+  virtual Result<double> MeasureReadBandwidth() = 0;
+  // The pool that sequences come from; once, before the first pass.
+  virtual void SetPool(const BlockPool& pool) = 0;
+};
+
+// `plan` gets the device's sealer and must outlive the model, like `threads`.
+Result<std::unique_ptr<CudaModel>> LoadCudaModel(const ModelSpec& spec, const WeightSource& source,
+                                                 KvPlan& plan, ThreadPool& threads,
+                                                 const CudaModelOptions& options);
+
+}  // namespace oscar

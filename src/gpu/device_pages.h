@@ -1,0 +1,126 @@
+// DevicePages: the arena that cache pages lie in, on the device, and the order of everything that
+// touches it: one stream. The arena is a row of slabs, each one open page or as many sealed ones as
+// fit; when only partly used slabs are left, sealed pages are moved together, so that any mix of
+// pages within budget() fits. Page ids are offsets in units of kUnit bytes, which is what the
+// kernels take as page stride: one arena serves both of their pools.
+//
+// Sealing is queued and launched for all pages at once by Flush, or earlier where order demands it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "cache/block_pool.h"
+#include "cache/sequence_cache.h"
+#include "cuda/cache_view.h"
+#include "cuda/page_seal.h"
+#include "model/kv_plan.h"
+
+namespace oscar::gpu {
+
+class DevicePages : public PageMemory {
+ public:
+  static constexpr size_t kUnit = 256;  // bytes
+
+  // Bytes that `budget` of pages take on the device; the largest budget for `bytes` of arena.
+  static uint64_t ArenaBytes(const CacheConfig& config, uint64_t budget);
+  static uint64_t BudgetOf(const CacheConfig& config, uint64_t bytes);
+
+  // `arena` [arena_bytes] and `scratch` [ScratchBytes] are the caller's.
+  static Result<std::unique_ptr<DevicePages>> Create(const CacheConfig& config,
+                                                     const cuda::AttentionShape& shape,
+                                                     const KvPlan& plan, std::byte* arena,
+                                                     uint64_t arena_bytes, std::byte* scratch,
+                                                     cuda::Stream stream);
+  static uint64_t ScratchBytes(const CacheConfig& config);
+  ~DevicePages() override;
+
+  uint64_t budget() const { return budget_; }
+  std::byte* arena() const { return arena_; }
+  int32_t IdOf(const std::byte* page) const {
+    return static_cast<int32_t>(static_cast<uint64_t>(page - arena_) / kUnit);
+  }
+
+  std::byte* Allocate(size_t bytes) override;
+  void Free(std::byte* page, size_t bytes) override;
+  void Copy(std::byte* to, const std::byte* from, size_t bytes) override;
+  Status Read(const std::byte* from, std::span<std::byte> to) override;
+  Status Write(std::byte* to, std::span<const std::byte> from) override;
+  std::byte* Scratch() override { return scratch_; }
+
+  void QueueSeal(const std::byte* open, std::byte* sealed);
+  // Launches what is queued; reports the first failure of anything since the last Flush.
+  Status Flush();
+  // Values clamped or NaN while sealing, since the start. Waits for the device.
+  Result<uint64_t> Saturated() const;
+
+  int64_t slabs() const { return static_cast<int64_t>(slabs_.size()); }
+
+ private:
+  struct Slab {
+    uint32_t used = 0;  // one bit a sealed page; all ones: an open page
+    int count = 0;
+  };
+  struct SealJob {
+    const std::byte* open;
+    std::byte* sealed;
+  };
+  // Layers (and heads) of one rule, sealed by one launch.
+  struct SealRun {
+    cuda::PageSeal seal;
+    int first_layer, layers, head;  // head: -1 all
+  };
+
+  DevicePages() = default;
+  static uint64_t SlabBytes(const CacheConfig& config);
+  static uint64_t SealedBytes(const CacheConfig& config);
+  static int PerSlab(const CacheConfig& config);
+  Status PrepareSealing(const CacheConfig& config, const cuda::AttentionShape& shape,
+                        const KvPlan& plan);
+  std::byte* At(int64_t slab, int slot) const {
+    return arena_ + static_cast<uint64_t>(slab) * slab_bytes_ +
+           static_cast<uint64_t>(slot) * sealed_bytes_;
+  }
+  std::byte* TakeSlot();
+  bool FreeASlab();
+  void Keep(Status status) {
+    if (status_.ok()) status_ = std::move(status);
+  }
+
+  const CacheConfig* config_ = nullptr;
+  cuda::Stream stream_ = nullptr;
+  std::byte* arena_ = nullptr;
+  std::byte* scratch_ = nullptr;  // a sealed page, job ids, the saturation count
+  uint64_t budget_ = 0, slab_bytes_ = 0, sealed_bytes_ = 0, open_bytes_ = 0;
+  int per_slab_ = 1;
+  std::vector<Slab> slabs_;
+  std::vector<int64_t> free_;                  // slabs
+  std::set<std::pair<int, int64_t>> partial_;  // (pages in it, slab): some sealed, not full
+  std::vector<SealJob> jobs_;
+  std::vector<SealRun> runs_;
+  int32_t* device_jobs_ = nullptr;  // [2, kMaxJobs]
+  int32_t* host_jobs_ = nullptr;    // pinned, the same
+  unsigned long long* saturated_ = nullptr;
+  void* jobs_sent_ = nullptr;  // event
+  Status status_;
+};
+
+// Seals by queueing on the device.
+class DeviceSealer : public PageSealer {
+ public:
+  explicit DeviceSealer(DevicePages& pages) : pages_(pages) {}
+  uint64_t SealPages(const CacheConfig&, std::span<const std::byte* const> open,
+                     std::span<std::byte* const> sealed, ThreadPool&) const override {
+    for (size_t i = 0; i < open.size(); ++i) pages_.QueueSeal(open[i], sealed[i]);
+    return 0;
+  }
+
+ private:
+  DevicePages& pages_;
+};
+
+}  // namespace oscar::gpu

@@ -1,0 +1,20 @@
+#include "gpu/cuda_model.h"
+
+namespace oscar {
+namespace {
+
+Status NoCuda() {
+  return Unimplemented(
+      "this program was built without CUDA; build it with -DOSCAR_CUDA=ON, or use --device cpu");
+}
+
+}  // namespace
+
+Result<CudaDevice> FindCudaDevice() { return Unexpected(NoCuda()); }
+Status CheckCudaPlan(const ModelSpec&, const KvPlan&) { return NoCuda(); }
+Result<std::unique_ptr<CudaModel>> LoadCudaModel(const ModelSpec&, const WeightSource&, KvPlan&,
+                                                 ThreadPool&, const CudaModelOptions&) {
+  return Unexpected(NoCuda());
+}
+
+}  // namespace oscar
