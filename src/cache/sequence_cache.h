@@ -109,6 +109,7 @@ class SequenceCache {
   const std::byte* const* page_table() const { return table_.data(); }
   const uint8_t* sealed_flags() const { return sealed_.data(); }
   const CacheConfig& config() const { return *config_; }
+  BlockPool& pool() const { return *pool_; }
 
   // For models whose page tables lie elsewhere: what they keep here, and the first page whose entry
   // may have changed since they last asked, so that a step sends only what is new.

@@ -41,6 +41,9 @@ constexpr char kSpectraTask[] = "(spectra)";
 constexpr int64_t kSharedTokens = 49152;
 constexpr uint64_t kReferenceBytes = uint64_t{256} << 20;
 constexpr size_t kMaxOutputChars = 200;
+// Of a GPU's memory for all methods' models together, and what each takes beside weights and pages.
+constexpr double kCudaShare = 0.85;
+constexpr uint64_t kCudaFixedBytes = uint64_t{3} << 29;
 // sink + recent + one page of the default windows: below it nothing is quantised.
 constexpr int64_t kDefaultWindows = 64 + 256 + 64;
 constexpr uint64_t kMaxConfigBytes = uint64_t{1} << 28;
@@ -104,11 +107,13 @@ class Evaluator {
   uint64_t model_hash_ = 0;
   std::vector<std::vector<double>> spectra_;
   std::string model_name_;
+  uint64_t cuda_kv_memory_ = 0;  // pages of each method's model on a GPU; 0: on the CPU
   ItemLog log_;
 };
 
 ModelOptions Evaluator::OptionsOf(const EvalMethod& method, int cell) const {
   ModelOptions out = options_.model;
+  if (out.kv_memory == 0) out.kv_memory = cuda_kv_memory_;
   out.kv = method.kv;
   out.rotation = method.rotation;
   out.prefill_cell = cell;
@@ -226,7 +231,19 @@ Status Evaluator::HashSettings() {
       }
       rotation_hash = hash.Digest();
     }
-    const std::string text =
+    if (plan->device() == Device::kCuda && m.kv_memory == 0) {
+      // All methods may be loaded at once, beside the one that reads shared prompts.
+      const double share = kCudaShare * static_cast<double>(plan->memory().available_bytes) /
+                           static_cast<double>(options_.methods.size() + 1);
+      const auto fixed = static_cast<double>(plan->memory().weight_bytes + kCudaFixedBytes);
+      if (share <= fixed) {
+        return ResourceExhausted(
+            fmt::format("{} methods do not fit {} together; name fewer, or use --device cpu",
+                        options_.methods.size(), plan->device_name()));
+      }
+      cuda_kv_memory_ = static_cast<uint64_t>(share - fixed);
+    }
+    std::string text =
         fmt::format("3|{:x}|{}|{:x}|{}|{}|{}|{}|{}|{}|{}|{}|{}", model_hash, plan->kv().Describe(),
                     rotation_hash, m.group_dims.value_or(-1), m.sink.value_or(-1),
                     m.recent.value_or(-1), m.k_clip.value_or(-1), m.v_clip.value_or(-1),
@@ -235,6 +252,7 @@ Status Evaluator::HashSettings() {
                         : fmt::format("{}{}", m.prefill_cell,
                                       options_.prefill == EvalPrefill::kCell ? " shared" : ""),
                     m.rope_scaling, options_.want_answers, options_.seed);
+    if (plan->device() == Device::kCuda) text += "|cuda";
     state.settings = HashText(text, 0);
     const ModelSpec& spec = plan->spec();
     state.score.label = state.method->label;
@@ -527,8 +545,11 @@ Status Evaluator::RunLayers() {
       continue;
     }
     OSCAR_RETURN_IF_ERROR(capture());
-    OSCAR_ASSIGN_OR_RETURN(const std::unique_ptr<LoadedModel> plan,
-                           LoadedModel::Plan(OptionsOf(*state.method, 64)));
+    // Measured on the host, in its order of pages.
+    ModelOptions on_host = OptionsOf(*state.method, 64);
+    on_host.device = Device::kCpu;
+    on_host.kv_memory = 0;
+    OSCAR_ASSIGN_OR_RETURN(const std::unique_ptr<LoadedModel> plan, LoadedModel::Plan(on_host));
     OSCAR_ASSIGN_OR_RETURN(state.score.layer_errors, probe->Measure(plan->kv()));
     ItemRecord line;
     line.settings = settings_of(state);

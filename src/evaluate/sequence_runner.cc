@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstring>
 
 #include "base/check.h"
 #include "cache/page_layout.h"
@@ -31,11 +32,63 @@ void RotateHead(const SideTransform& rotation, int kv_head, std::span<float> row
   }
 }
 
+// A row of a BF16 page, wherever its layout puts it: 8 numbers lie together in every order.
+template <typename Copy>
+void EachChunk(const PageLayout& layout, int token, bool is_v, const Copy& copy) {
+  for (int d = 0; d < layout.head_dim(); d += 8) {
+    copy(static_cast<size_t>(d), (is_v ? layout.VCode(token, d) : layout.KCode(token, d)).offset);
+  }
+}
+
+// As ImportPrompt where either cache lies on a device: pages travel through host memory.
+Status ImportThroughHost(const SequenceCache& from, const KvPlan& plan, int num_layers,
+                         int kv_heads, int head_dim, ThreadPool& threads, SequenceCache& to) {
+  const auto dim = static_cast<size_t>(head_dim);
+  const PageShape& source = from.config().open;
+  const PageShape& target = to.config().open;
+  std::vector<std::byte> read(source.bytes()), written(target.bytes());
+  for (int64_t start = 0; start < from.length(); start += kPageTokens) {
+    const int64_t count = std::min<int64_t>(kPageTokens, from.length() - start);
+    OSCAR_RETURN_IF_ERROR(to.SealForGeneration(threads));
+    OSCAR_RETURN_IF_ERROR(to.Reserve(count));
+    OSCAR_RETURN_IF_ERROR(from.pool().Read(from.page(start / kPageTokens), read));
+    threads.ParallelFor(num_layers, [&](int64_t unit, int) {
+      const int layer = static_cast<int>(unit);
+      std::array<float, kMaxHeadDim> buffer;
+      std::array<Bf16, kMaxHeadDim> rounded;
+      const std::span<float> row(buffer.data(), dim);
+      for (int head = 0; head < kv_heads; ++head) {
+        const std::byte* in = read.data() + source.BlockOffset(layer, head);
+        std::byte* out = written.data() + target.BlockOffset(layer, head);
+        for (int token = 0; token < count; ++token) {
+          for (const bool is_v : {false, true}) {
+            EachChunk(source.layout(layer), token, is_v, [&](size_t d, uint32_t at) {
+              std::memcpy(rounded.data() + d, in + at, 8 * sizeof(Bf16));
+            });
+            simd::ToFloatRow(std::span<const Bf16>(rounded.data(), dim), row);
+            RotateHead(is_v ? plan.v(layer) : plan.k(layer), head, row);
+            simd::ToBf16Row(row, {rounded.data(), dim});
+            EachChunk(target.layout(layer), token, is_v, [&](size_t d, uint32_t at) {
+              std::memcpy(out + at, rounded.data() + d, 8 * sizeof(Bf16));
+            });
+          }
+        }
+      }
+    });
+    OSCAR_RETURN_IF_ERROR(to.pool().Write(to.page(start / kPageTokens), written));
+    to.Advance(count);
+  }
+  return {};
+}
+
 }  // namespace
 
 Status ImportPrompt(const SequenceCache& from, const KvPlan& plan, int num_layers, int kv_heads,
                     int head_dim, ThreadPool& threads, SequenceCache& to) {
   OSCAR_CHECK(to.length() == 0);
+  if (from.pool().memory() != nullptr || to.pool().memory() != nullptr) {
+    return ImportThroughHost(from, plan, num_layers, kv_heads, head_dim, threads, to);
+  }
   const auto dim = static_cast<size_t>(head_dim);
   // Page by page, sealing as it goes, so that no more of it is open than a generation holds.
   for (int64_t start = 0; start < from.length(); start += kPageTokens) {
@@ -92,7 +145,8 @@ Status SequenceRunner::Start(Running& running) {
   }
   if (task.shared == nullptr) return {};
   const ModelSpec& spec = model_.spec();
-  if (model_.kv().cache().sealer == nullptr && model_.kv().k(0).kind == RotationKind::kNone) {
+  if (model_.kv().cache().sealer == nullptr && model_.kv().k(0).kind == RotationKind::kNone &&
+      task.shared->cache.pool().memory() == model_.pool().memory()) {
     running.cache = task.shared->cache.Fork();
   } else {
     OSCAR_RETURN_IF_ERROR(ImportPrompt(task.shared->cache, model_.kv(), spec.num_layers,

@@ -1,0 +1,401 @@
+// The model on the GPU against the CPU's, against the goldens, and against itself in other batches.
+#include "gpu/cuda_model.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "base/rng.h"
+#include "engine/demo_fixture.h"
+#include "engine/generator.h"
+#include "engine/sampler.h"
+#include "io/safetensors.h"
+
+namespace oscar {
+namespace {
+
+// Against the CPU or across batch buckets, greedy ids may part only where the two most likely
+// logits are closer than this: the BF16 budget of a single logit, twice.
+constexpr double kGapBudget = 0.16;
+
+struct GpuModel {
+  explicit GpuModel(KvPlanOptions options, CudaModelOptions cuda = {}) : threads(2) {
+    const auto config = ReadModelConfig(OSCAR_DEMO_MODEL);
+    const auto spec = MakeModelSpec(*config);
+    auto source = OpenCheckpointWeights(OSCAR_DEMO_MODEL);
+    options.order = CodeOrder::kTensorCore;
+    plan = std::move(*KvPlan::Make(*spec, options, simd::WritePage));
+    if (cuda.kv_bytes == 0) cuda.kv_bytes = uint64_t{1} << 30;
+    auto loaded = LoadCudaModel(*spec, **source, *plan, threads, cuda);
+    if (!loaded.has_value()) {
+      ADD_FAILURE() << loaded.error().ToString();
+      std::abort();  // no GPU: the whole program fails, it does not skip
+    }
+    model = std::move(*loaded);
+    pool = std::make_unique<BlockPool>(model->page_budget(), model->pages());
+    model->SetPool(*pool);
+  }
+
+  ThreadPool threads;
+  std::unique_ptr<KvPlan> plan;
+  std::unique_ptr<CudaModel> model;
+  std::unique_ptr<BlockPool> pool;
+};
+
+CudaModelOptions Sized(int tokens, int sequences) {
+  CudaModelOptions options;
+  options.max_batch_tokens = tokens;
+  options.max_sequences = sequences;
+  return options;
+}
+
+std::vector<float> LogitsOf(Model& model, BlockPool& pool, std::span<const int32_t> tokens,
+                            int64_t count, int chunk = 0) {
+  Generator generator(model, pool, 0, chunk);
+  std::vector<float> all;
+  const Status status =
+      generator.Prefill(tokens, count, [&](int64_t, std::span<const float> logits) {
+        all.insert(all.end(), logits.begin(), logits.end());
+      });
+  EXPECT_TRUE(status.ok()) << status.ToString();
+  return all;
+}
+
+struct Difference {
+  double max = 0.0, rms = 0.0;
+};
+Difference Compare(std::span<const float> a, std::span<const float> b) {
+  EXPECT_EQ(a.size(), b.size());
+  Difference difference;
+  for (size_t i = 0; i < std::min(a.size(), b.size()); ++i) {
+    const double d = std::fabs(static_cast<double>(a[i]) - b[i]);
+    difference.max = std::isnan(d) ? 1e9 : std::max(difference.max, d);
+    difference.rms += d * d;
+  }
+  difference.rms = std::sqrt(difference.rms / static_cast<double>(a.size()));
+  return difference;
+}
+
+double TopGap(std::span<const float> logits) {
+  const auto top = TopLogprobs(logits, 2);
+  return top[0].logprob - top[1].logprob;
+}
+
+TEST(CudaModel, LogitsMatchTransformersOnABf16Cache) {
+  GpuModel gpu(DemoModel::Method("bf16"));
+  const auto golden = LoadGoldenJson();
+  auto tensors = SafetensorsFile::Open(OSCAR_TEST_DATA "/golden/golden.safetensors");
+  ASSERT_TRUE(tensors.has_value());
+  for (size_t i = 0; i < golden["texts"].size(); ++i) {
+    const auto ids = golden["texts"][i]["ids"].get<std::vector<int32_t>>();
+    const auto expected = *ToFloatVector(*tensors->Get("logits_" + std::to_string(i)));
+    const Difference d = Compare(LogitsOf(*gpu.model, *gpu.pool, ids, 4), expected);
+    std::printf("text %zu: max %.4f rms %.5f\n", i, d.max, d.rms);
+    EXPECT_LE(d.max, 8e-2) << "text " << i;
+    EXPECT_LE(d.rms, 1.5e-2) << "text " << i;
+  }
+}
+
+TEST(CudaModel, GoldenChatsOnABf16Cache) {
+  GpuModel gpu(DemoModel::Method("bf16"));
+  const auto golden = LoadGoldenJson();
+  ASSERT_EQ(golden["chats"].size(), 4u);
+  for (const auto& chat : golden["chats"]) {
+    Generator generator(*gpu.model, *gpu.pool);
+    GenerateRequest request;
+    request.prompt = chat["prompt_ids"].get<std::vector<int32_t>>();
+    request.sampling.temperature = 0.0f;
+    request.stop_tokens = gpu.model->spec().stop_tokens;
+    const auto result = generator.Generate(request);
+    ASSERT_TRUE(result.has_value()) << result.error().ToString();
+    EXPECT_EQ(result->tokens, chat["greedy_ids"].get<std::vector<int32_t>>()) << chat["user"];
+    EXPECT_EQ(result->reason, FinishReason::kStop);
+  }
+}
+
+class MethodTest : public testing::TestWithParam<const char*> {};
+
+// Prompts with history in every form, then generated tokens across several seals, both fed the
+// CPU's choices: the logits must stay together all the way.
+TEST_P(MethodTest, FollowsTheCpu) {
+  const KvPlanOptions method = DemoModel::Method(GetParam(), /*cell=*/512);
+  DemoModel cpu(method);
+  GpuModel gpu(method, Sized(512, 8));
+  const auto prompt = SomeTokens(1900);
+  Generator on_cpu(*cpu.model, cpu.pool), on_gpu(*gpu.model, *gpu.pool);
+  std::vector<float> a, b;
+  ASSERT_TRUE(on_cpu
+                  .Prefill(prompt, 1,
+                           [&](int64_t, std::span<const float> x) { a.assign(x.begin(), x.end()); })
+                  .ok());
+  const Status status = on_gpu.Prefill(
+      prompt, 1, [&](int64_t, std::span<const float> x) { b.assign(x.begin(), x.end()); });
+  ASSERT_TRUE(status.ok()) << status.ToString();
+  int parted = 0;
+  double worst = 0.0, worst_rms = 0.0;
+  for (int step = 0; step < 200; ++step) {
+    const Difference d = Compare(b, a);
+    worst = std::max(worst, d.max);
+    worst_rms = std::max(worst_rms, d.rms);
+    const auto best = TopLogprobs(a, 1)[0].token, other = TopLogprobs(b, 1)[0].token;
+    if (best != other) {
+      ++parted;
+      EXPECT_LE(TopGap(a), kGapBudget) << "step " << step;
+    }
+    const auto next_a = on_cpu.Step(best);
+    const auto next_b = on_gpu.Step(best);
+    ASSERT_TRUE(next_a.has_value() && next_b.has_value());
+    a.assign(next_a->begin(), next_a->end());
+    b.assign(next_b->begin(), next_b->end());
+  }
+  std::printf("%s: max %.4f rms %.5f, %d of 200 greedy ids parted\n", GetParam(), worst, worst_rms,
+              parted);
+  EXPECT_LE(worst_rms, 6e-2);
+  EXPECT_LE(parted, 6);
+  EXPECT_EQ(on_gpu.cache().Usage().sealed_pages, on_cpu.cache().Usage().sealed_pages);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, MethodTest, testing::Values("bf16", "oscar+", "saw-int4", "quarot"));
+
+TEST(CudaModel, ChunksChangeLittleAndNothingPiles) {
+  const auto tokens = SomeTokens(900);
+  GpuModel gpu(DemoModel::Method("oscar+", 256), Sized(512, 8));
+  const auto expected = LogitsOf(*gpu.model, *gpu.pool, tokens, 30);
+  for (int chunk : {7, 64, 100, 255}) {
+    const Difference d = Compare(LogitsOf(*gpu.model, *gpu.pool, tokens, 30, chunk), expected);
+    EXPECT_LE(d.rms, 3e-2) << "chunk " << chunk;
+  }
+  EXPECT_EQ(gpu.pool->pages_in_use(), 0);
+}
+
+// Several sequences alone and together. With batch-invariant products the bits agree; otherwise ids
+// may part only below the gap.
+class BatchTest : public testing::TestWithParam<bool> {};
+TEST_P(BatchTest, TogetherAsAlone) {
+  CudaModelOptions options = Sized(1024, 32);
+  options.batch_invariant = GetParam();
+  GpuModel gpu(DemoModel::Method("oscar+", 256), options);
+  const auto vocab = static_cast<size_t>(gpu.model->spec().vocab_size);
+  std::vector<size_t> lengths;
+  for (size_t i = 0; i < 21; ++i) lengths.push_back(40 + 67 * i);
+  std::vector<std::vector<float>> alone;
+  for (size_t length : lengths) {
+    Generator generator(*gpu.model, *gpu.pool);
+    const auto tokens = SomeTokens(length);
+    ASSERT_TRUE(generator.Prefill(tokens, 1, {}).ok());
+    std::vector<float> logits;
+    for (int32_t t = 0; t < 5; ++t) {
+      const auto step = generator.Step(100 + t);
+      ASSERT_TRUE(step.has_value());
+      logits.insert(logits.end(), step->begin(), step->end());
+    }
+    alone.push_back(std::move(logits));
+  }
+  std::vector<SequenceCache> caches;
+  std::vector<std::vector<int32_t>> prompts;
+  for (size_t length : lengths) {
+    caches.emplace_back(gpu.plan->cache(), *gpu.pool);
+    prompts.push_back(SomeTokens(length));
+    const int64_t cell = gpu.plan->cache().cell;
+    for (size_t at = 0; at < length;) {
+      const size_t count = std::min<size_t>(length - at, static_cast<size_t>(cell) - at % 256);
+      const ForwardItem item{&caches.back(), std::span(prompts.back()).subspan(at, count), true, 0};
+      ASSERT_TRUE(gpu.model->Forward({&item, 1}, {}).ok());
+      at += count;
+    }
+  }
+  for (int32_t t = 0; t < 5; ++t) {
+    const int32_t token = 100 + t;
+    std::vector<ForwardItem> items;
+    for (SequenceCache& cache : caches) items.push_back({&cache, {&token, 1}, false, 1});
+    std::vector<float> logits(items.size() * vocab);
+    const Status status = gpu.model->Forward(items, logits);
+    ASSERT_TRUE(status.ok()) << status.ToString();
+    for (size_t i = 0; i < items.size(); ++i) {
+      const std::span<const float> together(logits.data() + i * vocab, vocab);
+      const std::span<const float> single(alone[i].data() + static_cast<size_t>(t) * vocab, vocab);
+      const Difference d = Compare(together, single);
+      if (GetParam()) {
+        EXPECT_EQ(d.max, 0.0) << "sequence " << i << " step " << t;
+      } else {
+        EXPECT_LE(d.rms, 2e-2) << "sequence " << i << " step " << t;
+      }
+    }
+  }
+}
+INSTANTIATE_TEST_SUITE_P(Both, BatchTest, testing::Bool());
+
+TEST(CudaModel, MixedPassesAndForksAreAsSeparateOnes) {
+  GpuModel gpu(DemoModel::Method("oscar+", 256), Sized(512, 8));
+  const auto vocab = static_cast<size_t>(gpu.model->spec().vocab_size);
+  const auto tokens = SomeTokens(700);
+  SequenceCache first(gpu.plan->cache(), *gpu.pool);
+  std::vector<float> logits(vocab), expected(vocab);
+  for (size_t at = 0; at < 700;) {
+    const size_t count = std::min<size_t>(700 - at, 256 - at % 256);
+    const ForwardItem item{&first, std::span(tokens).subspan(at, count), true, at + count == 700};
+    ASSERT_TRUE(
+        gpu.model->Forward({&item, 1}, at + count == 700 ? logits : std::span<float>()).ok());
+    at += count;
+  }
+  // A fork takes its own way; the original's pages must not feel it.
+  SequenceCache fork = first.Fork();
+  const int32_t a = 17, b = 1234;
+  const ForwardItem alone{&first, {&a, 1}, false, 1};
+  ASSERT_TRUE(gpu.model->Forward({&alone, 1}, expected).ok());
+  const int64_t kept = first.Trim(700);
+  ASSERT_EQ(kept, 700);
+  SequenceCache fresh(gpu.plan->cache(), *gpu.pool);
+  const ForwardItem mixed[] = {{&fork, {&b, 1}, false, 1},
+                               {&fresh, std::span(tokens).first(200), true, 1},
+                               {&first, {&a, 1}, false, 1}};
+  std::vector<float> all(3 * vocab);
+  const Status status = gpu.model->Forward(mixed, all);
+  ASSERT_TRUE(status.ok()) << status.ToString();
+  const Difference d = Compare(std::span(all).subspan(2 * vocab, vocab), expected);
+  EXPECT_LE(d.rms, 2e-2);
+  const auto other = LogitsOf(*gpu.model, *gpu.pool, std::span(tokens).first(200), 1);
+  EXPECT_LE(Compare(std::span(all).subspan(vocab, vocab), other).rms, 2e-2);
+  EXPECT_GT(Compare(std::span(all).first(vocab), expected).rms,
+            0.1);  // another token, another answer
+}
+
+// A small arena in which sealed pages of many sequences come and go: what the budget allows must
+// fit, whatever the order, and moved pages must still be read.
+TEST(CudaModel, FullArenaMovesPages) {
+  CudaModelOptions options = Sized(512, 8);
+  GpuModel probe(DemoModel::Method("oscar+", 256), Sized(64, 1));
+  options.kv_bytes = 40 * probe.plan->cache().open.bytes();
+  GpuModel gpu(DemoModel::Method("oscar+", 256), options);
+  const auto tokens = SomeTokens(1500);
+  const auto expected = LogitsOf(*gpu.model, *gpu.pool, tokens, 1);
+  std::vector<SequenceCache> kept;
+  const Philox rng(3, 0);
+  uint64_t draw = 0;
+  int refused = 0;
+  for (int round = 0; round < 60; ++round) {
+    kept.emplace_back(gpu.plan->cache(), *gpu.pool);
+    const size_t length = 400 + rng.Below(draw++, 900);
+    bool full = false;
+    for (size_t at = 0; at < length && !full;) {
+      const size_t count = std::min<size_t>(length - at, 256 - at % 256);
+      const ForwardItem item{&kept.back(), std::span(tokens).subspan(at, count), true, 0};
+      const Status status = gpu.model->Forward({&item, 1}, {});
+      full = status.code() == StatusCode::kResourceExhausted;
+      ASSERT_TRUE(status.ok() || full) << status.ToString();
+      at += count;
+    }
+    // Generates one token, so that history is sealed; then only scattered forks stay.
+    if (full) {
+      ++refused;
+      kept.pop_back();
+      if (kept.size() > 1)
+        kept.erase(kept.begin() + rng.Below(draw++, static_cast<uint32_t>(kept.size())));
+      continue;
+    }
+    const int32_t token = 5;
+    const ForwardItem item{&kept.back(), {&token, 1}, false, 0};
+    const Status status = gpu.model->Forward({&item, 1}, {});
+    ASSERT_TRUE(status.ok() || status.code() == StatusCode::kResourceExhausted)
+        << status.ToString();
+  }
+  EXPECT_GT(refused, 0);
+  kept.clear();
+  EXPECT_EQ(gpu.pool->pages_in_use(), 0);
+  EXPECT_EQ(LogitsOf(*gpu.model, *gpu.pool, tokens, 1), expected);
+}
+
+TEST(CudaModel, DrawsAsTheSamplerDoes) {
+  GpuModel gpu(DemoModel::Method("bf16"), Sized(256, 64));
+  const auto vocab = static_cast<size_t>(gpu.model->spec().vocab_size);
+  const auto tokens = SomeTokens(50);
+  int undecided = 0, compared = 0;
+  for (const auto& [temperature, top_k, top_p, min_p] : {std::tuple{0.0f, 0, 1.0f, 0.0f},
+                                                         {0.6f, 20, 0.95f, 0.0f},
+                                                         {1.0f, 0, 0.9f, 0.0f},
+                                                         {1.3f, 200, 0.99f, 0.02f},
+                                                         {0.8f, 0, 0.5f, 0.1f}}) {
+    for (uint64_t seed = 0; seed < 40; ++seed) {
+      SamplingOptions sampling;
+      sampling.temperature = temperature;
+      sampling.top_k = top_k;
+      sampling.top_p = top_p;
+      sampling.min_p = min_p;
+      sampling.seed = seed;
+      Sampler on_host(sampling), on_device(sampling);
+      SequenceCache cache(gpu.plan->cache(), *gpu.pool);
+      const ForwardItem item{&cache, std::span(tokens).first(10 + seed), true, 1};
+      const TokenDraw draw = *on_device.NextDraw();
+      int32_t id = 0;
+      const Status status = gpu.model->ForwardAndDraw({&item, 1}, {&draw, 1}, {&id, 1});
+      ASSERT_TRUE(status.ok()) << status.ToString();
+      std::vector<float> logits(vocab);
+      ASSERT_TRUE(gpu.model->ReadLogits(0, logits).ok());
+      ++compared;
+      if (id == TokenDraw::kUndecided) {
+        ++undecided;
+        continue;
+      }
+      EXPECT_EQ(id, on_host.Sample(logits)) << "temperature " << temperature << " seed " << seed;
+    }
+  }
+  std::printf("%d of %d draws left to the host\n", undecided, compared);
+  EXPECT_LE(undecided, compared / 3);
+}
+
+TEST(CudaModel, TapSeesWhatTheCpuSees) {
+  DemoModel cpu(DemoModel::Method("bf16"));
+  GpuModel gpu(DemoModel::Method("bf16"), Sized(128, 4));
+  const auto tokens = SomeTokens(100);
+  std::vector<float> rows[2];
+  for (Model* model :
+       {static_cast<Model*>(cpu.model.get()), static_cast<Model*>(gpu.model.get())}) {
+    std::vector<float>& out = rows[model == gpu.model.get()];
+    ASSERT_TRUE(model
+                    ->SetTap([&](int, size_t, std::span<const float> q, std::span<const float> k,
+                                 std::span<const float> v) {
+                      for (const auto side : {q, k, v})
+                        out.insert(out.end(), side.begin(), side.end());
+                    })
+                    .ok());
+    SequenceCache cache(model->kv().cache(), model == gpu.model.get() ? *gpu.pool : cpu.pool);
+    const ForwardItem item{&cache, tokens, true, 0};
+    ASSERT_TRUE(model->Forward({&item, 1}, {}).ok());
+    ASSERT_TRUE(model->SetTap({}).ok());
+  }
+  double error = 0, energy = 0;
+  ASSERT_EQ(rows[0].size(), rows[1].size());
+  for (size_t i = 0; i < rows[0].size(); ++i) {
+    error += std::pow(double{rows[0][i]} - rows[1][i], 2);
+    energy += std::pow(double{rows[0][i]}, 2);
+  }
+  EXPECT_LE(std::sqrt(error / energy), 1e-2);
+}
+
+TEST(CudaModel, RandomWeightsAreTheCpus) {
+  auto config = *ReadModelConfig(OSCAR_DEMO_MODEL);
+  const auto spec = *MakeModelSpec(config);
+  const auto source = MakeRandomWeights(7);
+  ThreadPool threads(2);
+  KvPlanOptions options = DemoModel::Method("bf16");
+  auto cpu_plan = *KvPlan::Make(spec, options, simd::WritePage);
+  auto cpu = *LoadCpuModel(spec, *source, *cpu_plan, threads, {});
+  BlockPool cpu_pool(uint64_t{1} << 30);
+  options.order = CodeOrder::kTensorCore;
+  auto gpu_plan = *KvPlan::Make(spec, options, simd::WritePage);
+  CudaModelOptions sized = Sized(256, 4);
+  sized.kv_bytes = uint64_t{1} << 28;
+  auto gpu = *LoadCudaModel(spec, *source, *gpu_plan, threads, sized);
+  BlockPool gpu_pool(gpu->page_budget(), gpu->pages());
+  gpu->SetPool(gpu_pool);
+  const auto tokens = SomeTokens(60);
+  const auto expected = LogitsOf(*cpu, cpu_pool, tokens, 2);
+  double energy = 0;
+  for (float x : expected) energy += double{x} * x;
+  energy = std::sqrt(energy / static_cast<double>(expected.size()));
+  EXPECT_LE(Compare(LogitsOf(*gpu, gpu_pool, tokens, 2), expected).rms, 3e-2 * energy);
+}
+
+}  // namespace
+}  // namespace oscar
