@@ -234,6 +234,7 @@ void CudaDecoder::CarveWork(gpu::DeviceCarver& carver) {
 
 Status CudaDecoder::TakeMemory() {
   const CacheConfig& config = plan_.cache();
+  const PageArena::Sizes sizes = gpu::DevicePages::SizesOf(config);
   gpu::DeviceCarver count_weights(nullptr), count_work(nullptr);
   gpu::CarveWeights(spec_, plan_, positions_, count_weights);
   CarveWork(count_work);
@@ -243,12 +244,12 @@ Status CudaDecoder::TakeMemory() {
   OSCAR_RETURN_IF_ERROR(CudaStatus(cudaMemGetInfo(&free, &total), "reading the device's memory"));
   const uint64_t fixed =
       memory_.weights + memory_.activations + gpu::DevicePages::ScratchBytes(config) + kReserve;
-  uint64_t arena = gpu::DevicePages::ArenaBytes(config, options_.kv_bytes);
+  uint64_t arena = sizes.ArenaBytes(options_.kv_bytes);
   const uint64_t room = free > fixed ? free - fixed : 0;
   if (options_.kv_bytes == 0) {
-    arena = gpu::DevicePages::ArenaBytes(config, gpu::DevicePages::BudgetOf(config, room));
+    arena = sizes.ArenaBytes(sizes.BudgetOf(room));
   }
-  if (arena > room || gpu::DevicePages::BudgetOf(config, arena) < config.open.bytes()) {
+  if (arena > room || sizes.BudgetOf(arena) < config.open.bytes()) {
     return ResourceExhausted(fmt::format(
         "{} has {} free; weights take {}, activations and workspaces {}, {} stay in reserve, and "
         "the cache wants {}: lower --kv-memory, --max-model-len or --chunk",

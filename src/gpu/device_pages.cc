@@ -3,7 +3,6 @@
 #include <fmt/core.h>
 
 #include <algorithm>
-#include <bit>
 
 #include "base/check.h"
 #include "cuda/cuda_status.h"
@@ -13,12 +12,7 @@ namespace {
 
 using cuda::CudaStatus;
 
-constexpr uint32_t kOpen = ~0u;
 constexpr size_t kMaxJobs = 1024;
-
-uint64_t RoundUp(uint64_t bytes) {
-  return (bytes + DevicePages::kUnit - 1) / DevicePages::kUnit * DevicePages::kUnit;
-}
 
 bool SameRules(const PageRules& a, const PageRules& b) {
   return a.k_rule == b.k_rule && a.v_rule == b.v_rule && a.k_clip_ratio == b.k_clip_ratio &&
@@ -27,28 +21,8 @@ bool SameRules(const PageRules& a, const PageRules& b) {
 
 }  // namespace
 
-uint64_t DevicePages::SlabBytes(const CacheConfig& config) { return RoundUp(config.open.bytes()); }
-uint64_t DevicePages::SealedBytes(const CacheConfig& config) {
-  return RoundUp(config.sealed.bytes());
-}
-int DevicePages::PerSlab(const CacheConfig& config) {
-  return static_cast<int>(std::clamp<uint64_t>(SlabBytes(config) / SealedBytes(config), 1, 31));
-}
-
-// A slab counts as what its sealed pages hold, which is not more than an open page: then any mix of
-// pages that the budget allows has slabs enough.
-uint64_t DevicePages::BudgetOf(const CacheConfig& config, uint64_t bytes) {
-  const uint64_t slabs = bytes / SlabBytes(config);
-  if (config.sealer == nullptr) return slabs * config.open.bytes();
-  return slabs * std::min<uint64_t>(config.open.bytes(),
-                                    static_cast<uint64_t>(PerSlab(config)) * config.sealed.bytes());
-}
-uint64_t DevicePages::ArenaBytes(const CacheConfig& config, uint64_t budget) {
-  const uint64_t per_slab = BudgetOf(config, SlabBytes(config));
-  return (budget + per_slab - 1) / per_slab * SlabBytes(config);
-}
 uint64_t DevicePages::ScratchBytes(const CacheConfig& config) {
-  return SealedBytes(config) + kUnit + 2 * kMaxJobs * sizeof(int32_t);
+  return SizesOf(config).slot_bytes() + kUnit + 2 * kMaxJobs * sizeof(int32_t);
 }
 
 Result<std::unique_ptr<DevicePages>> DevicePages::Create(const CacheConfig& config,
@@ -57,23 +31,19 @@ Result<std::unique_ptr<DevicePages>> DevicePages::Create(const CacheConfig& conf
                                                          uint64_t arena_bytes, std::byte* scratch,
                                                          cuda::Stream stream) {
   std::unique_ptr<DevicePages> pages(new DevicePages);
+  const PageArena::Sizes sizes = SizesOf(config);
   pages->config_ = &config;
   pages->stream_ = stream;
   pages->arena_ = arena;
   pages->scratch_ = scratch;
-  pages->saturated_ = reinterpret_cast<unsigned long long*>(scratch + SealedBytes(config));
-  pages->device_jobs_ = reinterpret_cast<int32_t*>(scratch + SealedBytes(config) + kUnit);
-  pages->slab_bytes_ = SlabBytes(config);
-  pages->open_bytes_ = config.open.bytes();
-  pages->sealed_bytes_ = SealedBytes(config);
-  pages->per_slab_ = PerSlab(config);
-  pages->budget_ = BudgetOf(config, arena_bytes);
-  const uint64_t slabs = arena_bytes / pages->slab_bytes_;
+  pages->saturated_ = reinterpret_cast<unsigned long long*>(scratch + sizes.slot_bytes());
+  pages->device_jobs_ = reinterpret_cast<int32_t*>(scratch + sizes.slot_bytes() + kUnit);
+  pages->places_ = std::make_unique<PageArena>(
+      sizes, arena_bytes,
+      [self = pages.get()](uint64_t from, uint64_t to) { self->MovePage(from, to); });
   if (arena_bytes / kUnit > uint64_t{1} << 31) {
     return Unexpected(Unimplemented("a page arena beyond 512 GiB"));
   }
-  pages->slabs_.resize(slabs);
-  for (uint64_t i = slabs; i-- > 0;) pages->free_.push_back(static_cast<int64_t>(i));
   void* host = nullptr;
   OSCAR_RETURN_IF_ERROR(CudaStatus(cudaMallocHost(&host, 2 * kMaxJobs * sizeof(int32_t)),
                                    "pinned memory for page sealing"));
@@ -121,75 +91,19 @@ Status DevicePages::PrepareSealing(const CacheConfig& config, const cuda::Attent
 }
 
 std::byte* DevicePages::Allocate(size_t bytes) {
-  if (bytes == open_bytes_) {
-    if (free_.empty() && !FreeASlab()) return nullptr;
-    const int64_t slab = free_.back();
-    free_.pop_back();
-    slabs_[static_cast<size_t>(slab)] = {kOpen, 1};
-    return At(slab, 0);
-  }
-  OSCAR_CHECK(bytes <= sealed_bytes_);
-  return TakeSlot();
-}
-
-std::byte* DevicePages::TakeSlot() {
-  int64_t slab;
-  if (!partial_.empty()) {  // the fullest, so that others may become empty
-    const auto last = std::prev(partial_.end());
-    slab = last->second;
-    partial_.erase(last);
-  } else {
-    if (free_.empty()) return nullptr;
-    slab = free_.back();
-    free_.pop_back();
-    slabs_[static_cast<size_t>(slab)] = {};
-  }
-  Slab& at = slabs_[static_cast<size_t>(slab)];
-  const int slot = std::countr_one(at.used);
-  at.used |= 1u << slot;
-  if (++at.count < per_slab_) partial_.emplace(at.count, slab);
-  return At(slab, slot);
-}
-
-// Moves the pages of the emptiest slab into others.
-bool DevicePages::FreeASlab() {
-  if (partial_.size() < 2) return false;
-  const auto [count, slab] = *partial_.begin();
-  int room = 0;
-  for (auto it = std::next(partial_.begin()); it != partial_.end() && room < count; ++it) {
-    room += per_slab_ - it->first;
-  }
-  if (room < count) return false;
-  partial_.erase(partial_.begin());
-  Slab& from = slabs_[static_cast<size_t>(slab)];
-  for (int slot = 0; slot < per_slab_; ++slot) {
-    if ((from.used >> slot & 1u) == 0) continue;
-    std::byte* to = TakeSlot();
-    Copy(to, At(slab, slot), sealed_bytes_);
-    on_move_(At(slab, slot), to);
-  }
-  from = {};
-  free_.push_back(slab);
-  return true;
+  const bool open = bytes == config_->open.bytes();
+  OSCAR_CHECK(open || bytes == config_->sealed.bytes());
+  const std::optional<uint64_t> offset = open ? places_->AllocateOpen() : places_->AllocateSealed();
+  return offset.has_value() ? arena_ + *offset : nullptr;
 }
 
 void DevicePages::Free(std::byte* page, size_t) {
-  const auto offset = static_cast<uint64_t>(page - arena_);
-  const auto slab = static_cast<int64_t>(offset / slab_bytes_);
-  Slab& at = slabs_[static_cast<size_t>(slab)];
-  if (at.used == kOpen) {
-    at = {};
-    free_.push_back(slab);
-    return;
-  }
-  const auto slot = static_cast<int>(offset % slab_bytes_ / sealed_bytes_);
-  partial_.erase({at.count, slab});
-  at.used &= ~(1u << slot);
-  if (--at.count == 0) {
-    free_.push_back(slab);
-  } else {
-    partial_.emplace(at.count, slab);
-  }
+  places_->Free(static_cast<uint64_t>(page - arena_));
+}
+
+void DevicePages::MovePage(uint64_t from, uint64_t to) {
+  Copy(arena_ + to, arena_ + from, config_->sealed.bytes());
+  on_move_(arena_ + from, arena_ + to);
 }
 
 void DevicePages::Copy(std::byte* to, const std::byte* from, size_t bytes) {
@@ -218,8 +132,8 @@ void DevicePages::QueueSeal(const std::byte* open, std::byte* sealed) {
   // A page may be sealed into the slab of one that was sealed a moment ago: that one must have been
   // read by then. Jobs of one launch run in any order.
   const auto slab_of = [&](const std::byte* page) {
-    return page >= arena_ && page < arena_ + slabs_.size() * slab_bytes_
-               ? static_cast<int64_t>(static_cast<uint64_t>(page - arena_) / slab_bytes_)
+    return page >= arena_ && page < arena_ + places_->bytes()
+               ? places_->SlabOf(static_cast<uint64_t>(page - arena_))
                : int64_t{-1};
   };
   const int64_t target = slab_of(sealed);

@@ -1,8 +1,6 @@
-// DevicePages: the arena that cache pages lie in, on the device, and the order of everything that
-// touches it: one stream. The arena is a row of slabs, each one open page or as many sealed ones as
-// fit; when only partly used slabs are left, sealed pages are moved together, so that any mix of
-// pages within budget() fits. Page ids are offsets in units of kUnit bytes, which is what the
-// kernels take as page stride: one arena serves both of their pools.
+// DevicePages: the arena that cache pages lie in, on the device (PageArena says where), and the
+// order of everything that touches it: one stream. Page ids are offsets in units of kUnit bytes,
+// which is what the kernels take as page stride: one arena serves both of their pools.
 //
 // Sealing is queued and launched for all pages at once by Flush, or earlier where order demands it.
 #pragma once
@@ -10,11 +8,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <set>
-#include <utility>
 #include <vector>
 
 #include "cache/block_pool.h"
+#include "cache/page_arena.h"
 #include "cache/sequence_cache.h"
 #include "cuda/cache_view.h"
 #include "cuda/page_seal.h"
@@ -26,9 +23,9 @@ class DevicePages : public PageMemory {
  public:
   static constexpr size_t kUnit = 256;  // bytes
 
-  // Bytes that `budget` of pages take on the device; the largest budget for `bytes` of arena.
-  static uint64_t ArenaBytes(const CacheConfig& config, uint64_t budget);
-  static uint64_t BudgetOf(const CacheConfig& config, uint64_t bytes);
+  static PageArena::Sizes SizesOf(const CacheConfig& config) {
+    return {config.open.bytes(), config.sealed.bytes(), kUnit, config.sealer != nullptr};
+  }
 
   // `arena` [arena_bytes] and `scratch` [ScratchBytes] are the caller's.
   static Result<std::unique_ptr<DevicePages>> Create(const CacheConfig& config,
@@ -39,7 +36,7 @@ class DevicePages : public PageMemory {
   static uint64_t ScratchBytes(const CacheConfig& config);
   ~DevicePages() override;
 
-  uint64_t budget() const { return budget_; }
+  uint64_t budget() const { return places_->budget(); }
   std::byte* arena() const { return arena_; }
   int32_t IdOf(const std::byte* page) const {
     return static_cast<int32_t>(static_cast<uint64_t>(page - arena_) / kUnit);
@@ -58,13 +55,7 @@ class DevicePages : public PageMemory {
   // Values clamped or NaN while sealing, since the start. Waits for the device.
   Result<uint64_t> Saturated() const;
 
-  int64_t slabs() const { return static_cast<int64_t>(slabs_.size()); }
-
  private:
-  struct Slab {
-    uint32_t used = 0;  // one bit a sealed page; all ones: an open page
-    int count = 0;
-  };
   struct SealJob {
     const std::byte* open;
     std::byte* sealed;
@@ -76,17 +67,9 @@ class DevicePages : public PageMemory {
   };
 
   DevicePages() = default;
-  static uint64_t SlabBytes(const CacheConfig& config);
-  static uint64_t SealedBytes(const CacheConfig& config);
-  static int PerSlab(const CacheConfig& config);
   Status PrepareSealing(const CacheConfig& config, const cuda::AttentionShape& shape,
                         const KvPlan& plan);
-  std::byte* At(int64_t slab, int slot) const {
-    return arena_ + static_cast<uint64_t>(slab) * slab_bytes_ +
-           static_cast<uint64_t>(slot) * sealed_bytes_;
-  }
-  std::byte* TakeSlot();
-  bool FreeASlab();
+  void MovePage(uint64_t from, uint64_t to);
   void Keep(Status status) {
     if (status_.ok()) status_ = std::move(status);
   }
@@ -95,11 +78,7 @@ class DevicePages : public PageMemory {
   cuda::Stream stream_ = nullptr;
   std::byte* arena_ = nullptr;
   std::byte* scratch_ = nullptr;  // a sealed page, job ids, the saturation count
-  uint64_t budget_ = 0, slab_bytes_ = 0, sealed_bytes_ = 0, open_bytes_ = 0;
-  int per_slab_ = 1;
-  std::vector<Slab> slabs_;
-  std::vector<int64_t> free_;                  // slabs
-  std::set<std::pair<int, int64_t>> partial_;  // (pages in it, slab): some sealed, not full
+  std::unique_ptr<PageArena> places_;
   std::vector<SealJob> jobs_;
   std::vector<SealRun> runs_;
   int32_t* device_jobs_ = nullptr;  // [2, kMaxJobs]

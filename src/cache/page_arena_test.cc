@@ -1,0 +1,73 @@
+#include "cache/page_arena.h"
+
+#include <gtest/gtest.h>
+
+#include <map>
+
+#include "base/rng.h"
+
+namespace oscar {
+namespace {
+
+struct Placed {
+  uint64_t bytes;
+  bool open;
+};
+
+// Pages come and go at random, always as full as the accounts allow: every request within the
+// budget must succeed, no two pages may overlap, and moves must keep track.
+TEST(PageArena, WhateverTheBudgetAllowsFits) {
+  for (const PageArena::Sizes sizes :
+       {PageArena::Sizes{9437184, 1327104, 256, true}, PageArena::Sizes{524288, 73728, 256, true},
+        PageArena::Sizes{1000, 530, 256, true}, PageArena::Sizes{65536, 2048, 256, true},
+        PageArena::Sizes{4096, 4096, 256, false}}) {
+    std::map<uint64_t, Placed> placed;
+    int moves = 0;
+    PageArena arena(sizes, 37 * sizes.slab_bytes() + 5, [&](uint64_t from, uint64_t to) {
+      ++moves;
+      ASSERT_TRUE(placed.contains(from) && !placed.at(from).open);
+      ASSERT_FALSE(placed.contains(to));
+      placed[to] = placed.at(from);
+      placed.erase(from);
+    });
+    const Philox rng(5, sizes.open);
+    uint64_t draw = 0, in_use = 0;
+    for (int step = 0; step < 4000; ++step) {
+      const bool open = !sizes.seals || rng.Below(draw++, 8) == 0;
+      const uint64_t bytes = open ? sizes.open : sizes.sealed;
+      if (in_use + bytes <= arena.budget() && rng.Below(draw++, 100) < 70) {
+        const auto offset = open ? arena.AllocateOpen() : arena.AllocateSealed();
+        ASSERT_TRUE(offset.has_value()) << in_use << " of " << arena.budget() << " in use";
+        ASSERT_LE(*offset + bytes, arena.bytes());
+        ASSERT_EQ(*offset % sizes.unit, 0u);
+        ASSERT_TRUE(placed.emplace(*offset, Placed{bytes, open}).second);
+        in_use += bytes;
+      } else if (!placed.empty()) {
+        auto victim = placed.begin();
+        std::advance(victim, rng.Below(draw++, static_cast<uint32_t>(placed.size())));
+        arena.Free(victim->first);
+        in_use -= victim->second.bytes;
+        placed.erase(victim);
+      }
+      uint64_t end = 0;
+      for (const auto& [offset, page] : placed) {
+        ASSERT_GE(offset, end);
+        end = offset + page.bytes;
+      }
+    }
+    if (sizes.seals && sizes.slots() > 2) EXPECT_GT(moves, 0) << sizes.open;
+  }
+}
+
+TEST(PageArena, ArenaForABudgetHoldsIt) {
+  const PageArena::Sizes sizes{9437184, 1327104, 256, true};
+  for (const uint64_t budget :
+       {uint64_t{1}, uint64_t{9437184}, uint64_t{1} << 30, uint64_t{137} << 30}) {
+    const uint64_t bytes = sizes.ArenaBytes(budget);
+    EXPECT_GE(sizes.BudgetOf(bytes), budget);
+    EXPECT_LE(static_cast<double>(bytes), 1.02 * static_cast<double>(budget) + 9437184.0);
+  }
+}
+
+}  // namespace
+}  // namespace oscar
