@@ -55,7 +55,9 @@ TEST(PageArena, WhateverTheBudgetAllowsFits) {
         end = offset + page.bytes;
       }
     }
-    if (sizes.seals && sizes.slots() > 2) EXPECT_GT(moves, 0) << sizes.open;
+    // With few slots a slab the arena is full soon enough for pages to be in the way.
+    EXPECT_TRUE(moves > 0 || !sizes.seals || sizes.slots() > 16 || sizes.slots() == 1)
+        << sizes.open;
   }
 }
 

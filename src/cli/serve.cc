@@ -60,7 +60,7 @@ Status PrintPlan(const ServeArguments& arguments) {
   const auto fits = [&](const LoadedModel& model, Reading reading) {
     return Conversations(model.kv().cache(), tokens, memory.kv_bytes, reading);
   };
-  const Reading reading = arguments.model.device == "cpu" ? Reading::kByLayer : Reading::kByChunk;
+  const Reading reading = planned->device() == Device::kCpu ? Reading::kByLayer : Reading::kByChunk;
   const int64_t fit = std::max(fits(*planned, Reading::kByChunk), fits(*planned, reading));
   const int64_t fit_bf16 = fits(*bf16, Reading::kByChunk);
   if (arguments.json) {
