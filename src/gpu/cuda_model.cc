@@ -20,6 +20,7 @@
 #include "cuda/kv_write.h"
 #include "cuda/prefill_attention.h"
 #include "gpu/blas.h"
+#include "gpu/decode_write.h"
 #include "gpu/device_pages.h"
 #include "gpu/device_weights.h"
 #include "gpu/draw_kernels.h"
@@ -40,6 +41,8 @@ constexpr uint64_t kReserve = uint64_t{1} << 30;
 constexpr int kBuckets[] = {1,  2,  4,   8,   12,  16,  24,  32,  40,  48,  56,  64,
                             80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512};
 constexpr int kMinLogitRows = 64;
+// Up to here a warp a head writes tokens sooner than tensor-core tiles do.
+constexpr int kDecodeWriteRows = 64;
 
 cuda::AttentionShape ShapeOf(const ModelSpec& spec, const KvPlan& plan) {
   cuda::AttentionShape shape;
@@ -120,6 +123,9 @@ class CudaDecoder final : public CudaModel {
   Status Attend(const Pass& pass, int layer);
   Status Product(const Bf16* weights, const Bf16* x, void* out, int outputs, int inputs, int rows,
                  ProductOutput output, const float* bias);
+  // The same of the RMSNorm of the residual stream.
+  Status NormedProduct(const float* norm, const Bf16* weights, void* out, int outputs, int rows,
+                       ProductOutput output, const float* bias);
   Status FeedForward(const gpu::DeviceLayer& layer, int rows);
   Status Logits(const float* x, const int32_t* sources, int rows);
   Status RunTap(int layer, const Pass& pass, std::span<const ForwardItem> items);
@@ -571,7 +577,10 @@ Status CudaDecoder::Attend(const Pass& pass, int layer) {
   write.window_pool = const_cast<std::byte*>(view.window_pool);
   write.cache = view;
   write.tokens = pass.rows;
-  OSCAR_RETURN_IF_ERROR(cuda::WriteTokens(shape_, write, stream_));
+  const bool small = (pass.rows <= kDecodeWriteRows || options_.batch_invariant) &&
+                     gpu::HasDecodeWrite(shape_, weights.rotation);
+  OSCAR_RETURN_IF_ERROR(small ? gpu::LaunchDecodeWrite(shape_, write, stream_)
+                              : cuda::WriteTokens(shape_, write, stream_));
 
   for (int first = 0; first < pass.decodes; first += options_.max_sequences) {
     cuda::DecodeArguments args;
@@ -598,14 +607,37 @@ Status CudaDecoder::Attend(const Pass& pass, int layer) {
   return prefill_->Launch(args, stream_);
 }
 
+Status CudaDecoder::NormedProduct(const float* norm, const Bf16* weights, void* out, int outputs,
+                                  int rows, ProductOutput output, const float* bias) {
+  const int hidden = spec_.hidden;
+  // A norm inside the product rounds otherwise than one before it, so batches would show.
+  if (rows <= gpu::kNormedRows && hidden % 32 == 0 && !options_.batch_invariant) {
+    gpu::SkinnyArguments args;
+    args.weights = weights;
+    args.residual = x_;
+    args.norm_weight = norm;
+    args.norm_epsilon = spec_.norm_eps;
+    args.out = out;
+    args.bias = bias;
+    args.outputs = outputs;
+    args.inputs = hidden;
+    args.rows = rows;
+    args.output = output;
+    return gpu::LaunchSkinny(args, stream_);
+  }
+  OSCAR_RETURN_IF_ERROR(
+      gpu::LaunchNorm(x_, norm, spec_.norm_eps, nullptr, normed_, rows, hidden, stream_));
+  return Product(weights, normed_, out, outputs, hidden, rows, output, bias);
+}
+
 Status CudaDecoder::FeedForward(const gpu::DeviceLayer& layer, int rows) {
   const int hidden = spec_.hidden, middle = spec_.intermediate;
   if (Skinny(rows, hidden)) {
-    OSCAR_RETURN_IF_ERROR(Product(layer.gate_up, normed_, product_, middle, hidden, rows,
-                                  ProductOutput::kSiluMul, nullptr));
+    OSCAR_RETURN_IF_ERROR(NormedProduct(layer.feed_forward_norm, layer.gate_up, product_, middle,
+                                        rows, ProductOutput::kSiluMul, nullptr));
   } else {
-    OSCAR_RETURN_IF_ERROR(Product(layer.gate_up, normed_, gate_up_, 2 * middle, hidden, rows,
-                                  ProductOutput::kBf16, nullptr));
+    OSCAR_RETURN_IF_ERROR(NormedProduct(layer.feed_forward_norm, layer.gate_up, gate_up_,
+                                        2 * middle, rows, ProductOutput::kBf16, nullptr));
     OSCAR_RETURN_IF_ERROR(gpu::LaunchSiluMul(gate_up_, product_, rows, middle, stream_));
   }
   return Product(layer.down, product_, x_, hidden, middle, rows, ProductOutput::kAdd, nullptr);
@@ -617,16 +649,12 @@ Status CudaDecoder::Layers(const Pass& pass, std::span<const ForwardItem> items)
                                          spec_.vocab_size, stream_));
   for (int i = 0; i < spec_.num_layers; ++i) {
     const gpu::DeviceLayer& layer = weights_.layers[static_cast<size_t>(i)];
-    OSCAR_RETURN_IF_ERROR(gpu::LaunchNorm(x_, layer.attention_norm, spec_.norm_eps, nullptr,
-                                          normed_, rows, hidden, stream_));
-    OSCAR_RETURN_IF_ERROR(Product(layer.qkv, normed_, qkv_, QkvWidth(), hidden, rows,
-                                  ProductOutput::kBf16, layer.qkv_bias));
+    OSCAR_RETURN_IF_ERROR(NormedProduct(layer.attention_norm, layer.qkv, qkv_, QkvWidth(), rows,
+                                        ProductOutput::kBf16, layer.qkv_bias));
     if (tap_) OSCAR_RETURN_IF_ERROR(RunTap(i, pass, items));
     OSCAR_RETURN_IF_ERROR(Attend(pass, i));
     OSCAR_RETURN_IF_ERROR(
         Product(layer.o, attended_, x_, hidden, QWidth(), rows, ProductOutput::kAdd, layer.o_bias));
-    OSCAR_RETURN_IF_ERROR(gpu::LaunchNorm(x_, layer.feed_forward_norm, spec_.norm_eps, nullptr,
-                                          normed_, rows, hidden, stream_));
     OSCAR_RETURN_IF_ERROR(FeedForward(layer, rows));
   }
   return {};

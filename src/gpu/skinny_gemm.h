@@ -21,13 +21,20 @@ enum class ProductOutput : uint8_t {
   kSiluMul,  // weights are gate rows, then up rows; out[n][m] = silu(gate) * up, BF16
 };
 
+// Rows for which a product may take the residual stream itself and do its RMSNorm on the way: few
+// enough that every block can read them whole.
+inline constexpr int kNormedRows = 4;
+
 struct SkinnyArguments {
-  const Bf16* weights = nullptr;  // [outputs, inputs]; kSiluMul: [2 outputs, inputs]
-  const Bf16* x = nullptr;        // [rows, inputs]
-  void* out = nullptr;            // [rows, outputs]
-  const float* bias = nullptr;    // [outputs]; null: none
-  int outputs = 0, inputs = 0;    // inputs: a multiple of 32
-  int rows = 0;                   // 1 to kSkinnyRows
+  const Bf16* weights = nullptr;       // [outputs, inputs]; kSiluMul: [2 outputs, inputs]
+  const Bf16* x = nullptr;             // [rows, inputs]; or
+  const float* residual = nullptr;     // [rows, inputs], at most kNormedRows, to be normed with
+  const float* norm_weight = nullptr;  // [inputs] and
+  float norm_epsilon = 0.0f;
+  void* out = nullptr;          // [rows, outputs]
+  const float* bias = nullptr;  // [outputs]; null: none
+  int outputs = 0, inputs = 0;  // inputs: a multiple of 32
+  int rows = 0;                 // 1 to kSkinnyRows
   ProductOutput output = ProductOutput::kBf16;
 };
 
