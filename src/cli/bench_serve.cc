@@ -174,7 +174,6 @@ Status RunServeBench(const ServeBenchOptions& options) {
   std::vector<Row> rows;
   uint64_t budget = 0;
   if (options.url.empty()) {
-    OSCAR_RETURN_IF_ERROR(CheckDevice(options.model));
     ModelOptions plain = options.model.options;
     plain.kv = "bf16";
     plain.rotation.clear();

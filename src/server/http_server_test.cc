@@ -7,6 +7,7 @@
 
 #include <thread>
 
+#include "server/serve.h"
 #include "server/server_fixture.h"
 
 // The HTTP library is not built for ThreadSanitizer, which therefore cannot see that the library's
@@ -258,6 +259,24 @@ TEST(HttpServer, AClientThatDoesNotReadIsCancelled) {
   }
   EXPECT_EQ(server.engine.running(), 0);
   EXPECT_GT(server.engine.cancelled(), 0);
+}
+
+TEST(Serve, AFailedEngineEndsTheServerWithAnError) {
+  FakeEngine engine;
+  auto model = std::make_shared<ServedModel>();
+  model->names = {"demo"};
+  model->engine = &engine;
+  ServeOptions options;
+  options.http.port = 0;
+  options.failure_grace = milliseconds(50);
+  std::thread fails([&] {
+    std::this_thread::sleep_for(milliseconds(150));
+    engine.SetHealth(Unavailable("the engine has failed: a step: illegal memory access"));
+  });
+  const Status status = RunServer(options, [&]() -> Result<Loaded> { return Loaded{model, {}}; });
+  fails.join();
+  EXPECT_EQ(status.code(), StatusCode::kInternal);
+  EXPECT_THAT(status.message(), HasSubstr("illegal memory access"));
 }
 
 }  // namespace

@@ -21,9 +21,8 @@ constexpr milliseconds kTick{20};
 // After the drain: for error chunks to go out and connections to end.
 constexpr milliseconds kAbortGrace{5000};
 constexpr milliseconds kCloseGrace{2000};
-// How often the engine is asked how it is, and how long /health answers 503 before the end.
-constexpr milliseconds kHealthTick{500};
-constexpr milliseconds kFailureGrace{3000};
+// How often the engine is asked how it is.
+constexpr milliseconds kHealthTick{200};
 
 bool WaitForRequests(const ApiServer& api, milliseconds timeout) {
   const auto deadline = Clock::now() + timeout;
@@ -90,7 +89,7 @@ Status RunServer(const ServeOptions& options, const LoadFunction& load) {
   while (!signals.Wait(kHealthTick)) {
     const Status health = loaded.model->engine->Health();
     if (health.ok()) continue;
-    std::this_thread::sleep_for(kFailureGrace);
+    std::this_thread::sleep_for(options.failure_grace);
     http->Stop(kCloseGrace);
     return Internal(health.message());
   }

@@ -17,6 +17,8 @@ struct ServeOptions {
   ApiOptions api;
   // How long running requests may go on after the first signal.
   std::chrono::milliseconds shutdown_timeout{30'000};
+  // How long /health answers 503 after the engine has failed, before the end.
+  std::chrono::milliseconds failure_grace{3'000};
 };
 
 // What loading yields: the model, and whatever keeps it alive.
@@ -26,7 +28,8 @@ struct Loaded {
 };
 using LoadFunction = std::function<Result<Loaded>()>;
 
-// Returns after a signal: OK when every request had ended by itself.
+// Returns after a signal: OK when every request had ended by itself. Or when the engine has failed
+// (a device's errors do not go away): never OK.
 Status RunServer(const ServeOptions& options, const LoadFunction& load);
 
 }  // namespace oscar::server
