@@ -538,6 +538,7 @@ Status CudaDecoder::Product(const Bf16* weights, const Bf16* x, void* out, int o
       args.inputs = inputs;
       args.rows = std::min(gpu::kSkinnyRows, rows - first);
       args.output = output;
+      args.invariant = options_.batch_invariant;
       OSCAR_RETURN_IF_ERROR(gpu::LaunchSkinny(args, stream_));
     }
     return {};

@@ -1,5 +1,5 @@
 // Products of weights with few rows of activations, at the speed of reading the weights once. A
-// row's sum does not depend on the other rows or on how many there are.
+// row's sum does not depend on the other rows; nor on how many there are, where that is asked for.
 #pragma once
 
 #include <cstdint>
@@ -36,6 +36,8 @@ struct SkinnyArguments {
   int outputs = 0, inputs = 0;  // inputs: a multiple of 32
   int rows = 0;                 // 1 to kSkinnyRows
   ProductOutput output = ProductOutput::kBf16;
+  // One kernel for any number of rows, so that launches of different sizes agree bit for bit.
+  bool invariant = false;
 };
 
 // Asynchronous; may be captured. Begins to read weights while the launch before it still runs.

@@ -262,7 +262,7 @@ TEST(HttpServer, AClientThatDoesNotReadIsCancelled) {
 }
 
 TEST(Serve, AFailedEngineEndsTheServerWithAnError) {
-  FakeEngine engine;
+  FakeEngine engine(Says("x"));
   auto model = std::make_shared<ServedModel>();
   model->names = {"demo"};
   model->engine = &engine;
