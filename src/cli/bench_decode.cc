@@ -235,7 +235,7 @@ Status DecodeBench::WriteFiles() const {
   chart.title = fmt::format("Decode on {}", device_);
   chart.x = {"batch", true, {}, {}};
   chart.y = {"tokens/s", true, {}, {}};
-  return WriteFileAtomically(options_.svg, LineChart(series, chart));
+  return WriteFileAtomically(options_.svg, StandaloneChart(LineChart(series, chart)));
 }
 
 Status DecodeBench::Run() {

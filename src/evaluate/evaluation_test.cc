@@ -23,6 +23,7 @@ ModelOptions Options(const std::string& kv, int cell = 64) {
   options.prefill_cell = cell;
   options.kv_memory = uint64_t{1} << 29;
   options.num_threads = 2;
+  options.device = Device::kCpu;  // some tests look into pages
   return options;
 }
 

@@ -346,6 +346,20 @@ std::string HeatMap(const std::vector<std::string>& rows, const std::vector<std:
   return out + "</svg>\n";
 }
 
+std::string StandaloneChart(std::string chart) {
+  const size_t body = chart.find('>') + 1;
+  return chart.insert(body, R"(
+<style>
+svg { background: #ffffff; font-family: system-ui, sans-serif; }
+.title { font-size: 14px; font-weight: 600; fill: #1f2328; }
+.label { font-size: 12px; fill: #6b7280; }
+.tick { font-size: 11px; fill: #1f2328; }
+.grid { stroke: #e3e5e8; stroke-width: 1; }
+.axis { stroke: #6b7280; stroke-width: 1; }
+</style>
+)");
+}
+
 std::string HtmlPage(std::string_view title, std::string_view body) {
   return fmt::format(R"(<!doctype html>
 <html lang="en">

@@ -48,6 +48,9 @@ std::string BarChart(const std::vector<std::string>& groups, const std::vector<s
 std::string HeatMap(const std::vector<std::string>& rows, const std::vector<std::string>& columns,
                     const std::vector<std::vector<double>>& values, const ChartOptions& options);
 
+// A chart as a file of its own, with the colours that a page would give it.
+std::string StandaloneChart(std::string chart);
+
 // A page around sections of HTML; no script, nothing is loaded from elsewhere.
 std::string HtmlPage(std::string_view title, std::string_view body);
 
