@@ -108,8 +108,9 @@ class Service : public EngineService {
       const std::lock_guard lock(snapshot_mutex_);
       stats = stats_;
     }
+    // What was taken from the inbox since the last figures waits too: nothing is lost between them.
     const std::lock_guard lock(inbox_mutex_);
-    stats.waiting += static_cast<int64_t>(inbox_.size());
+    stats.waiting = std::max<int64_t>(0, in_flight_ - stats.running);
     return stats;
   }
   std::vector<SequenceInfo> Sequences() const override {

@@ -3,6 +3,7 @@
 
 #include <cctype>
 #include <cmath>
+#include <latch>
 
 #include "base/rng.h"
 #include "engine/engine_test_util.h"
@@ -281,7 +282,9 @@ TEST(EngineService, Rule2_GeneratedTokensGoFirst) {
   FakeEngine engine(4096, options);
   int passes_with_both = 0, passes_without_decoder = 0;
   bool decoding = false;
+  std::latch both_submitted(1);
   engine.model.before_pass = [&](std::span<const ForwardItem> items) {
+    both_submitted.wait();
     const bool prompts = std::ranges::any_of(items, &ForwardItem::is_prompt);
     const bool decoders = !std::ranges::all_of(items, &ForwardItem::is_prompt);
     size_t total = 0;
@@ -296,6 +299,7 @@ TEST(EngineService, Rule2_GeneratedTokensGoFirst) {
   };
   auto first = engine.Submit(FakeRequest(1, 20, 100));
   auto second = engine.Submit(FakeRequest(2, 3000, 5));
+  both_submitted.count_down();
   const Answer a = Collect(*first), b = Collect(*second);
   EXPECT_EQ(a.tokens.size(), 100u);
   EXPECT_EQ(b.tokens.size(), 5u);
@@ -422,10 +426,11 @@ TEST(EngineService, Rule5_CancelFreesPagesWithinAStep) {
   generating.reset();  // a dropped handle cancels
   const uint64_t cancelled_at = engine.service->Stats().steps;
   ASSERT_TRUE(Eventually([&] { return engine.Idle(); }));
+  const EngineStats stats = engine.service->Stats();
   // The step in progress, whose number may not have been published yet, and no other.
-  EXPECT_LE(engine.service->Stats().steps, cancelled_at + 2);
-  EXPECT_EQ(engine.service->Stats().kv_bytes, 0u);
-  EXPECT_EQ(engine.service->Stats().cancelled, 2u);
+  EXPECT_LE(stats.steps, cancelled_at + 2);
+  EXPECT_EQ(stats.kv_bytes, 0u);
+  EXPECT_EQ(stats.cancelled, 2u);
 }
 
 TEST(EngineService, Rule5_AFullQueueRefuses) {
