@@ -1,8 +1,9 @@
 // Asks a question of a model directory through the installed library.
 //   cmake -B build && cmake --build build && build/embed /usr/share/oscar/models/demo
 // or: g++ -std=c++20 main.cc $(pkg-config --cflags --libs oscar) -o embed
-#include <iostream>
 #include <oscar/language_model.h>
+
+#include <iostream>
 
 int main(int argc, char** argv) {
   if (argc < 2 || argc > 3) {
@@ -19,8 +20,8 @@ int main(int argc, char** argv) {
   oscar::CompletionOptions options;
   options.sampling = (*model)->default_sampling();
   options.max_tokens = 256;
-  const auto answer = (*model)->Chat(R"([{"role": "user", "content": ")" + question + R"("}])", options,
-                                     [](std::string_view piece, bool is_reasoning) {
+  const auto answer = (*model)->Chat(R"([{"role": "user", "content": ")" + question + R"("}])",
+                                     options, [](std::string_view piece, bool is_reasoning) {
                                        if (!is_reasoning) std::cout << piece << std::flush;
                                        return true;
                                      });
@@ -28,6 +29,6 @@ int main(int argc, char** argv) {
     std::cerr << answer.error().message() << '\n';
     return 1;
   }
-  std::cout << "\n[" << answer->cache.tokens << " tokens cached in " << answer->cache.bytes << " bytes, "
-            << answer->cache.bits_per_element << " bits a number]\n";
+  std::cout << "\n[" << answer->cache.tokens << " tokens cached in " << answer->cache.bytes
+            << " bytes, " << answer->cache.bits_per_element << " bits a number]\n";
 }
