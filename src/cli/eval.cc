@@ -163,7 +163,7 @@ Status RunEval(const EvalArguments& arguments) {
   }
   for (const std::string& warning : options.suite.warnings) LogWarning("{}", warning);
   OSCAR_RETURN_IF_ERROR(SetSampling(
-      options.suite, [&](SamplingOptions base) { return arguments.sampling.Apply(base); },
+      options.suite, [&](const SamplingOptions& base) { return arguments.sampling.Apply(base); },
       arguments.repeats));
   for (EvalTask& task : options.suite.tasks) {
     for (EvalItem& item : task.items) {

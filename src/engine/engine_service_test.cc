@@ -28,6 +28,7 @@ std::vector<EngineRequest> RandomRequests(int count, uint64_t seed) {
 
 void ExpectAsAlone(FakeEngine& engine, const std::vector<EngineRequest>& requests) {
   std::vector<std::unique_ptr<RequestHandle>> handles;
+  handles.reserve(requests.size());
   for (const EngineRequest& request : requests) handles.push_back(engine.Submit(request));
   for (size_t i = 0; i < requests.size(); ++i) {
     const Answer answer = Collect(*handles[i]);
@@ -98,6 +99,7 @@ TEST(EngineService, Rule3_TokensDrawnBeforeAPreemptionAreKept) {
     requests.push_back(request);
   }
   std::vector<std::unique_ptr<RequestHandle>> handles;
+  handles.reserve(requests.size());
   for (const auto& request : requests) handles.push_back(engine.Submit(request));
   for (size_t i = 0; i < requests.size(); ++i) {
     const Answer answer = Collect(*handles[i]);
@@ -206,6 +208,7 @@ TEST(EngineService, Rule2_ReadsByLayerWhereChunksDoNotFit) {
       most[layers] = std::max(most[layers], static_cast<size_t>(decoders));
     };
     std::vector<std::unique_ptr<RequestHandle>> handles;
+    handles.reserve(requests.size());
     for (const EngineRequest& request : requests) handles.push_back(engine.Submit(request));
     for (size_t i = 0; i < requests.size(); ++i) {
       EXPECT_EQ(Collect(*handles[i]).tokens, FakeEngine::Alone(requests[i], by_chunk).tokens) << i;

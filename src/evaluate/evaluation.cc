@@ -360,6 +360,7 @@ Status Evaluator::RunShared(Progress* progress) {
     if (group.empty()) return {};
     OSCAR_RETURN_IF_ERROR(Load(plain));
     std::vector<std::vector<int32_t>> prompts;
+    prompts.reserve(group.size());
     for (const Job* job : group) prompts.push_back(job->prompt);
     SequenceRunner reader(*plain.model, stop_tokens_);
     const int64_t most =

@@ -201,7 +201,8 @@ class Parser {
     if (whole && PeekCommand() == "frac") {
       const size_t start = at_;
       TakeCommand("frac");
-      const bool digits = Take('{') ? IsDigit(Peek()) : IsDigit(Peek());
+      Take('{');  // or none: \frac12
+      const bool digits = IsDigit(Peek());
       at_ = start;
       if (digits) {
         const Value fraction = Primary();

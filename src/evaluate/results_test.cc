@@ -60,6 +60,7 @@ TEST(Results, DeviationIsOverRepeats) {
   const std::vector<ItemRecord> records = {Record("a", 0, true, 1), Record("b", 0, true, 1),
                                            Record("a", 1, true, 1), Record("b", 1, false, 0)};
   std::vector<const ItemRecord*> pointers;
+  pointers.reserve(records.size());
   for (const ItemRecord& record : records) pointers.push_back(&record);
   const TaskScore score = ScoreTask(pointers);
   EXPECT_EQ(score.items, 2);

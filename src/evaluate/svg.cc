@@ -235,7 +235,8 @@ std::string ScatterChart(const std::vector<ChartPoint>& points, bool frontier,
     double ty = py + 4;
     std::array<double, 4> box{};
     for (int attempt = 0; attempt < 12; ++attempt) {
-      const double offset = (attempt + 1) / 2 * 13.0 * (attempt % 2 == 0 ? 1 : -1);
+      const int rows = (attempt + 1) / 2;  // 0, 1, 1, 2, 2, ... lines below and above in turn
+      const double offset = 13.0 * rows * (attempt % 2 == 0 ? 1 : -1);
       ty = py + 4 + offset;
       const double x0 = left ? px - 8 - width : px + 8;
       box = {x0, ty - 10, x0 + width, ty + 3};

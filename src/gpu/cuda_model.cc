@@ -708,7 +708,7 @@ Status CudaDecoder::RunTap(int layer, const Pass& pass, std::span<const ForwardI
 }
 
 Status CudaDecoder::Compute(std::span<const ForwardItem> items, Planned* planned) {
-  if (const Status status = Prepare(items); !status.ok()) {
+  if (Status status = Prepare(items); !status.ok()) {
     // What was queued must not meet pages that are freed and given out again.
     OSCAR_RETURN_IF_ERROR(pages_->Flush());
     return status;

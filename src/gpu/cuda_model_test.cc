@@ -219,6 +219,7 @@ TEST_P(BatchTest, TogetherAsAlone) {
   for (int32_t t = 0; t < 5; ++t) {
     const int32_t token = 100 + t;
     std::vector<ForwardItem> items;
+    items.reserve(caches.size());
     for (SequenceCache& cache : caches) items.push_back({&cache, {&token, 1}, false, 1});
     std::vector<float> logits(items.size() * vocab);
     const Status status = gpu.model->Forward(items, logits);

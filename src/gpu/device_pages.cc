@@ -82,9 +82,9 @@ Status DevicePages::PrepareSealing(const CacheConfig& config, const cuda::Attent
     cuda::AttentionShape one = shape;
     if (!uniform) one.num_kv_heads = one.num_q_heads = 1;
     for (int head = 0; head < (uniform ? 1 : shape.num_kv_heads); ++head) {
-      OSCAR_ASSIGN_OR_RETURN(cuda::PageSeal seal,
+      OSCAR_ASSIGN_OR_RETURN(const cuda::PageSeal seal,
                              cuda::PageSeal::Create(one, heads[static_cast<size_t>(head)]));
-      runs_.push_back({std::move(seal), layer, 1, uniform ? -1 : head});
+      runs_.push_back({seal, layer, 1, uniform ? -1 : head});
     }
   }
   return {};
