@@ -2,6 +2,7 @@
 // long, nobody else is kept waiting.
 #include "server/http_server.h"
 
+#include <fmt/core.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -188,8 +189,8 @@ TEST(HttpServer, RefusedBodiesAreNotRequests) {
   for (const std::string& head :
        {std::string("POST /nope HTTP/1.1\r\n"), std::string("GET /health HTTP/1.1\r\n")}) {
     RawClient client(server.http->port());
-    client.Send(head + "Host: x\r\nContent-Length: " + std::to_string(smuggled.size()) +
-                "\r\n\r\n" + smuggled);
+    client.Send(
+        fmt::format("{}Host: x\r\nContent-Length: {}\r\n\r\n{}", head, smuggled.size(), smuggled));
     client.ReadReply();
     EXPECT_TRUE(client.WaitClosed());
     EXPECT_EQ(client.buffer().find("HTTP/1.1"), std::string::npos);

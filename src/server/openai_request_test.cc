@@ -284,9 +284,9 @@ TEST(CompletionRequest, FourShapesOfPrompt) {
   EXPECT_THAT(ParseCompletion({{"prompt", {1, 2}}})->prompts[0].tokens, ElementsAre(1, 2));
   const auto lists = ParseCompletion({{"prompt", {{1, 2}, {3}}}});
   EXPECT_THAT(lists->prompts[1].tokens, ElementsAre(3));
-  for (const Json& bad :
-       {Json(5), Json::array(), Json({1, "a"}), Json({100}), Json({-1}), Json({1.5}),
-        Json({Json::array({"a"})}), Json({nullptr}), Json(std::vector<std::string>(65, "x"))}) {
+  for (const Json& bad : {Json(5), Json::array(), Json::array({1, "a"}), Json::array({100}),
+                          Json::array({-1}), Json::array({1.5}), Json::array({Json::array({"a"})}),
+                          Json::array({nullptr}), Json(std::vector<std::string>(65, "x"))}) {
     const auto request = ParseCompletion({{"prompt", bad}});
     ASSERT_FALSE(request.has_value()) << bad;
     EXPECT_EQ(request.error().param, "prompt") << bad;

@@ -66,7 +66,7 @@ Json ChatLogprobs(const std::vector<LogprobEntry>& entries) {
 
 // Parts of characters are spelled out ("bytes:\xe2\x82"), so that different tokens stay different.
 std::string CompletionToken(std::string_view bytes) {
-  const std::string readable = Readable(bytes);
+  std::string readable = Readable(bytes);
   if (readable == bytes) return readable;
   std::string out = "bytes:";
   for (const char c : bytes) out += fmt::format("\\x{:02x}", static_cast<unsigned char>(c));
