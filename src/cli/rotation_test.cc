@@ -49,7 +49,7 @@ class RotationCommand : public testing::Test {
       return InvalidArgument(std::string("usage: ") + error.what());
     }
     testing::internal::CaptureStdout();
-    const Status status = run();
+    Status status = run();
     std::fflush(stdout);
     output_ = testing::internal::GetCapturedStdout();
     return status;

@@ -45,7 +45,7 @@ TEST(Sampler, FiltersKeepExactlyTheRightTokens) {
   for (size_t i = 0; i < ids.size(); ++i) {
     logits[static_cast<size_t>(ids[i])] = -static_cast<float>(i) * std::log(2.0f);
   }
-  const auto drawn = [&](SamplingOptions options) {
+  const auto drawn = [&](const SamplingOptions& options) {
     Sampler sampler(options);
     std::set<int32_t> seen;
     for (int i = 0; i < 3000; ++i) seen.insert(sampler.Sample(logits));

@@ -309,7 +309,7 @@ TEST_F(SafetensorsFiles, OpeningDoesNotReadTheData) {
 
 class Checkpoints : public SafetensorsFiles {
  protected:
-  void WriteShard(const std::string& name, std::vector<size_t> which) {
+  void WriteShard(const std::string& name, const std::vector<size_t>& which) {
     std::vector<TensorView> tensors;
     for (const size_t i : which) tensors.push_back(tensors_[i]);
     ASSERT_TRUE(WriteSafetensors(directory_ / name, tensors).ok());
