@@ -218,8 +218,8 @@ TEST_F(SafetensorsFiles, WritesTheseBytes) {
 }
 
 TEST_F(SafetensorsFiles, BadArgumentsLeaveNoFile) {
-  const auto write = [&](std::vector<TensorView> tensors,
-                         std::map<std::string, std::string> metadata = {}) {
+  const auto write = [&](const std::vector<TensorView>& tensors,
+                         const std::map<std::string, std::string>& metadata = {}) {
     const Status status = WriteSafetensors(directory_ / "m", tensors, metadata);
     EXPECT_EQ(NumFiles(), 0u);
     return status.message();

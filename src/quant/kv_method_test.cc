@@ -179,7 +179,8 @@ TEST(KvMethod, OptionsOverrideAndAreChecked) {
   EXPECT_EQ(m->sink_tokens, 0);
   EXPECT_EQ(m->recent_tokens, 512);
 
-  const auto refused = [](KvMethodOptions o, const std::string& param, const std::string& text) {
+  const auto refused = [](const KvMethodOptions& o, const std::string& param,
+                          const std::string& text) {
     const auto result = MakeKvMethod(o);
     ASSERT_FALSE(result.has_value()) << text;
     EXPECT_EQ(result.error().code(), StatusCode::kInvalidArgument);
