@@ -11,7 +11,6 @@
 namespace oscar::server {
 namespace {
 
-using testing::ElementsAre;
 using testing::HasSubstr;
 
 // JSON of every data frame; checks the framing on the way.

@@ -10,7 +10,6 @@
 namespace oscar::server {
 namespace {
 
-using testing::ElementsAre;
 
 // The specification: cut at the match that ends first, of those the longest.
 std::pair<std::string, bool> Cut(const std::string& text, const std::vector<std::string>& stops) {
