@@ -1,5 +1,6 @@
 // The decoder on one CUDA device: fp32 residual stream, BF16 activations and weights, fp32 sums;
-// attention straight from the pages.
+// attention straight from the pages. Longer than most files: planning, capturing and running a pass
+// share the state of one class, and a split would only move it into a header.
 #include "gpu/cuda_model.h"
 
 #include <cuda_runtime_api.h>
