@@ -10,7 +10,6 @@
 namespace oscar::server {
 namespace {
 
-
 // The specification: cut at the match that ends first, of those the longest.
 std::pair<std::string, bool> Cut(const std::string& text, const std::vector<std::string>& stops) {
   size_t best_end = std::string::npos, best_start = 0;
