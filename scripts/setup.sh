@@ -6,13 +6,13 @@
 set -euo pipefail
 
 packages=(
-  g++ cmake ninja-build pkg-config
+  g++ cmake ninja-build pkg-config ccache
   libeigen3-dev nlohmann-json3-dev libfmt-dev libspdlog-dev libcli11-dev libexpected-dev
   libzip-dev libpcre2-dev libutf8proc-dev libxxhash-dev libhwy-dev libcpp-httplib-dev libssl-dev
   zlib1g-dev
 )
 test_packages=(
-  ccache libgtest-dev libgmock-dev libbenchmark-dev xz-utils
+  libgtest-dev libgmock-dev libbenchmark-dev xz-utils
   python3 python3-pytest python3-httpx python3-prometheus-client
 )
 case "${1:-}" in

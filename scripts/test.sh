@@ -6,8 +6,8 @@ cd "$(dirname "$0")/.."
 
 scripts/setup.sh
 echo "test: building"
-# scripts/demo.sh may have left tests out.
-cmake --preset release -DBUILD_TESTING=ON -DOSCAR_BUILD_BENCHMARKS=ON
+# scripts/demo.sh may have left tests and CUDA out.
+cmake --preset release -DOSCAR_CUDA=AUTO -DBUILD_TESTING=ON -DOSCAR_BUILD_BENCHMARKS=ON
 cmake --build --preset release
 echo "test: running"
 ctest --preset release
