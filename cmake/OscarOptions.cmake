@@ -1,7 +1,7 @@
 # Options and compile flags common to every target.
 set(OSCAR_CUDA "AUTO" CACHE STRING "Build the CUDA backend: AUTO (where nvcc is found), ON (required) or OFF")
 set_property(CACHE OSCAR_CUDA PROPERTY STRINGS AUTO ON OFF)
-set(OSCAR_CUDA_ARCHITECTURES "90a" CACHE STRING "CUDA architectures, e.g. \"80;89;90a;100;120\"")
+set(OSCAR_CUDA_ARCHITECTURES "" CACHE STRING "CUDA architectures, e.g. \"80;89;90a;100;120\"; empty: those of this machine's GPUs, 90a where it has none")
 set(OSCAR_SANITIZE "" CACHE STRING "Sanitizers, e.g. address,undefined or thread")
 option(OSCAR_BUILD_BENCHMARKS "Build bench/ (Google Benchmark)" ON)
 option(OSCAR_BUILD_FUZZERS "Build tests/fuzz (needs clang)" OFF)
