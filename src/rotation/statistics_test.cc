@@ -341,7 +341,7 @@ TEST(StatisticsTest, BadDataIsAnError) {
     ASSERT_TRUE(statistics.EndPass().ok());
     const Status status = statistics.EndPass();
     EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
-    EXPECT_NE(status.message().find("8"), std::string::npos) << status.message();
+    EXPECT_NE(status.message().find('8'), std::string::npos) << status.message();
   }
   {  // sequence lengths that do not add up
     LayerStatistics statistics(5, kShape, OptionsOf("qqt_sst_exact", Composition::kPlain, false));
