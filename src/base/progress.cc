@@ -85,6 +85,7 @@ void Progress::Add(uint64_t amount) {
   const double wait = terminal_.is_tty ? kTtySeconds : kPlainSeconds;
   if (visible_ && Seconds(now - shown_) < wait) return;
   visible_ = true;
+  if (!terminal_.is_tty && total_ > 0 && done_ >= total_) return;  // Finish() says so, once
   shown_ = now;
   Show(now, /*last=*/false);
 }

@@ -45,6 +45,16 @@ TEST(Progress, PlainLinesEveryFiveSeconds) {
             "fit: 100 of 100 layers (100%), 8 layers/s, 12.5 s\n");
 }
 
+TEST(Progress, TheEndIsSaidOnce) {
+  FakeTerminal terminal;
+  {
+    Progress progress("fit", 9, "layers", terminal.Make(false));
+    terminal.Advance(3);
+    progress.Add(9);
+  }
+  EXPECT_EQ(terminal.text, "fit: 9 of 9 layers (100%), 3 layers/s, 3.0 s\n");
+}
+
 TEST(Progress, TerminalLineIsRewrittenAndFitsTheWidth) {
   FakeTerminal terminal;
   {
