@@ -35,6 +35,9 @@ struct ModelOptions {
   std::optional<float> k_clip, v_clip;
   // Prompt tokens seen exactly together; a multiple of 64.
   int prefill_cell = 4096;
+  // Windows end at the token instead of at the page of 64, as methods are defined on paper: for
+  // evaluation, on the CPU.
+  bool token_windows = false;
   // Bytes of cache pages; 0 takes most of what is free.
   uint64_t kv_memory = 0;
   // Tokens of context; 0 takes the model's own limit.

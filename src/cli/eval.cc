@@ -35,6 +35,7 @@ struct EvalArguments {
   std::vector<int64_t> lengths = {4096};
   fs::path haystack;
   std::string prefill = "method";
+  std::string windows = "pages";
   std::string prose;
   int prose_windows = 8;
   std::string limit = "0";
@@ -173,6 +174,7 @@ Status RunEval(const EvalArguments& arguments) {
   options.prefill = arguments.prefill == "exact"  ? EvalPrefill::kExact
                     : arguments.prefill == "cell" ? EvalPrefill::kCell
                                                   : EvalPrefill::kMethod;
+  options.model.token_windows = arguments.windows == "tokens";
   options.want_answers = !arguments.strict_only;
   options.seed = arguments.sampling.seed.value_or(0);
   if (!arguments.prose.empty()) options.prose = arguments.prose;
@@ -265,6 +267,12 @@ void AddEvalCommand(CLI::App& app, RunFunction& run) {
                    "once in BF16 and shared; exact: the whole prompt is")
       ->capture_default_str()
       ->check(CLI::IsMember({"method", "cell", "exact"}));
+  command
+      ->add_option("--windows", arguments->windows,
+                   "Where the BF16 window ends. pages: as stored, 64 tokens leave it together; "
+                   "tokens: at the token, as methods are defined (slower, CPU)")
+      ->capture_default_str()
+      ->check(CLI::IsMember({"pages", "tokens"}));
   command->add_flag("--strict-only", arguments->strict_only,
                     "Stop an item at its first wrong token: no answer score");
   command

@@ -1,20 +1,15 @@
 // The rotation commands through their command lines.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <unistd.h>
 
-#include <CLI/App.hpp>
-#include <CLI/Config.hpp>
-#include <CLI/Formatter.hpp>
 #include <cmath>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include "base/file.h"
 #include "base/json.h"
-#include "base/log.h"
 #include "base/rng.h"
-#include "cli/command.h"
+#include "cli/command_test_util.h"
 #include "rotation/dump.h"
 #include "rotation/rotation_file.h"
 
@@ -24,37 +19,10 @@ namespace {
 namespace fs = std::filesystem;
 using testing::HasSubstr;
 
-class RotationCommand : public testing::Test {
+class RotationCommand : public CommandTest {
  protected:
-  void SetUp() override {
-    SetLogLevel(LogLevel::kError);
-    std::string name = (fs::temp_directory_path() / "oscar_cli_XXXXXX").string();
-    ASSERT_NE(mkdtemp(name.data()), nullptr);
-    dir_ = name;
-  }
-  void TearDown() override {
-    std::error_code error;
-    fs::remove_all(dir_, error);
-    SetLogLevel(LogLevel::kInfo);
-  }
+  RotationCommand() : CommandTest(AddRotationCommand, "rotation") {}
 
-  // Runs "oscar rotation <arguments>"; stdout is kept in output_.
-  Status Run(const std::string& arguments) {
-    CLI::App app{"test", "oscar"};
-    RunFunction run;
-    AddRotationCommand(app, run);
-    try {
-      app.parse("rotation " + arguments, false);
-    } catch (const CLI::ParseError& error) {
-      return InvalidArgument(std::string("usage: ") + error.what());
-    }
-    testing::internal::CaptureStdout();
-    Status status = run();
-    std::fflush(stdout);
-    output_ = testing::internal::GetCapturedStdout();
-    return status;
-  }
-  std::string Path(const std::string& name) const { return (dir_ / name).string(); }
   std::string Bytes(const std::string& name) const {
     return ReadFile(dir_ / name, uint64_t{1} << 28).value();
   }
@@ -75,9 +43,6 @@ class RotationCommand : public testing::Test {
       ASSERT_TRUE(writer.Write(layer, {40, q, k, v, lengths}).ok());
     }
   }
-
-  fs::path dir_;
-  std::string output_;
 };
 
 const std::string kZoo =

@@ -2,19 +2,14 @@
 // the model's.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <unistd.h>
 
-#include <CLI/App.hpp>
-#include <CLI/Config.hpp>
-#include <CLI/Formatter.hpp>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <numeric>
 
 #include "base/file.h"
-#include "base/log.h"
-#include "cli/command.h"
+#include "cli/command_test_util.h"
 #include "engine/loaded_model.h"
 #include "rotation/rotation_file.h"
 
@@ -24,48 +19,22 @@ namespace {
 namespace fs = std::filesystem;
 using testing::HasSubstr;
 
-class ZooCommand : public testing::Test {
+class ZooCommand : public CommandTest {
  protected:
+  ZooCommand() : CommandTest(AddZooCommand, "zoo") {}
   void SetUp() override {
-    SetLogLevel(LogLevel::kError);
-    std::string name = (fs::temp_directory_path() / "oscar_zoo_XXXXXX").string();
-    ASSERT_NE(mkdtemp(name.data()), nullptr);
-    dir_ = name;
+    CommandTest::SetUp();
     fs::create_directories(dir_ / "zoo/demo");
     fs::create_directories(dir_ / "zoo/other/deep");
     fs::create_directories(dir_ / "zoo/empty");
     ASSERT_TRUE(WriteRotationFile(dir_ / "zoo/demo/rotation.safetensors", Hadamard(8, 128)).ok());
     ASSERT_TRUE(WriteZooPair(dir_ / "zoo/other/deep", Hadamard(4, 64)).has_value());
   }
-  void TearDown() override {
-    std::error_code error;
-    fs::remove_all(dir_, error);
-    SetLogLevel(LogLevel::kInfo);
-  }
   static Rotation Hadamard(int num_layers, int head_dim) {
     std::vector<int> layers(static_cast<size_t>(num_layers));
     std::iota(layers.begin(), layers.end(), 0);
     return *MakeDataFreeRotation("hadamard", layers, head_dim);
   }
-  Status Run(const std::string& arguments) {
-    CLI::App app{"test", "oscar"};
-    RunFunction run;
-    AddZooCommand(app, run);
-    try {
-      app.parse("zoo " + arguments, false);
-    } catch (const CLI::ParseError& error) {
-      return InvalidArgument(std::string("usage: ") + error.what());
-    }
-    testing::internal::CaptureStdout();
-    Status status = run();
-    std::fflush(stdout);
-    output_ = testing::internal::GetCapturedStdout();
-    return status;
-  }
-  std::string Path(const std::string& name) const { return (dir_ / name).string(); }
-
-  fs::path dir_;
-  std::string output_;
 };
 
 TEST_F(ZooCommand, ListsWhatLiesBelow) {

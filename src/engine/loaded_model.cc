@@ -130,6 +130,7 @@ Result<std::unique_ptr<LoadedModel>> LoadedModel::Plan(const ModelOptions& optio
   plan.k_clip = options.k_clip;
   plan.v_clip = options.v_clip;
   plan.prefill_cell = options.prefill_cell;
+  plan.token_windows = options.token_windows;
   if (!options.rotation.empty()) {
     OSCAR_ASSIGN_OR_RETURN(plan.rotation, LoadRotation(options.rotation));
     loaded->rotation_model_ = plan.rotation->info.model_fingerprint;
@@ -163,7 +164,11 @@ Result<std::unique_ptr<LoadedModel>> LoadedModel::Plan(const ModelOptions& optio
 
 // Makes the plan in the order of pages that the device reads.
 Status LoadedModel::ChooseDevice(const ModelOptions& options, const KvPlanOptions& plan) {
-  if (options.device != Device::kCpu) {
+  if (options.token_windows && options.device == Device::kCuda) {
+    return InvalidArgument("--device cuda: windows that end at the token need --device cpu")
+        .WithParam("device");
+  }
+  if (options.device != Device::kCpu && !options.token_windows) {
     const Result<CudaDevice> found = FindCudaDevice();
     Status refused = found.has_value() ? Status() : found.error();
     if (found.has_value()) {

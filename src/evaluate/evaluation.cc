@@ -253,6 +253,7 @@ Status Evaluator::HashSettings() {
                                       options_.prefill == EvalPrefill::kCell ? " shared" : ""),
                     m.rope_scaling, options_.want_answers, options_.seed);
     if (plan->device() == Device::kCuda) text += "|cuda";
+    if (plan->kv().token_window() > 0) text += "|token windows";
     state.settings = HashText(text, 0);
     const ModelSpec& spec = plan->spec();
     state.score.label = state.method->label;
@@ -456,6 +457,7 @@ EvalResults Evaluator::Collect() const {
   out.spectra = spectra_;
   out.settings = {{"seed", std::to_string(options_.seed)},
                   {"decoding", DescribeSampling(options_.suite)},
+                  {"windows", options_.model.token_windows ? "end at the token" : "end at pages"},
                   {"text", windows_.empty() ? std::string("none")
                                             : fmt::format("{} windows of {} tokens, cell 64",
                                                           windows_.size(), options_.prose_tokens)}};

@@ -75,6 +75,62 @@ TEST(SequenceRunner, BatchesScoreAsSingleGenerations) {
   }
 }
 
+// With cells of one page a prompt's tokens see what generated ones see, and windows that end at the
+// token do not depend on how the tokens came.
+TEST(TokenWindows, AreAFunctionOfPositionsAlone) {
+  const std::vector<int32_t> prompt = Prompt(330, 5);
+  const auto vocab = size_t{8192};
+  for (const char* kv : {"quarot", "turboquant", "kivi-sink", "oscar+"}) {
+    ModelOptions options = Options(kv, 64);
+    options.token_windows = true;
+    if (std::string(kv) == "oscar+") options.recent = 128;
+    auto model = LoadedModel::Load(options);
+    ASSERT_TRUE(model.has_value()) << model.error().ToString();
+    const auto read = [&](size_t chunk, bool is_prompt, size_t from) {
+      SequenceCache cache((*model)->kv().cache(), (*model)->pool());
+      std::vector<float> all;
+      for (size_t at = 0; at < prompt.size();) {
+        const size_t count =
+            is_prompt || at < from ? std::min({chunk, 64 - at % 64, prompt.size() - at}) : 1;
+        const ForwardItem item{&cache, std::span(prompt).subspan(at, count), is_prompt || at < from,
+                               static_cast<int>(count)};
+        std::vector<float> logits(count * vocab);
+        EXPECT_TRUE((*model)->model().Forward({&item, 1}, logits).ok());
+        all.insert(all.end(), logits.begin(), logits.end());
+        at += count;
+      }
+      return all;
+    };
+    const std::vector<float> whole = read(64, true, 0);
+    EXPECT_EQ(read(13, true, 0), whole) << kv;
+    EXPECT_EQ(read(64, false, 130), whole) << kv;  // the rest as if generated
+    // And they differ from windows that end at pages where those hold more.
+    options.token_windows = false;
+    model = LoadedModel::Load(options);
+    ASSERT_TRUE(model.has_value());
+    const std::vector<float> paged = read(64, true, 0);
+    const size_t last = (prompt.size() - 1) * vocab;
+    EXPECT_FALSE(std::equal(paged.begin() + static_cast<std::ptrdiff_t>(last), paged.end(),
+                            whole.begin() + static_cast<std::ptrdiff_t>(last)))
+        << kv;
+  }
+}
+
+TEST(TokenWindows, RefuseWhatCannotBeShown) {
+  ModelOptions options = Options("kivi-sink", 64);
+  options.token_windows = true;
+  options.recent = 64;
+  const auto narrow = LoadedModel::Plan(options);
+  ASSERT_FALSE(narrow.has_value());
+  EXPECT_NE(narrow.error().message().find("128 tokens together"), std::string::npos)
+      << narrow.error().ToString();
+  options.recent.reset();
+  options.device = Device::kCuda;
+  const auto device = LoadedModel::Plan(options);
+  ASSERT_FALSE(device.has_value());
+  EXPECT_NE(device.error().message().find("--device cpu"), std::string::npos);
+}
+
 // A prompt handed over must be what the method would have read in one cell, up to one rounding.
 TEST(SequenceRunner, SharedPromptsAreAsOwnOnes) {
   auto plain = LoadedModel::Load(Options("bf16", 4096));

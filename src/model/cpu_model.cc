@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstring>
 
 #include "base/check.h"
 #include "base/progress.h"
@@ -65,7 +66,7 @@ class CpuModel : public Model {
   int max_batch_tokens() const override { return options_.max_batch_tokens; }
   Status SetTap(QkvTap tap) override;
   Status Forward(std::span<const ForwardItem> items, std::span<float> logits) override;
-  bool CanReadByLayer() const override { return true; }
+  bool CanReadByLayer() const override { return plan_.token_window() == 0; }
   Result<std::unique_ptr<CellRead>> StartCell(SequenceCache& cache,
                                               std::span<const int32_t> tokens) override;
   Result<bool> ContinueCell(CellRead& read, int64_t row_layers, std::span<float> logits) override;
@@ -94,6 +95,7 @@ class CpuModel : public Model {
   void RotateAndStore(int layer, size_t row);
   void ProjectAndStore(int index, std::span<const ForwardItem> items);
   void Attend(int layer, std::span<const ForwardItem> items);
+  void ShowAsStored(int layer, std::span<const ForwardItem> items);
   void ReportTap(int layer, std::span<const ForwardItem> items);
   void WriteLogits(std::span<const ForwardItem> items, std::span<float> logits);
 
@@ -119,6 +121,13 @@ class CpuModel : public Model {
   std::vector<Row> rows_;
   std::vector<simd::DecodeQuery> decode_;
   std::vector<simd::PrefillQuery> prefill_;
+  // KvPlan::token_window: one a sequence, pages by one layer.
+  struct StoredView {
+    int64_t first_page = 0;
+    std::vector<std::byte> open, sealed;
+    std::vector<const std::byte*> pages;
+  };
+  std::vector<StoredView> views_;
   // [rows, ...], grown to the largest batch seen.
   AlignedBuffer<float> x_, normed_, qkv_, attended_, gate_up_, product_, cos_, sin_;
   simd::GemmWorkspace gemm_;
@@ -393,18 +402,72 @@ simd::AttentionLayer CpuModel::AttentionOf(int layer) const {
           head_.path() != simd::GemmPath::kFma};
 }
 
+// The page in which the window ends, and those that are stored with it, as they would be stored.
+void CpuModel::ShowAsStored(int layer, std::span<const ForwardItem> items) {
+  const CacheConfig& config = plan_.cache();
+  const auto& sealer = dynamic_cast<const HostPageSealer&>(*config.sealer);
+  const int64_t together = sealer.pages_together(), sink = config.sink / kPageTokens;
+  const size_t open_bytes = config.open.layout(layer).block_bytes();
+  const size_t open_layer = open_bytes * static_cast<size_t>(spec_.num_kv_heads);
+  const size_t sealed_layer =
+      config.sealed.layout(layer).block_bytes() * static_cast<size_t>(spec_.num_kv_heads);
+  views_.resize(std::max(views_.size(), items.size()));
+  threads_.ParallelFor(static_cast<int64_t>(items.size()), [&](int64_t unit, int) {
+    const ForwardItem& item = items[static_cast<size_t>(unit)];
+    StoredView& view = views_[static_cast<size_t>(unit)];
+    view.pages.clear();
+    // Prompts see the whole of a cell that is longer than a page as it was written.
+    if (item.is_prompt && config.cell > kPageTokens) return;
+    const SequenceCache& cache = *item.cache;
+    const int64_t end = cache.length() + static_cast<int64_t>(item.tokens.size());
+    const int64_t last = (end - 1 - plan_.token_window()) / kPageTokens;  // tokens of one page
+    if (end - 1 < plan_.token_window() || last < sink || cache.is_sealed(last)) return;
+    view.first_page = sink + (last - sink) / together * together;
+    view.open.resize(static_cast<size_t>(together) * open_layer);
+    view.sealed.resize(static_cast<size_t>(together) * sealed_layer);
+    std::vector<const std::byte*> from;
+    std::vector<std::byte*> to;
+    for (int64_t i = 0; i < together; ++i) {
+      const int64_t page = view.first_page + i;
+      const std::byte* source = cache.page_table()[page] + config.open.BlockOffset(layer, 0);
+      const int64_t used = std::min<int64_t>(end - page * kPageTokens, kPageTokens);
+      if (used < kPageTokens) {
+        // Rows to come are not numbers yet.
+        std::byte* const copy = view.open.data() + static_cast<size_t>(i) * open_layer;
+        std::memset(copy, 0, open_layer);
+        for (size_t half = 0; half < 2 * static_cast<size_t>(spec_.num_kv_heads); ++half) {
+          const size_t at = half * open_bytes / 2;
+          std::memcpy(copy + at, source + at, static_cast<size_t>(used) * dim() * sizeof(Bf16));
+        }
+        source = copy;
+      }
+      from.push_back(source);
+      to.push_back(view.sealed.data() + static_cast<size_t>(i) * sealed_layer);
+      view.pages.push_back(to.back());
+    }
+    sealer.Seal(layer, from, to);
+  });
+}
+
 void CpuModel::Attend(int layer, std::span<const ForwardItem> items) {
   const simd::AttentionLayer shared = AttentionOf(layer);
   decode_.clear();
   prefill_.clear();
+  const bool to_the_token = plan_.token_window() > 0;
+  if (to_the_token) ShowAsStored(layer, items);
   size_t row = 0;
   for (const ForwardItem& item : items) {
     const simd::SequencePages pages{item.cache->page_table(), item.cache->sealed_flags()};
     const float* q = qkv_.data() + row * qkv_width();
     float* out = attended_.data() + row * q_width();
-    if (item.is_prompt) {
+    if (item.is_prompt || to_the_token) {
       prefill_.push_back({pages, item.cache->length(), static_cast<int>(item.tokens.size()), q,
                           qkv_width(), out, q_width()});
+      if (to_the_token) {
+        const StoredView& view = views_[static_cast<size_t>(&item - items.data())];
+        prefill_.back().window = {view.pages.data(), view.first_page,
+                                  static_cast<int>(view.pages.size()), plan_.token_window()};
+      }
     } else {
       decode_.push_back({pages, item.cache->length() + 1, q, out});
     }

@@ -181,6 +181,18 @@ Result<std::unique_ptr<KvPlan>> KvPlan::Make(const ModelSpec& spec, const KvPlan
     plan->rules_ = std::move(rules);
   }
   plan->cache_->sealer = plan->sealer_.get();
+  if (options.token_windows && plan->sealer_ != nullptr) {
+    // A row can only be shown as stored when the rows it is stored with exist.
+    const int together =
+        std::max(method.k_quantizer->tokens_per_block(), method.v_quantizer->tokens_per_block());
+    if (together > 1 && method.recent_tokens < method.block_tokens) {
+      return Unexpected(InvalidArgument(fmt::format(
+          "a recent window of {} tokens that ends at the token: {} quantises {} tokens together; "
+          "widen the window to that, or let it end at pages",
+          method.recent_tokens, method.name, method.block_tokens)));
+    }
+    plan->token_window_ = std::max(1, method.recent_tokens);
+  }
   return plan;
 }
 

@@ -25,6 +25,11 @@ struct KvPlanOptions {
   std::optional<int> group_dims, sink, recent;
   std::optional<float> k_clip, v_clip;
   int prefill_cell = 4096;
+  // Windows end at the token instead of at the page: a query sees exactly the `recent` newest
+  // tokens (itself at least) as written and all others after the sink as stored, which is how
+  // methods are defined on paper. The open pages' rows are quantised anew for every pass to show
+  // them so; what is stored, and its bits, stay the same. For evaluation on the CPU.
+  bool token_windows = false;
   CodeOrder order = CodeOrder::kCpu;
 };
 
@@ -59,6 +64,8 @@ class KvPlan {
   // A device's own sealer, of the same rules; before the first sequence exists.
   void ReplaceSealer(std::unique_ptr<PageSealer> sealer);
   bool uses_calibrated_rotation() const { return calibrated_; }
+  // Tokens of KvPlanOptions::token_windows, at least 1; 0: windows end at pages.
+  int64_t token_window() const { return token_window_; }
   // "oscar+ (Hadamard rotation), real pages, 2.25 history bits".
   std::string Describe() const;
   // Bits per K/V number as stored at a context length, windows and metadata counted.
@@ -70,6 +77,7 @@ class KvPlan {
   KvMethod method_;
   int kv_heads_ = 0, head_dim_ = 0, num_layers_ = 0;
   bool calibrated_ = false;
+  int64_t token_window_ = 0;
   std::vector<SideTransform> k_, v_;
   std::vector<std::vector<PageRules>> rules_;
   std::unique_ptr<CacheConfig> cache_;

@@ -52,6 +52,16 @@ struct DecodeQuery {
   float* out = nullptr;      // [q_heads, head_dim]
 };
 
+// A window whose end is exact to the token: `count` consecutive open pages from `first_page` on lie
+// here in sealed form, too, and a token at position p reads those of their rows that are `tokens`
+// or more positions before it from here, newer ones from the open page.
+struct TokenWindow {
+  const std::byte* const* pages = nullptr;  // [count]: KV head 0's block of this layer
+  int64_t first_page = 0;
+  int count = 0;
+  int64_t tokens = 1;  // >= 1: a token always sees itself as it was written
+};
+
 // A run of consecutive prompt tokens of one sequence: token i, at position first_position + i, sees
 // positions [0, first_position + i].
 struct PrefillQuery {
@@ -62,6 +72,7 @@ struct PrefillQuery {
   size_t q_stride = 0;
   float* out = nullptr;  // the same shape, out_stride elements between tokens
   size_t out_stride = 0;
+  TokenWindow window = {};  // count 0: whole pages are sealed or open
 };
 
 class AttentionWorkspace {

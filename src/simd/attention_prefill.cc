@@ -23,6 +23,9 @@ constexpr int kMaxRows = 256;
 // products. A multiple of kBlockRows.
 constexpr int kRowsAtOnce = 48;
 constexpr float kInt16Limit = 32767.0f;
+// Logit of a row that a token sees in the page's other form. Finite, because a token may see none
+// of a form: what that adds is gone as soon as a real logit comes, of which the other form has one.
+constexpr float kUnseen = -1e30f;
 
 // One thread's memory. Rows are (token, head), head the faster index.
 struct Scratch {
@@ -263,6 +266,7 @@ HWY_NOINLINE void PlainValues(int dims, const Scratch& s, int first, int end) {
 }
 
 enum class Weights : uint8_t { kFloat, kBf16, kCodes };
+enum class PageRows : uint8_t { kAll, kBeforeWindow, kInWindow };
 
 #if HWY_TARGET == HWY_AVX3
 // Rounds to BF16, stores, and gives back what was stored.
@@ -394,12 +398,10 @@ void PrefillBlock(const AttentionLayer& layer, const PrefillQuery& query, int kv
 
   const int64_t block_start = query.first_position + first;
   const int64_t last_position = block_start + count - 1;
-  for (int64_t page = 0; page * kPageTokens <= last_position; ++page) {
-    const bool sealed = query.sequence.is_sealed[page] != 0;
-    const PageLayout& layout = sealed ? layer.sealed : layer.open;
-    const std::byte* block = query.sequence.pages[page] +
-                             (sealed ? layer.sealed_offset : layer.open_offset) +
-                             static_cast<size_t>(kv_head) * layout.block_bytes();
+  // Rows of one page, in one of its forms. Token p sees positions of it up to p, less those that
+  // `window` gives to the other form.
+  const auto read_page = [&](int64_t page, const std::byte* block, const PageLayout& layout,
+                             PageRows seen) HWY_ATTR {
     const int64_t page_start = page * kPageTokens;
     // Tokens before this page's start see nothing of it.
     const int skip = static_cast<int>(std::clamp<int64_t>(page_start - block_start, 0, count));
@@ -408,8 +410,18 @@ void PrefillBlock(const AttentionLayer& layer, const PrefillQuery& query, int kv
     const auto mask = [&](int row, int end) {
       for (int r = row; r < end; ++r) {
         const int64_t visible = block_start + r / heads + 1 - page_start;
-        if (visible >= kPageTokens) return;
-        for (int64_t t = visible; t < kPageTokens; ++t) s.p[r * kPageTokens + t] = kEmptyMax;
+        float* const p = s.p + r * kPageTokens;
+        if (seen == PageRows::kAll) {
+          if (visible >= kPageTokens) return;
+          for (int64_t t = visible; t < kPageTokens; ++t) p[t] = kEmptyMax;
+          continue;
+        }
+        const auto end_of_page = static_cast<int>(std::min<int64_t>(visible, kPageTokens));
+        const auto end_of_old =
+            static_cast<int>(std::clamp<int64_t>(visible - query.window.tokens, 0, kPageTokens));
+        const bool is_old = seen == PageRows::kBeforeWindow;
+        for (int t = 0; t < (is_old ? 0 : end_of_old); ++t) p[t] = kUnseen;
+        for (int t = is_old ? end_of_old : end_of_page; t < kPageTokens; ++t) p[t] = kUnseen;
       }
     };
     if (layout.kind() == PageKind::kBf16) {
@@ -436,7 +448,7 @@ void PrefillBlock(const AttentionLayer& layer, const PrefillQuery& query, int kv
         Softmax<kBf16 ? Weights::kBf16 : Weights::kFloat>(s, row, end, 0);
         PlainValues<kBf16>(dims, s, row, end);
       }
-      continue;
+      return;
     }
     if (layout.kind() == PageKind::kInt2) {
       UnpackCodes<2>(layout, block, s.k_pairs, s.v_pairs, s.meta);
@@ -456,6 +468,22 @@ void PrefillBlock(const AttentionLayer& layer, const PrefillQuery& query, int kv
         }
       }
     }
+  };
+  for (int64_t page = 0; page * kPageTokens <= last_position; ++page) {
+    const bool sealed = query.sequence.is_sealed[page] != 0;
+    const PageLayout& layout = sealed ? layer.sealed : layer.open;
+    const std::byte* block = query.sequence.pages[page] +
+                             (sealed ? layer.sealed_offset : layer.open_offset) +
+                             static_cast<size_t>(kv_head) * layout.block_bytes();
+    const int64_t twin = page - query.window.first_page;
+    if (twin < 0 || twin >= query.window.count) {
+      read_page(page, block, layout, PageRows::kAll);
+      continue;
+    }
+    read_page(page,
+              query.window.pages[twin] + static_cast<size_t>(kv_head) * layer.sealed.block_bytes(),
+              layer.sealed, PageRows::kBeforeWindow);
+    read_page(page, block, layout, PageRows::kInWindow);
   }
   for (int r = 0; r < rows; ++r) {
     float* target = query.out + static_cast<size_t>(first + r / heads) * query.out_stride +

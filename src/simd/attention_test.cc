@@ -253,6 +253,119 @@ TEST_P(AttentionTest, PrefillIsTheSameForAnyChunkingAndThreadCount) {
   }
 }
 
+// A window that ends at the token: rows of its pages come in both forms.
+struct WindowedPrompt : Prompt {
+  // The last `twins` pages in sealed form, too, as the window of `tokens` wants them.
+  WindowedPrompt(const AttentionCase& shape, int tokens, int twins, int64_t window)
+      : Prompt(shape, tokens) {
+    const PageLayout& sealed = paged.layer.sealed;
+    const auto rows = static_cast<size_t>(kPageTokens * c.head_dim);
+    const auto heads = static_cast<size_t>(c.kv_heads);
+    const size_t open_bytes = 2 * rows * sizeof(Bf16);
+    const size_t first_page = paged.pages.size() - static_cast<size_t>(twins);
+    for (size_t page = first_page; page < paged.pages.size(); ++page) {
+      auto& out = storage.emplace_back(heads * sealed.block_bytes());
+      for (size_t h = 0; h < heads; ++h) {
+        std::vector<Bf16> block(2 * rows);
+        std::memcpy(block.data(), paged.pages[page] + kOpenOffset + h * open_bytes, open_bytes);
+        for (Bf16& x : block) x = ToFloat(x) == ToFloat(x) ? x : ToBf16(0.0f);  // rows to come
+        EncodePage(sealed, {}, {block.data(), rows}, {block.data() + rows, rows},
+                   {out.data() + h * sealed.block_bytes(), sealed.block_bytes()});
+      }
+    }
+    for (const auto& page : storage) pages.push_back(page.data());
+    view = {pages.data(), static_cast<int64_t>(first_page), twins, window};
+  }
+  std::vector<float> RunWindowed(ThreadPool& pool, const std::vector<int>& chunks) const {
+    AttentionWorkspace workspace;
+    const size_t stride = in.q.size();
+    std::vector<float> out(q.size());
+    int at = 0;
+    for (const int chunk : chunks) {
+      const size_t offset = static_cast<size_t>(at) * stride;
+      const PrefillQuery query{paged.view(), first + at,          chunk,  q.data() + offset,
+                               stride,       out.data() + offset, stride, view};
+      PrefillAttention(pool, workspace, paged.layer, {&query, 1});
+      at += chunk;
+    }
+    return out;
+  }
+  // What the tokens see, row by row, decoded by the scalar codec.
+  std::vector<double> Expected() const {
+    const auto dims = static_cast<size_t>(c.head_dim);
+    std::vector<double> expected(q.size());
+    for (int h = 0; h < c.kv_heads; ++h) {
+      const DenseKv written = DecodeKvHead(c, in, h);
+      DenseKv stored = written;
+      for (int i = 0; i < view.count; ++i) {
+        const size_t rows = kPageTokens * dims;
+        std::vector<float> k(rows), v(rows);
+        DecodePage(paged.layer.sealed,
+                   {view.pages[i] + static_cast<size_t>(h) * paged.layer.sealed.block_bytes(),
+                    paged.layer.sealed.block_bytes()},
+                   k, v);
+        const size_t start = static_cast<size_t>(view.first_page + i) * rows;
+        const size_t known = std::min(rows, written.k.size() - start);
+        std::copy_n(k.begin(), known, stored.k.begin() + static_cast<std::ptrdiff_t>(start));
+        std::copy_n(v.begin(), known, stored.v.begin() + static_cast<std::ptrdiff_t>(start));
+      }
+      for (int token = 0; token < count; ++token) {
+        const int64_t old = std::max<int64_t>(0, first + token + 1 - view.tokens);
+        DenseKv seen = written;
+        std::copy_n(stored.k.begin(), static_cast<size_t>(old) * dims, seen.k.begin());
+        std::copy_n(stored.v.begin(), static_cast<size_t>(old) * dims, seen.v.begin());
+        for (int g = 0; g < c.queries_per_kv; ++g) {
+          const size_t row = static_cast<size_t>(token * c.q_heads() + h * c.queries_per_kv + g);
+          ReferenceAttention({q.data() + row * dims, dims}, seen.k, seen.v, first + token + 1,
+                             in.softmax_scale, {expected.data() + row * dims, dims});
+        }
+      }
+    }
+    return expected;
+  }
+
+  std::vector<std::vector<std::byte>> storage;
+  std::vector<const std::byte*> pages;
+  TokenWindow view;
+};
+
+TEST(PrefillAttention, WindowsThatEndAtATokenMatchTheReference) {
+  ThreadPool one(1), three(3);
+  struct Shape {
+    AttentionCase shape;
+    int tokens, twins;
+    int64_t window;
+  };
+  for (const Shape& s : std::vector<Shape>{
+           // No window: every token but itself, from the first of the sequence on.
+           {{.sink_tokens = 0, .num_pages = 0, .recent_tokens = 50}, 50, 1, 1},
+           {{.num_pages = 2, .recent_tokens = 64}, 64, 1, 1},
+           {{.kind = PageKind::kInt4, .head_dim = 64, .group_dims = 32, .recent_tokens = 33},
+            33,
+            1,
+            1},
+           // A window of two pages and pages that are stored three together.
+           {{.num_pages = 1, .recent_tokens = 180}, 52, 3, 128},
+           {{.kind = PageKind::kBf16, .num_pages = 1, .recent_tokens = 180}, 52, 3, 128}}) {
+    WindowedPrompt prompt(s.shape, s.tokens, s.twins, s.window);
+    const auto dims = static_cast<size_t>(prompt.c.head_dim);
+    const std::vector<double> expected = prompt.Expected();
+    for (const Target target : SupportedTargets()) {
+      const ScopedTarget scope(target);
+      for (const bool bf16 : {false, true}) {
+        prompt.paged.layer.bf16_products = bf16;
+        const auto actual = prompt.RunWindowed(three, {prompt.count});
+        EXPECT_EQ(prompt.RunWindowed(one, {1, prompt.count - 8, 7}), actual);
+        for (size_t at = 0; at < actual.size(); at += dims) {
+          ASSERT_LE(RelativeL2({actual.data() + at, dims}, {expected.data() + at, dims}),
+                    bf16 ? kBf16 : 3e-4)
+              << prompt.c.Name() << " row " << at / dims << " on " << TargetName(target) << bf16;
+        }
+      }
+    }
+  }
+}
+
 TEST(PrefillAttention, InstructionSetsChangeNoBit) {
   ThreadPool pool(2);
   for (const PageKind kind : {PageKind::kInt2, PageKind::kInt4}) {
