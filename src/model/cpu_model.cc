@@ -123,9 +123,8 @@ class CpuModel : public Model {
   std::vector<simd::PrefillQuery> prefill_;
   // KvPlan::token_window: one a sequence, pages by one layer.
   struct StoredView {
-    int64_t first_page = 0;
     std::vector<std::byte> open, sealed;
-    std::vector<const std::byte*> pages;
+    std::vector<const std::byte*> pages;  // by position, null where a page has one form
   };
   std::vector<StoredView> views_;
   // [rows, ...], grown to the largest batch seen.
@@ -402,7 +401,8 @@ simd::AttentionLayer CpuModel::AttentionOf(int layer) const {
           head_.path() != simd::GemmPath::kFma};
 }
 
-// The page in which the window ends, and those that are stored with it, as they would be stored.
+// The page in which the window ends and those that are stored with it, and the page in which the
+// sink ends, as they would be stored.
 void CpuModel::ShowAsStored(int layer, std::span<const ForwardItem> items) {
   const CacheConfig& config = plan_.cache();
   const auto& sealer = dynamic_cast<const HostPageSealer&>(*config.sealer);
@@ -420,32 +420,43 @@ void CpuModel::ShowAsStored(int layer, std::span<const ForwardItem> items) {
     if (item.is_prompt && config.cell > kPageTokens) return;
     const SequenceCache& cache = *item.cache;
     const int64_t end = cache.length() + static_cast<int64_t>(item.tokens.size());
-    const int64_t last = (end - 1 - plan_.token_window()) / kPageTokens;  // tokens of one page
-    if (end - 1 < plan_.token_window() || last < sink || cache.is_sealed(last)) return;
-    view.first_page = sink + (last - sink) / together * together;
-    view.open.resize(static_cast<size_t>(together) * open_layer);
-    view.sealed.resize(static_cast<size_t>(together) * sealed_layer);
-    std::vector<const std::byte*> from;
-    std::vector<std::byte*> to;
-    for (int64_t i = 0; i < together; ++i) {
-      const int64_t page = view.first_page + i;
-      const std::byte* source = cache.page_table()[page] + config.open.BlockOffset(layer, 0);
-      const int64_t used = std::min<int64_t>(end - page * kPageTokens, kPageTokens);
-      if (used < kPageTokens) {
-        // Rows to come are not numbers yet.
-        std::byte* const copy = view.open.data() + static_cast<size_t>(i) * open_layer;
-        std::memset(copy, 0, open_layer);
-        for (size_t half = 0; half < 2 * static_cast<size_t>(spec_.num_kv_heads); ++half) {
-          const size_t at = half * open_bytes / 2;
-          std::memcpy(copy + at, source + at, static_cast<size_t>(used) * dim() * sizeof(Bf16));
+    const int64_t last_old = end - 1 - plan_.token_window();  // that the last token sees stored
+    if (last_old < 0) return;
+    view.open.resize(open_layer);
+    view.sealed.resize(static_cast<size_t>(2 * together) * sealed_layer);
+    view.pages.resize(static_cast<size_t>(cache.num_pages()));
+    // `count` pages from `first` on, which are stored with one another.
+    const auto show = [&](int64_t first, int64_t count, std::byte* out) {
+      std::vector<const std::byte*> from;
+      std::vector<std::byte*> to;
+      for (int64_t i = 0; i < together; ++i) {
+        const int64_t page = first + std::min(i, count - 1);
+        const std::byte* source = cache.page_table()[page] + config.open.BlockOffset(layer, 0);
+        const int64_t used = std::min<int64_t>(end - page * kPageTokens, kPageTokens);
+        if (used < kPageTokens) {
+          // Rows to come are not numbers yet. Only the newest page has some.
+          std::memset(view.open.data(), 0, open_layer);
+          for (size_t half = 0; half < 2 * static_cast<size_t>(spec_.num_kv_heads); ++half) {
+            const size_t at = half * open_bytes / 2;
+            std::memcpy(view.open.data() + at, source + at,
+                        static_cast<size_t>(used) * dim() * sizeof(Bf16));
+          }
+          source = view.open.data();
         }
-        source = copy;
+        from.push_back(source);
+        to.push_back(out + static_cast<size_t>(i) * sealed_layer);
+        if (i < count) view.pages[static_cast<size_t>(page)] = to.back();
       }
-      from.push_back(source);
-      to.push_back(view.sealed.data() + static_cast<size_t>(i) * sealed_layer);
-      view.pages.push_back(to.back());
+      sealer.Seal(layer, from, to);
+    };
+    const int64_t last = last_old / kPageTokens;
+    if (last >= sink && !cache.is_sealed(last)) {
+      show(sink + (last - sink) / together * together, together, view.sealed.data());
     }
-    sealer.Seal(layer, from, to);
+    // A sink that ends inside its last page: that page stands for all that it is stored with.
+    if (sink > 0 && plan_.token_sink() < config.sink && last_old >= plan_.token_sink()) {
+      show(sink - 1, 1, view.sealed.data() + static_cast<size_t>(together) * sealed_layer);
+    }
   });
 }
 
@@ -465,8 +476,8 @@ void CpuModel::Attend(int layer, std::span<const ForwardItem> items) {
                           qkv_width(), out, q_width()});
       if (to_the_token) {
         const StoredView& view = views_[static_cast<size_t>(&item - items.data())];
-        prefill_.back().window = {view.pages.data(), view.first_page,
-                                  static_cast<int>(view.pages.size()), plan_.token_window()};
+        prefill_.back().window = {view.pages.data(), static_cast<int64_t>(view.pages.size()),
+                                  plan_.token_sink(), plan_.token_window()};
       }
     } else {
       decode_.push_back({pages, item.cache->length() + 1, q, out});

@@ -26,9 +26,10 @@ struct KvPlanOptions {
   std::optional<float> k_clip, v_clip;
   int prefill_cell = 4096;
   // Windows end at the token instead of at the page: a query sees exactly the `recent` newest
-  // tokens (itself at least) as written and all others after the sink as stored, which is how
-  // methods are defined on paper. The open pages' rows are quantised anew for every pass to show
-  // them so; what is stored, and its bits, stay the same. For evaluation on the CPU.
+  // tokens (itself at least) and the sink of the published form as written and all others as
+  // stored, which is how methods are defined on paper. The open pages' rows are quantised anew for
+  // every pass to show them so; what is stored, and its bits, stay the same. For evaluation on the
+  // CPU.
   bool token_windows = false;
   CodeOrder order = CodeOrder::kCpu;
 };
@@ -66,6 +67,8 @@ class KvPlan {
   bool uses_calibrated_rotation() const { return calibrated_; }
   // Tokens of KvPlanOptions::token_windows, at least 1; 0: windows end at pages.
   int64_t token_window() const { return token_window_; }
+  // The sink that goes with it, in tokens.
+  int64_t token_sink() const { return method_.defined_sink; }
   // "oscar+ (Hadamard rotation), real pages, 2.25 history bits".
   std::string Describe() const;
   // Bits per K/V number as stored at a context length, windows and metadata counted.

@@ -104,6 +104,7 @@ KvMethod Recipe(std::string_view name, int head_dim, int group, bool calibrated)
     SetBlocks(&m, 2 * kPageTokens, std::make_unique<KiviKeys>(2, 128, fp16),
               MakeKiviValues(2, wide, fp16));
     SetWindows(&m, 64, 128);
+    m.defined_sink = 32;
   } else if (name == "oscar-su") {
     SetBlocks(&m, kPageTokens, std::make_unique<OscarSuKeys>(OscarSuSpec{}),
               MakeOscarSuValues(2, 32, fp16));
@@ -124,6 +125,7 @@ KvMethod Recipe(std::string_view name, int head_dim, int group, bool calibrated)
     SetBlocks(&m, KittyKeys::kPage, std::make_unique<KittyKeys>(kKittyFraction),
               std::make_unique<UniformRows>(Rows(RowRule::kMinMax, 2, wide)));
     SetWindows(&m, 64, 128);
+    m.defined_sink = 32;
   } else {
     OSCAR_CHECK(name == "bf16", "{}", name);
     m.k_quantizer = std::make_shared<Bf16Rows>();
@@ -206,6 +208,7 @@ Result<KvMethod> MakeKvMethod(const KvMethodOptions& options) {
   OSCAR_RETURN_IF_ERROR(SetClip(info.name, "v", options.v_clip, IsPages(m), &m.v_rows));
   OSCAR_RETURN_IF_ERROR(SetWindow("sink", options.sink_tokens, &m.sink_tokens));
   OSCAR_RETURN_IF_ERROR(SetWindow("recent", options.recent_tokens, &m.recent_tokens));
+  if (m.defined_sink == 0 || options.sink_tokens.has_value()) m.defined_sink = m.sink_tokens;
   if (IsPages(m)) {
     m.k_quantizer = std::make_shared<UniformRows>(m.k_rows);
     m.v_quantizer = std::make_shared<UniformRows>(m.v_rows);

@@ -91,6 +91,7 @@ struct KvMethod {
   int block_tokens = 64;  // quantised together; a multiple of 64
   int sink_tokens = 0;
   int recent_tokens = 0;
+  int defined_sink = 0;  // of the published form, which need not be whole pages
   int skip_first_layers = 0, skip_last_layers = 0;              // these stay BF16 throughout
   RowSpec k_rows, v_rows;                                       // where storage is a page kind
   std::shared_ptr<const KvQuantizer> k_quantizer, v_quantizer;  // never null

@@ -52,13 +52,13 @@ struct DecodeQuery {
   float* out = nullptr;      // [q_heads, head_dim]
 };
 
-// A window whose end is exact to the token: `count` consecutive open pages from `first_page` on lie
-// here in sealed form, too, and a token at position p reads those of their rows that are `tokens`
-// or more positions before it from here, newer ones from the open page.
+// Windows whose ends are exact to the token: some of the first `count` pages lie here in sealed
+// form, too, and a token at position p reads their rows in [sink, p - tokens] from here, all others
+// from the page itself.
 struct TokenWindow {
-  const std::byte* const* pages = nullptr;  // [count]: KV head 0's block of this layer
-  int64_t first_page = 0;
-  int count = 0;
+  const std::byte* const* pages = nullptr;  // [count]: KV head 0's block of this layer, or null
+  int64_t count = 0;
+  int64_t sink = 0;
   int64_t tokens = 1;  // >= 1: a token always sees itself as it was written
 };
 

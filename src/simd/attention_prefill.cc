@@ -419,9 +419,13 @@ void PrefillBlock(const AttentionLayer& layer, const PrefillQuery& query, int kv
         const auto end_of_page = static_cast<int>(std::min<int64_t>(visible, kPageTokens));
         const auto end_of_old =
             static_cast<int>(std::clamp<int64_t>(visible - query.window.tokens, 0, kPageTokens));
+        const auto end_of_sink =
+            static_cast<int>(std::clamp<int64_t>(query.window.sink - page_start, 0, end_of_old));
         const bool is_old = seen == PageRows::kBeforeWindow;
-        for (int t = 0; t < (is_old ? 0 : end_of_old); ++t) p[t] = kUnseen;
-        for (int t = is_old ? end_of_old : end_of_page; t < kPageTokens; ++t) p[t] = kUnseen;
+        for (int t = 0; t < kPageTokens; ++t) {
+          const bool old = t >= end_of_sink && t < end_of_old;
+          if (old != is_old || t >= end_of_page) p[t] = kUnseen;
+        }
       }
     };
     if (layout.kind() == PageKind::kBf16) {
@@ -475,14 +479,13 @@ void PrefillBlock(const AttentionLayer& layer, const PrefillQuery& query, int kv
     const std::byte* block = query.sequence.pages[page] +
                              (sealed ? layer.sealed_offset : layer.open_offset) +
                              static_cast<size_t>(kv_head) * layout.block_bytes();
-    const int64_t twin = page - query.window.first_page;
-    if (twin < 0 || twin >= query.window.count) {
+    const std::byte* const twin = page < query.window.count ? query.window.pages[page] : nullptr;
+    if (twin == nullptr) {
       read_page(page, block, layout, PageRows::kAll);
       continue;
     }
-    read_page(page,
-              query.window.pages[twin] + static_cast<size_t>(kv_head) * layer.sealed.block_bytes(),
-              layer.sealed, PageRows::kBeforeWindow);
+    read_page(page, twin + static_cast<size_t>(kv_head) * layer.sealed.block_bytes(), layer.sealed,
+              PageRows::kBeforeWindow);
     read_page(page, block, layout, PageRows::kInWindow);
   }
   for (int r = 0; r < rows; ++r) {

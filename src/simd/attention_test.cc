@@ -255,8 +255,8 @@ TEST_P(AttentionTest, PrefillIsTheSameForAnyChunkingAndThreadCount) {
 
 // A window that ends at the token: rows of its pages come in both forms.
 struct WindowedPrompt : Prompt {
-  // The last `twins` pages in sealed form, too, as the window of `tokens` wants them.
-  WindowedPrompt(const AttentionCase& shape, int tokens, int twins, int64_t window)
+  // The last `twins` pages in sealed form, too, as the window wants them.
+  WindowedPrompt(const AttentionCase& shape, int tokens, int twins, int64_t window, int64_t sink)
       : Prompt(shape, tokens) {
     const PageLayout& sealed = paged.layer.sealed;
     const auto rows = static_cast<size_t>(kPageTokens * c.head_dim);
@@ -273,8 +273,9 @@ struct WindowedPrompt : Prompt {
                    {out.data() + h * sealed.block_bytes(), sealed.block_bytes()});
       }
     }
+    pages.resize(first_page);
     for (const auto& page : storage) pages.push_back(page.data());
-    view = {pages.data(), static_cast<int64_t>(first_page), twins, window};
+    view = {pages.data(), static_cast<int64_t>(pages.size()), sink, window};
   }
   std::vector<float> RunWindowed(ThreadPool& pool, const std::vector<int>& chunks) const {
     AttentionWorkspace workspace;
@@ -297,23 +298,26 @@ struct WindowedPrompt : Prompt {
     for (int h = 0; h < c.kv_heads; ++h) {
       const DenseKv written = DecodeKvHead(c, in, h);
       DenseKv stored = written;
-      for (int i = 0; i < view.count; ++i) {
+      for (int64_t i = 0; i < view.count; ++i) {
+        if (view.pages[i] == nullptr) continue;
         const size_t rows = kPageTokens * dims;
         std::vector<float> k(rows), v(rows);
         DecodePage(paged.layer.sealed,
                    {view.pages[i] + static_cast<size_t>(h) * paged.layer.sealed.block_bytes(),
                     paged.layer.sealed.block_bytes()},
                    k, v);
-        const size_t start = static_cast<size_t>(view.first_page + i) * rows;
+        const size_t start = static_cast<size_t>(i) * rows;
         const size_t known = std::min(rows, written.k.size() - start);
         std::copy_n(k.begin(), known, stored.k.begin() + static_cast<std::ptrdiff_t>(start));
         std::copy_n(v.begin(), known, stored.v.begin() + static_cast<std::ptrdiff_t>(start));
       }
       for (int token = 0; token < count; ++token) {
-        const int64_t old = std::max<int64_t>(0, first + token + 1 - view.tokens);
+        const auto old = static_cast<std::ptrdiff_t>(
+            std::max<int64_t>(view.sink, first + token + 1 - view.tokens) * c.head_dim);
+        const std::ptrdiff_t sink = view.sink * c.head_dim;
         DenseKv seen = written;
-        std::copy_n(stored.k.begin(), static_cast<size_t>(old) * dims, seen.k.begin());
-        std::copy_n(stored.v.begin(), static_cast<size_t>(old) * dims, seen.v.begin());
+        std::copy(stored.k.begin() + sink, stored.k.begin() + old, seen.k.begin() + sink);
+        std::copy(stored.v.begin() + sink, stored.v.begin() + old, seen.v.begin() + sink);
         for (int g = 0; g < c.queries_per_kv; ++g) {
           const size_t row = static_cast<size_t>(token * c.q_heads() + h * c.queries_per_kv + g);
           ReferenceAttention({q.data() + row * dims, dims}, seen.k, seen.v, first + token + 1,
@@ -334,7 +338,7 @@ TEST(PrefillAttention, WindowsThatEndAtATokenMatchTheReference) {
   struct Shape {
     AttentionCase shape;
     int tokens, twins;
-    int64_t window;
+    int64_t window, sink = 0;
   };
   for (const Shape& s : std::vector<Shape>{
            // No window: every token but itself, from the first of the sequence on.
@@ -346,8 +350,10 @@ TEST(PrefillAttention, WindowsThatEndAtATokenMatchTheReference) {
             1},
            // A window of two pages and pages that are stored three together.
            {{.num_pages = 1, .recent_tokens = 180}, 52, 3, 128},
-           {{.kind = PageKind::kBf16, .num_pages = 1, .recent_tokens = 180}, 52, 3, 128}}) {
-    WindowedPrompt prompt(s.shape, s.tokens, s.twins, s.window);
+           {{.kind = PageKind::kBf16, .num_pages = 1, .recent_tokens = 180}, 52, 3, 128},
+           // A sink that ends inside a page.
+           {{.sink_tokens = 0, .num_pages = 0, .recent_tokens = 180}, 52, 3, 128, 32}}) {
+    WindowedPrompt prompt(s.shape, s.tokens, s.twins, s.window, s.sink);
     const auto dims = static_cast<size_t>(prompt.c.head_dim);
     const std::vector<double> expected = prompt.Expected();
     for (const Target target : SupportedTargets()) {
