@@ -2,12 +2,15 @@
 // weights a second.
 #include <benchmark/benchmark.h>
 
+#include <algorithm>
+#include <chrono>
 #include <vector>
 
 #include "base/rng.h"
 #include "base/thread_pool.h"
 #include "simd/attention_bench.h"
 #include "simd/gemm.h"
+#include "simd/gemm_kernels.h"
 
 namespace oscar::simd {
 namespace {
@@ -47,6 +50,66 @@ void BM_Gemm(benchmark::State& state) {
 BENCHMARK(BM_Gemm)
     ->ArgNames({"path", "rows", "size"})
     ->ArgsProduct({{0, 1, 2}, {1, 4, 16, 256, 512}, {1024, 4096}})
+    ->UseRealTime()
+    ->Unit(benchmark::kMillisecond);
+
+// Where AMX loses: the kernel alone on one thread, with operands in L1 (32 x 256 by one panel), x
+// in L2 (256 x 512 by one panel), a whole task (256 x 4096 by four panels); then whole products on
+// more and more threads.
+void BM_AmxPanels(benchmark::State& state) {
+  const int blocks = static_cast<int>(state.range(0)), inputs = static_cast<int>(state.range(1));
+  const int panels = static_cast<int>(state.range(2));
+  if (!HasAmx()) {
+    state.SkipWithError("not on this machine");
+    return;
+  }
+  const uint16_t one = ToBf16(1.0f).bits;
+  AlignedBuffer<uint16_t> x(static_cast<size_t>(blocks * 16 * inputs));
+  AlignedBuffer<uint16_t> w(static_cast<size_t>(panels * PackedMatrix::kPanel * inputs));
+  std::fill_n(x.data(), x.size(), one);
+  std::fill_n(w.data(), w.size(), one);
+  AlignedBuffer<float> sums(static_cast<size_t>(panels * blocks * kAmxSums));
+  for (auto _ : state) AmxPanels(x.data(), blocks, inputs, w.data(), panels, sums.data());
+  state.counters["flop/s"] =
+      benchmark::Counter(2.0 * blocks * 16 * inputs * panels * PackedMatrix::kPanel *
+                             static_cast<double>(state.iterations()),
+                         benchmark::Counter::kIsRate);
+}
+BENCHMARK(BM_AmxPanels)
+    ->ArgNames({"blocks", "inputs", "panels"})
+    ->Args({2, 256, 1})
+    ->Args({16, 512, 1})
+    ->Args({16, 4096, 4})
+    ->Unit(benchmark::kMicrosecond);
+
+void BM_GemmThreads(benchmark::State& state) {
+  const int threads = static_cast<int>(state.range(0)), rows = static_cast<int>(state.range(1));
+  constexpr int kSize = 4096;
+  const GemmPath path = DefaultGemmPath();
+  ThreadPool pool(threads);
+  PackedMatrix packed(kSize, kSize, path);
+  const std::vector<Bf16> w(size_t{kSize} * kSize, ToBf16(0.5f));
+  packed.PackRows(pool, 0, kSize, std::span<const Bf16>(w));
+  std::vector<float> x(static_cast<size_t>(rows) * kSize, 0.5f), y(x.size());
+  GemmWorkspace workspace;
+  double best = 1e30;
+  for (auto _ : state) {
+    const auto start = std::chrono::steady_clock::now();
+    Gemm(pool, workspace, x.data(), rows, kSize, packed, nullptr, y.data(), kSize);
+    benchmark::ClobberMemory();
+    best = std::min(
+        best, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+  }
+  const double operations = 2.0 * rows * kSize * kSize;
+  state.counters["flop/s"] = benchmark::Counter(
+      operations * static_cast<double>(state.iterations()), benchmark::Counter::kIsRate);
+  state.counters["best_flop/s"] = operations / best;
+  state.counters["peak_flop/s"] = MeasurePeak(pool, path);
+  state.SetLabel(std::string(GemmPathName(path)));
+}
+BENCHMARK(BM_GemmThreads)
+    ->ArgNames({"threads", "rows"})
+    ->ArgsProduct({{1, 2, 4, 8, 16}, {256, 512}})
     ->UseRealTime()
     ->Unit(benchmark::kMillisecond);
 

@@ -399,6 +399,32 @@ HWY_INLINE hn::Vec128<float> SumFour(const F16x& a, const F16x& b, const F16x& c
   return hn::Add(hn::LowerHalf(d4, all), hn::UpperHalf(d4, all));
 }
 
+#if HWY_TARGET == HWY_AVX3
+// Lane sums of sixteen vectors, sum[i] in lane i: 45 steps where four times SumFour takes 76.
+HWY_INLINE __m512 SumSixteen(const __m512 (&x)[16]) {
+  __m512 eight[8], four[4], two[2];
+  OSCAR_UNROLL
+  for (int i = 0; i < 8; ++i) {  // 256-bit halves: x[i] below, x[i + 8] above
+    eight[i] = _mm512_add_ps(_mm512_shuffle_f32x4(x[i], x[i + 8], 0x44),
+                             _mm512_shuffle_f32x4(x[i], x[i + 8], 0xee));
+  }
+  OSCAR_UNROLL
+  for (int i = 0; i < 4; ++i) {  // 128-bit blocks: i, i + 8, i + 4, i + 12
+    four[i] = _mm512_add_ps(_mm512_shuffle_f32x4(eight[i], eight[i + 4], 0x88),
+                            _mm512_shuffle_f32x4(eight[i], eight[i + 4], 0xdd));
+  }
+  OSCAR_UNROLL
+  for (int i = 0; i < 2; ++i) {
+    two[i] = _mm512_add_ps(_mm512_unpacklo_ps(four[i], four[i + 2]),
+                           _mm512_unpackhi_ps(four[i], four[i + 2]));
+  }
+  const __m512 one =
+      _mm512_add_ps(_mm512_unpacklo_ps(two[0], two[1]), _mm512_unpackhi_ps(two[0], two[1]));
+  // Lanes of a block are i = 0, 1, 2, 3; blocks are 0, 8, 4, 12.
+  return _mm512_shuffle_f32x4(one, one, 0xd8);
+}
+#endif  // HWY_AVX3
+
 HWY_INLINE hn::Vec128<float> MaxFour(const F16x& a, const F16x& b, const F16x& c, const F16x& d) {
   const hn::Full128<float> d4;
   // The pairs that hadd would add.

@@ -528,9 +528,9 @@ void PrefillAttention(ThreadPool& pool, AttentionWorkspace& workspace, const Att
   const int dims = layer.head_dim(), g = layer.q_heads / layer.kv_heads;
   const Target target = ActiveTarget();
   const bool avx2 = target == Target::kAvx2;
-  const auto run = avx2 ? N_AVX2::ChoosePrefill(false, false)
-                        : N_AVX3::ChoosePrefill(target == Target::kAvx512Vnni,
-                                                layer.bf16_products && HasAvx512Bf16());
+  const auto run =
+      avx2 ? N_AVX2::ChoosePrefill(false, false)
+           : N_AVX3::ChoosePrefill(HasVnni(target), layer.bf16_products && HasAvx512Bf16());
   const int tokens_per_task =
       avx2 ? N_AVX2::PrefillTokensPerTask(g) : N_AVX3::PrefillTokensPerTask(g);
   struct Task {

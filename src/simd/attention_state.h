@@ -1,15 +1,21 @@
 // The running softmax of a few query heads over part of a sequence: o = sum 2^(l - m) v, m = the
-// largest logit, d = sum 2^(l - m), logits in base 2. Pages, splits and threads all combine by the
-// same rule. An empty part has m = -infinity, d = 0, o = 0; every real part has a finite m, because
-// a tile is never wholly masked. Internal to the module.
+// largest logit or a number near it, d = sum 2^(l - m), logits in base 2. Pages, splits and threads
+// all combine by the same rule. An empty part has m = -infinity, d = 0, o = 0; every real part has
+// a finite m, because a tile is never wholly masked. Internal to the module.
 #pragma once
 
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <cstdint>
 #include <limits>
 
 namespace oscar::simd {
+
+// Decode splits the page list at multiples of this: 4096 tokens, enough to repay the tables of q
+// (4% of 12 pages) and the merge, small enough that 64 cores share one 128K-token sequence of 8 KV
+// heads (256 splits).
+inline constexpr int64_t kPagesPerSplit = 64;
 
 inline constexpr float kEmptyMax = -std::numeric_limits<float>::infinity();
 

@@ -1,18 +1,31 @@
 #include "simd/dispatch.h"
 
+#include <cpuid.h>
 #include <fmt/core.h>
 #include <hwy/targets.h>
 
 #include <array>
 #include <atomic>
+#include <cstring>
 
 #include "base/check.h"
+#include "simd/gemm_kernels.h"
 
 namespace oscar::simd {
 namespace {
 
+bool IsAmd() {
+  uint32_t a, b, c, d;
+  char vendor[12];
+  if (__get_cpuid(0, &a, &b, &c, &d) == 0) return false;
+  std::memcpy(vendor, &b, 4);
+  std::memcpy(vendor + 4, &d, 4);
+  std::memcpy(vendor + 8, &c, 4);
+  return std::memcmp(vendor, "AuthenticAMD", 12) == 0;
+}
+
 struct Machine {
-  std::array<Target, 3> targets{};
+  std::array<Target, 5> targets{};
   size_t count = 0;
 };
 
@@ -22,7 +35,13 @@ const Machine& ThisMachine() {
     const int64_t supported = hwy::SupportedTargets();
     if ((supported & HWY_AVX2) != 0) m.targets[m.count++] = Target::kAvx2;
     if ((supported & HWY_AVX3) != 0) m.targets[m.count++] = Target::kAvx512;
-    if ((supported & HWY_AVX3_DL) != 0) m.targets[m.count++] = Target::kAvx512Vnni;
+    if ((supported & HWY_AVX3_DL) != 0) {
+      // As measured (docs/benchmarks.md): on Intel the tiles win nothing over VNNI for decode.
+      if (!IsAmd()) m.targets[m.count++] = Target::kAvx512Words;
+      if (HasAmxInt8()) m.targets[m.count++] = Target::kAmxInt8;
+      m.targets[m.count++] = Target::kAvx512Vnni;
+      if (IsAmd()) m.targets[m.count++] = Target::kAvx512Words;
+    }
     return m;
   }();
   return machine;
@@ -62,6 +81,10 @@ std::string_view TargetName(Target target) {
       return "AVX-512";
     case Target::kAvx512Vnni:
       return "AVX-512 VNNI";
+    case Target::kAvx512Words:
+      return "AVX-512 VNNI, word tables";
+    case Target::kAmxInt8:
+      return "AMX-INT8";
   }
   return "unknown";
 }

@@ -12,20 +12,23 @@
 
 namespace oscar::simd {
 
-// Best last.
 enum class Target : uint8_t {
-  kAvx2,        // AVX2, FMA, F16C, BMI2
-  kAvx512,      // AVX-512 F, BW, CD, DQ, VL
-  kAvx512Vnni,  // and VNNI, VBMI, ... (Ice Lake, Zen 4 and later)
+  kAvx2,         // AVX2, FMA, F16C, BMI2
+  kAvx512,       // AVX-512 F, BW, CD, DQ, VL
+  kAvx512Vnni,   // and VNNI, VBMI, ... (Ice Lake, Zen 4 and later)
+  kAvx512Words,  // the same instructions, with INT2 decode by permutes of words: single operations
+                 // on AMD, three each on Intel
+  kAmxInt8,  // and INT2 decode on tiles (Sapphire Rapids and later); OSCAR_DISABLE_AMX=1 hides it
 };
 
 // OK, or kUnimplemented naming what the processor lacks.
 Status CheckCpu();
 
-// What this machine can run, worst first; empty where CheckCpu fails.
+// What this machine can run, the one it should last; empty where CheckCpu fails.
 std::span<const Target> SupportedTargets();
 Target ActiveTarget();
 std::string_view TargetName(Target target);
+constexpr bool HasVnni(Target target) { return target >= Target::kAvx512Vnni; }
 
 // Runs kernels on another supported target while it lives.
 class ScopedTarget {

@@ -250,6 +250,10 @@ size_t PackedMatrix::Index(int output, int input) const {
   const auto k = static_cast<size_t>(input);
   const auto column = static_cast<size_t>(output % kPanel);
   if (path_ == GemmPath::kFma) return panel + k * kPanel + column % 16 * 2 + column / 16;
+  if (path_ == GemmPath::kAmxBf16) {
+    return panel + k / 32 * 32 * kPanel + column / 16 * kAmxTileElements + k % 32 / 2 * 32 +
+           column % 16 * 2 + k % 2;
+  }
   return panel + k / 2 * 2 * kPanel + column * 2 + k % 2;
 }
 

@@ -51,7 +51,8 @@ class PackedMatrix {
   Bf16 At(int output, int input) const;  // for tests and inspection
 
   // Panels of kPanel outputs. kFma: [panel][k][lane][2], a 32-bit word = outputs (lane, lane + 16).
-  // BF16 paths: [panel][k / 2][32 outputs][2], a 32-bit word = inputs (k, k + 1) of one output.
+  // kAvx512Bf16: [panel][k / 2][32 outputs][2], a 32-bit word = inputs (k, k + 1) of one output.
+  // kAmxBf16: the same in whole tiles, [panel][k / 32][half][k % 32 / 2][16 outputs][2].
   static constexpr int kPanel = 32;
   int num_panels() const { return (num_outputs_ + kPanel - 1) / kPanel; }
   int padded_inputs() const { return padded_inputs_; }

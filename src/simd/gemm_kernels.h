@@ -22,7 +22,8 @@ struct FmaKernels {
 const FmaKernels& ActiveFmaKernels();
 
 // gemm_amx.cc.
-bool HasAmx();
+bool HasAmx();      // tiles of BF16
+bool HasAmxInt8();  // and of bytes
 bool HasAvx512Bf16();
 
 inline constexpr int kAmxTileElements = 16 * 32;  // of x: 16 rows of 32 inputs

@@ -1,0 +1,317 @@
+// INT2 decode on the tiles of AMX-INT8 (TDPBSUD). Included once per target.
+//
+// An unpacked vector of codes, 16 lanes of 4 bytes, is one row of a tile's right operand as it is:
+//
+//   keys     C[head plane, token] += A[head plane, 64 dims] B[64 dims, 16 tokens]
+//   values   C[head plane, dim]   += A[head plane, 64 tokens] B[64 tokens, 16 dims]
+//
+// B: row 4 v + p holds position p of vector v (attention_codes-inl.h says which four dims or tokens
+// those are); A: the hi and lo planes of q, or of p s, in the same order, rows 2 h and 2 h + 1. 16
+// products of tiles make a page of up to eight heads, so what costs is the unpacking, shared by all
+// of them.
+//
+// The tile instructions are reached through a type `Tiles`, so that tests can put an emulation in
+// their place on machines without AMX:
+//   Configure(rows)       tiles 0-5 get `rows` rows of 64 bytes, 6 and 7 get 16
+//   Zero<t>(), Load<t>(from, stride), Store<t>(to, stride), Dot<c, a, b>(), Release()
+#if defined(OSCAR_SIMD_ATTENTION_AMX_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef OSCAR_SIMD_ATTENTION_AMX_INL_H_
+#undef OSCAR_SIMD_ATTENTION_AMX_INL_H_
+#else
+#define OSCAR_SIMD_ATTENTION_AMX_INL_H_
+#endif
+
+#include "simd/attention_codes-inl.h"
+
+#if HWY_TARGET == HWY_AVX3
+HWY_BEFORE_NAMESPACE();
+namespace oscar::simd::HWY_NAMESPACE {
+
+inline constexpr int kMaxTileHeads = 8;  // two planes each: 16 rows
+inline constexpr int kTileDims = 64;     // of q in a left operand
+inline constexpr int kMaxTileSteps = 8;  // 256 dims in groups of 32, or fewer
+inline constexpr int kTileBytes = 16 * 64;
+
+// Instructions by name, as elsewhere; no compiler uses tiles unasked.
+struct AmxTiles {
+  struct alignas(64) Config {
+    uint8_t palette = 1;
+    uint8_t start_row = 0;
+    uint8_t reserved[14] = {};
+    uint16_t row_bytes[16] = {};
+    uint8_t rows[16] = {};
+  };
+  static HWY_INLINE void Configure(int rows) {
+    Config config;
+    for (int t = 0; t < 8; ++t) {
+      config.row_bytes[t] = 64;
+      config.rows[t] = static_cast<uint8_t>(t < 6 ? rows : 16);
+    }
+    asm volatile("ldtilecfg %0" : : "m"(config));
+  }
+  static HWY_INLINE void Release() { asm volatile("tilerelease"); }
+  template <int kTile>
+  static HWY_INLINE void Zero() {
+    asm volatile("tilezero %%tmm%c0" : : "n"(kTile));
+  }
+  template <int kTile>
+  static HWY_INLINE void Load(const void* from, size_t stride) {
+    asm volatile("tileloadd (%0,%1,1), %%tmm%c2" : : "r"(from), "r"(stride), "n"(kTile) : "memory");
+  }
+  template <int kTile>
+  static HWY_INLINE void Store(void* to, size_t stride) {
+    asm volatile("tilestored %%tmm%c2, (%0,%1,1)" : : "r"(to), "r"(stride), "n"(kTile) : "memory");
+  }
+  // c += a b, signed bytes times unsigned bytes.
+  template <int kC, int kA, int kB>
+  static HWY_INLINE void Dot() {
+    asm volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "n"(kC), "n"(kA), "n"(kB));
+  }
+};
+
+// q as left operands: one for each 64 dims; groups of 32 dims have one each, zero in the other
+// half.
+struct TileQuery {
+  alignas(64) uint8_t tiles[kMaxTileSteps][2 * kMaxTileHeads][64];
+  float step[kMaxTileHeads][kMaxPageGroups];
+  float sums[kMaxTileHeads][kMaxPageGroups];
+};
+
+HWY_INLINE int TileStepsPerGroup(const PageLayout& layout) {
+  return layout.group_dims() < kTileDims ? 1 : layout.group_dims() / kTileDims;
+}
+
+inline void PrepareTileQuery(const float* q, const PageLayout& layout, float scale, int head,
+                             TileQuery& out) {
+  QueryCodes codes;
+  PrepareQuery<2>(q, layout, scale, 0, codes);
+  const int steps = TileStepsPerGroup(layout);
+  const int width = layout.group_dims() < kTileDims ? layout.group_dims() : kTileDims;
+  for (int g = 0; g < layout.num_groups(); ++g) {
+    out.step[head][g] = codes.step[0][g];
+    out.sums[head][g] = codes.sums[0][g];
+    for (int k = 0; k < steps; ++k) {
+      const int first = g * layout.group_dims() + k * kTileDims;
+      uint8_t(&rows)[2 * kMaxTileHeads][64] = out.tiles[g * steps + k];
+      std::memset(rows[2 * head], 0, 2 * sizeof(rows[0]));
+      std::memcpy(rows[2 * head] + first % kTileDims, codes.planes[0].hi + first,
+                  static_cast<size_t>(width));
+      std::memcpy(rows[2 * head + 1] + first % kTileDims, codes.planes[0].lo + first,
+                  static_cast<size_t>(width));
+    }
+  }
+}
+
+// `count` vectors of codes -> 4 rows of a right operand each.
+HWY_INLINE void UnpackRows(const std::byte* HWY_RESTRICT codes, int count, BlockPrefetch& prefetch,
+                           uint8_t* HWY_RESTRICT out) {
+  const __m512i mask = _mm512_set1_epi32(0x03030303);
+  for (int v = 0; v < count; ++v) {
+    if (v % 4 == 0) prefetch.Step();
+    const __m512i words = _mm512_loadu_si512(codes + v * 64);
+    _mm512_store_si512(out, _mm512_and_si512(words, mask));
+    _mm512_store_si512(out + 64, _mm512_and_si512(_mm512_srli_epi32(words, 2), mask));
+    _mm512_store_si512(out + 128, _mm512_and_si512(_mm512_srli_epi32(words, 4), mask));
+    _mm512_store_si512(out + 192, _mm512_and_si512(_mm512_srli_epi32(words, 6), mask));
+    out += 256;
+  }
+}
+
+// 256 hi + lo of one head's two rows.
+HWY_INLINE F16x PlaneSum(const int32_t* rows, int head) {
+  const I16x hi = LoadInt(rows + 2 * head * 16), lo = LoadInt(rows + (2 * head + 1) * 16);
+  return ToFloat(Add(Shl<8>(hi), lo));
+}
+
+using TileLogitBlocks = float[kMaxTileHeads / kMaxBlockHeads][kMaxBlockHeads][kPageTokens];
+
+// Logits in base 2 of a page. `unpacked`: [D / 64][4 tiles of tokens] right operands.
+template <typename Tiles>
+HWY_INLINE void TileLogits(const PageLayout& layout, const std::byte* block, int heads,
+                           const TileQuery& query, const uint8_t* unpacked,
+                           TileLogitBlocks& logits) {
+  const int steps = TileStepsPerGroup(layout);
+  alignas(64) int32_t sums[4][2 * kMaxTileHeads * 16];
+  for (int g = 0; g < layout.num_groups(); ++g) {
+    Tiles::template Zero<0>();
+    Tiles::template Zero<1>();
+    Tiles::template Zero<2>();
+    Tiles::template Zero<3>();
+    for (int k = 0; k < steps; ++k) {
+      const int dim = g * layout.group_dims() + k * kTileDims;
+      const uint8_t* right = unpacked + static_cast<size_t>(dim / kTileDims) * 4 * kTileBytes;
+      Tiles::template Load<4>(query.tiles[g * steps + k], 64);
+      Tiles::template Load<6>(right, 64);
+      Tiles::template Dot<0, 4, 6>();
+      Tiles::template Load<7>(right + kTileBytes, 64);
+      Tiles::template Dot<1, 4, 7>();
+      Tiles::template Load<6>(right + 2 * kTileBytes, 64);
+      Tiles::template Dot<2, 4, 6>();
+      Tiles::template Load<7>(right + 3 * kTileBytes, 64);
+      Tiles::template Dot<3, 4, 7>();
+    }
+    Tiles::template Store<0>(sums[0], 64);
+    Tiles::template Store<1>(sums[1], 64);
+    Tiles::template Store<2>(sums[2], 64);
+    Tiles::template Store<3>(sums[3], 64);
+    for (int t = 0; t < 4; ++t) {
+      const F16x s = LoadFp16(reinterpret_cast<const uint16_t*>(block + layout.KScale(t * 16, g)));
+      const F16x m = LoadFp16(reinterpret_cast<const uint16_t*>(block + layout.KMin(t * 16, g)));
+      for (int h = 0; h < heads; ++h) {
+        float* out = logits[h / kMaxBlockHeads][h % kMaxBlockHeads] + t * 16;
+        const F16x value = MulAdd(PlaneSum(sums[t], h), s, Mul(m, Set(query.sums[h][g])));
+        const F16x step = Set(query.step[h][g]);
+        Store(g == 0 ? Mul(value, step) : MulAdd(value, step, Load(out)), out);
+      }
+    }
+  }
+}
+
+// Rounds p s of one group into the rows of a left operand: step and what all dims get.
+template <int kHeads>
+HWY_INLINE void TileWeights(const PageLayout& layout, const std::byte* block, int g,
+                            const float (&p)[kMaxBlockHeads][kPageTokens], uint8_t (*rows)[64],
+                            float* step, float* low) {
+  F16x s[4], mn[4], largest[kHeads], minimum[kHeads];
+  for (int i = 0; i < 4; ++i) {
+    s[i] = LoadFp16(reinterpret_cast<const uint16_t*>(block + layout.VScale(i * 16, g)));
+    mn[i] = LoadFp16(reinterpret_cast<const uint16_t*>(block + layout.VMin(i * 16, g)));
+  }
+  for (int h = 0; h < kHeads; ++h) {
+    largest[h] = minimum[h] = Set(0.0f);
+    for (int i = 0; i < 4; ++i) {
+      const F16x weight = Load(p[h] + i * 16);
+      largest[h] = Max(largest[h], Mul(weight, s[i]));
+      minimum[h] = MulAdd(weight, mn[i], minimum[h]);
+    }
+  }
+  float tops[kMaxBlockHeads], lows[kMaxBlockHeads];
+  MaxHeads<kHeads>(largest, tops);
+  SumHeads<kHeads>(minimum, lows);
+  for (int h = 0; h < kHeads; ++h) {
+    const float top = std::max(tops[h], 1e-30f);
+    step[h] = top / kPlaneLimit;
+    low[h] = lows[h];
+    const F16x inverse = Set(kPlaneLimit / top);
+    for (int i = 0; i < 4; ++i) {
+      StorePlanes<2>(Mul(Mul(Load(p[h] + i * 16), s[i]), inverse), rows[2 * h] + i * 16,
+                     rows[2 * h + 1] + i * 16);
+    }
+  }
+}
+
+// Tile 5 times tiles 6 and 7, by way of tiles kC and kC + 1; sums: [2][16 rows][16].
+template <typename Tiles, int kC>
+HWY_INLINE void TileProducts(int32_t* sums) {
+  Tiles::template Zero<kC>();
+  Tiles::template Zero<kC + 1>();
+  Tiles::template Dot<kC, 5, 6>();
+  Tiles::template Dot<kC + 1, 5, 7>();
+  Tiles::template Store<kC>(sums, 64);
+  Tiles::template Store<kC + 1>(sums + 2 * kMaxTileHeads * 16, 64);
+}
+
+// One block of up to four heads through a function of its own size.
+template <typename Function>
+HWY_INLINE auto WithHeads(int heads, const Function& function) {
+  switch (heads) {
+    case 1:
+      return function.template operator()<1>();
+    case 2:
+      return function.template operator()<2>();
+    case 3:
+      return function.template operator()<3>();
+    default:
+      return function.template operator()<4>();
+  }
+}
+
+// `heads` (up to eight) query heads over a run of sealed pages; state as in attention_state.h, o:
+// [heads, D].
+template <typename Tiles>
+HWY_NOINLINE void TilePages(const PageLayout& layout, const std::byte* const* blocks, int count,
+                            int last_visible, int heads, const TileQuery& query, float* m, float* d,
+                            float* o) {
+  const int dims = layout.head_dim(), tile_vectors = dims / 16;
+  const auto lines = static_cast<int>(layout.block_bytes() / 64);
+  const int head_blocks = (heads + kMaxBlockHeads - 1) / kMaxBlockHeads;
+  // K and V of a page are unpacked before either is multiplied: a tile load would wait for stores
+  // that have just been issued.
+  constexpr size_t kRightBytes = static_cast<size_t>(kMaxPageDims / kTileDims) * 4 * kTileBytes;
+  alignas(64) uint8_t right_k[kRightBytes], right_v[kRightBytes];
+  alignas(64) uint8_t left[2 * kMaxTileHeads][64];
+  alignas(64) int32_t sums[kMaxPageDims / 16][2 * kMaxTileHeads * 16];
+  alignas(64) TileLogitBlocks p;
+  Tiles::Configure(2 * heads);
+  for (int page = 0; page < count; ++page) {
+    const std::byte* block = blocks[page];
+    const std::byte* next = page + 1 < count ? blocks[page + 1] : nullptr;
+    const int steps = dims / 8;  // four vectors each, of K and V
+    BlockPrefetch prefetch{next, next == nullptr ? nullptr : next + layout.block_bytes(),
+                           (lines + steps - 1) / steps};
+    for (int t = 0; t < 4; ++t) {
+      for (int k = 0; k < dims / kTileDims; ++k) {
+        UnpackRows(block + (t * tile_vectors + k * 4) * 64, 4, prefetch,
+                   right_k + static_cast<size_t>(k * 4 + t) * kTileBytes);
+      }
+    }
+    UnpackRows(block + layout.v_codes_offset(), dims / 4, prefetch, right_v);
+    TileLogits<Tiles>(layout, block, heads, query, right_k, p);
+    const int visible = page + 1 == count ? last_visible : kPageTokens;
+    float alpha[kMaxTileHeads];
+    bool counts = false;
+    for (int b = 0; b < head_blocks; ++b) {
+      const int first = b * kMaxBlockHeads;
+      const bool any =
+          WithHeads(std::min(heads - first, kMaxBlockHeads), [&]<int kHeads>() HWY_ATTR {
+            float(&factors)[kMaxBlockHeads] =
+                *reinterpret_cast<float(*)[kMaxBlockHeads]>(alpha + first);
+            if (SoftmaxTiles<kHeads>(p[b], visible, m + first, d + first, factors)) return true;
+            // Nothing changes for these heads.
+            for (int h = 0; h < kHeads; ++h) {
+              factors[h] = 1.0f;
+              std::fill_n(p[b][h], kPageTokens, 0.0f);
+            }
+            return false;
+          });
+      counts = counts || any;
+    }
+    if (!counts) continue;
+    for (int g = 0; g < layout.num_groups(); ++g) {
+      float step[kMaxTileHeads], low[kMaxTileHeads];
+      for (int b = 0; b < head_blocks; ++b) {
+        const int first = b * kMaxBlockHeads;
+        WithHeads(std::min(heads - first, kMaxBlockHeads), [&]<int kHeads>() HWY_ATTR {
+          TileWeights<kHeads>(layout, block, g, p[b], left + 2 * first, step + first, low + first);
+        });
+      }
+      const int first = g * layout.group_dims() / 16, tiles = layout.group_dims() / 16;
+      Tiles::template Load<5>(left, 64);
+      // All products first, then all sums: one by one each would wait for the one before.
+      for (int tile = 0; tile < tiles; tile += 2) {
+        const uint8_t* operand = right_v + static_cast<size_t>(first + tile) * kTileBytes;
+        Tiles::template Load<6>(operand, 64);
+        Tiles::template Load<7>(operand + kTileBytes, 64);
+        if (tile % 4 == 0) {
+          TileProducts<Tiles, 0>(sums[tile]);
+        } else {
+          TileProducts<Tiles, 2>(sums[tile]);
+        }
+      }
+      for (int h = 0; h < heads; ++h) {
+        const F16x h_step = Set(step[h]), h_low = Set(low[h]), h_alpha = Set(alpha[h]);
+        for (int t = 0; t < tiles; ++t) {
+          float* out = o + h * dims + (first + t) * 16;
+          Store(MulAdd(Load(out), h_alpha, MulAdd(PlaneSum(sums[t], h), h_step, h_low)), out);
+        }
+      }
+    }
+  }
+  Tiles::Release();
+}
+
+}  // namespace oscar::simd::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+#endif  // HWY_AVX3
+
+#endif  // per-target include guard
