@@ -21,6 +21,11 @@ enum class Device : uint8_t {
 // "auto", "cpu", "cuda".
 std::string_view NameOf(Device device);
 
+enum class WeightFormat : uint8_t {
+  kCheckpoint,  // as they are stored
+  kFp8,         // the layers' matrices as FP8 E4M3 with one scale an output
+};
+
 struct ModelOptions {
   // A Hugging Face model directory; empty takes the demo model. With random weights a config.json
   // alone is enough.
@@ -47,6 +52,7 @@ struct ModelOptions {
   // Weights of the right shapes and no meaning, for speed work.
   bool random_weights = false;
   uint64_t weights_seed = 0;
+  WeightFormat weights = WeightFormat::kCheckpoint;
   Device device = Device::kAuto;
   // 0: one a core.
   int num_threads = 0;

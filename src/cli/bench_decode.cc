@@ -76,8 +76,10 @@ void DecodeBench::PrintHeader(const LoadedModel& loaded) {
   if (roof_ > 0) fmt::print("read bandwidth measured on it: {:.2f} TB/s\n", roof_ / 1e12);
   fmt::print(
       "caches hold copies of one page of Gaussian rows, sealed by the method's own rule; no prompt "
-      "was computed\n\n{:>14} {:>9} {:>6} {:>10} {:>9} {:>9} {:>9} {:>7} {:>8}\n",
-      "kv", "context", "batch", "tokens/s", "ms/step", "GB/step", "roof ms", "of roof", "vs bf16");
+      "was computed; \"alone\": a step that is not launched before the one before it has ended\n\n"
+      "{:>14} {:>9} {:>6} {:>10} {:>9} {:>9} {:>9} {:>9} {:>7} {:>8}\n",
+      "kv", "context", "batch", "tokens/s", "ms/step", "alone ms", "GB/step", "roof ms", "of roof",
+      "vs bf16");
 }
 
 void DecodeBench::PrintLine(const Line& line) const {
@@ -90,9 +92,9 @@ void DecodeBench::PrintLine(const Line& line) const {
   }
   const auto base = bf16_.find({row.context, line.job ? 0 : row.batch, line.job});
   fmt::print(
-      "{:>14} {:>9} {:>6} {:>10.2f} {:>9.3f} {:>9.3f} {:>9} {:>7} {:>8}{}\n", name, row.context,
-      row.batch, row.tokens_per_second, row.seconds_per_step * 1e3,
-      static_cast<double>(row.bytes()) / 1e9,
+      "{:>14} {:>9} {:>6} {:>10.2f} {:>9.3f} {:>9.3f} {:>9.3f} {:>9} {:>7} {:>8}{}\n", name,
+      row.context, row.batch, row.tokens_per_second, row.seconds_per_step * 1e3,
+      row.seconds_alone * 1e3, static_cast<double>(row.bytes()) / 1e9,
       roof_ > 0 ? fmt::format("{:.3f}", 1e3 * RoofSeconds(row)) : "-",
       roof_ > 0 ? fmt::format("{:.0f}%", 100 * RoofSeconds(row) / row.seconds_per_step) : "-",
       base == bf16_.end() ? "-" : fmt::format("{:.2f}x", row.tokens_per_second / base->second),
@@ -145,7 +147,7 @@ Status DecodeBench::RunMethod(const std::string& method) {
   for (const auto* list : {&options_.contexts, &options_.job_contexts, &options_.prompts}) {
     for (const int64_t context : *list) longest = std::max(longest, context);
   }
-  longest += options_.steps + 2;
+  longest += 2 * options_.steps + 8;
   model_options.max_sequences = 1;
   for (const int batch : options_.batches) {
     model_options.max_sequences = std::max(model_options.max_sequences, batch);
@@ -196,6 +198,7 @@ Status DecodeBench::WriteFiles() const {
                       {"batch", row.batch},
                       {"tokens_per_second", row.tokens_per_second},
                       {"seconds_per_step", row.seconds_per_step},
+                      {"seconds_alone", row.seconds_alone},
                       {"weight_bytes", row.weight_bytes},
                       {"kv_bytes", row.kv_bytes},
                       {"bytes_per_second", row.bytes_per_second}});
@@ -204,15 +207,15 @@ Status DecodeBench::WriteFiles() const {
   }
   if (!options_.csv.empty()) {
     std::string csv =
-        "kv,simulated,job,context,batch,tokens_per_second,seconds_per_step,weight_bytes,kv_bytes,"
-        "roof_seconds,needed_bytes\n";
+        "kv,simulated,job,context,batch,tokens_per_second,seconds_per_step,seconds_alone,"
+        "weight_bytes,kv_bytes,roof_seconds,needed_bytes\n";
     for (const Line& line : lines_) {
       const DecodeBenchRow& row = line.row;
-      csv +=
-          fmt::format("{},{},{},{},{},{:.4f},{:.8f},{},{},{},{}\n", line.method,
-                      line.simulated ? 1 : 0, line.job ? 1 : 0, row.context, row.batch,
-                      row.tokens_per_second, row.seconds_per_step, row.weight_bytes, row.kv_bytes,
-                      roof_ > 0 ? fmt::format("{:.8f}", RoofSeconds(row)) : "", line.needed_bytes);
+      csv += fmt::format(
+          "{},{},{},{},{},{:.4f},{:.8f},{:.8f},{},{},{},{}\n", line.method, line.simulated ? 1 : 0,
+          line.job ? 1 : 0, row.context, row.batch, row.tokens_per_second, row.seconds_per_step,
+          row.seconds_alone, row.weight_bytes, row.kv_bytes,
+          roof_ > 0 ? fmt::format("{:.8f}", RoofSeconds(row)) : "", line.needed_bytes);
     }
     OSCAR_RETURN_IF_ERROR(WriteFileAtomically(options_.csv, csv));
   }

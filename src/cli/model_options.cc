@@ -57,6 +57,16 @@ void AddModelOptions(CLI::App& command, ModelArguments& arguments) {
       ->capture_default_str()
       ->group(group);
 
+  const std::map<std::string, WeightFormat> formats = {{"checkpoint", WeightFormat::kCheckpoint},
+                                                       {"fp8", WeightFormat::kFp8}};
+  command
+      .add_option("--weights", o.weights,
+                  "checkpoint (as stored) or fp8 (quantised while loading; a GPU keeps half the "
+                  "bytes)")
+      ->default_str("checkpoint")
+      ->transform(CLI::CheckedTransformer(formats).description("checkpoint or fp8"))
+      ->group(group);
+
   group = "KV cache";
   command.add_option("--kv", o.kv, MethodHelp())->capture_default_str()->group(group);
   command

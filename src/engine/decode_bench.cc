@@ -43,12 +43,64 @@ Status Fill(SequenceCache& cache, BlockPool& pool, const PageRef& page, int64_t 
   return {};
 }
 
-// One step of every sequence; the token is drawn where the model does that.
-Status Step(Model& model, std::span<const ForwardItem> items, std::vector<float>& logits) {
-  if (static_cast<size_t>(model.max_draws()) < items.size()) return model.Forward(items, logits);
-  const std::vector<TokenDraw> draws(items.size());
-  std::vector<int32_t> ids(items.size());
-  return model.ForwardAndDraw(items, draws, ids);
+constexpr int kWarmUp = 2;  // steps that warm caches and grow buffers
+
+double Median(std::vector<double> times) {
+  const auto middle = times.begin() + static_cast<ptrdiff_t>(times.size() / 2);
+  std::nth_element(times.begin(), middle, times.end());
+  return *middle;
+}
+
+// The tokens that `steps` steps append, those before the timing and one ahead included.
+int TokensOf(int steps) { return 2 * (steps + kWarmUp) + 1; }
+
+// Steps of every sequence, one after another; tokens are drawn where the model does that.
+Result<double> TimeSteps(Model& model, std::vector<SequenceCache>& caches, int steps) {
+  std::vector<float> logits;
+  const std::vector<TokenDraw> draws(caches.size());
+  std::vector<int32_t> ids(caches.size());
+  const bool drawn = static_cast<size_t>(model.max_draws()) >= caches.size();
+  if (!drawn) logits.resize(caches.size() * static_cast<size_t>(model.spec().vocab_size));
+  std::vector<double> times;
+  for (int step = 0; step < steps + kWarmUp; ++step) {
+    const int32_t token = step % model.spec().vocab_size;
+    std::vector<ForwardItem> items;
+    items.reserve(caches.size());
+    for (SequenceCache& cache : caches) items.push_back({&cache, {&token, 1}, false, 1});
+    const auto start = std::chrono::steady_clock::now();
+    OSCAR_RETURN_IF_ERROR(drawn ? model.ForwardAndDraw(items, draws, ids)
+                                : model.Forward(items, logits));
+    if (step >= kWarmUp) times.push_back(SecondsSince(start));
+  }
+  return Median(std::move(times));
+}
+
+// The same with each step launched before the one before it has ended.
+Result<double> TimeStepsAhead(Model& model, std::vector<SequenceCache>& caches, int steps) {
+  const std::vector<TokenDraw> draws(caches.size());
+  std::vector<int32_t> ids(caches.size()), tokens(caches.size(), 0);
+  const auto launch = [&] {
+    std::vector<ForwardItem> items;
+    items.reserve(caches.size());
+    for (size_t i = 0; i < caches.size(); ++i) {
+      items.push_back({&caches[i], {&tokens[i], 1}, false, 1});
+    }
+    return model.Launch(items, draws);
+  };
+  OSCAR_RETURN_IF_ERROR(launch());
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    tokens[i] = ForwardItem::Drawn(static_cast<int32_t>(i));
+  }
+  std::vector<double> times;
+  auto last = std::chrono::steady_clock::now();
+  for (int step = 0; step < steps + kWarmUp; ++step) {
+    OSCAR_RETURN_IF_ERROR(launch());
+    OSCAR_RETURN_IF_ERROR(model.Collect(ids));
+    if (step >= kWarmUp) times.push_back(SecondsSince(last));
+    last = std::chrono::steady_clock::now();
+  }
+  OSCAR_RETURN_IF_ERROR(model.Collect(ids));
+  return Median(std::move(times));
 }
 
 }  // namespace
@@ -56,7 +108,8 @@ Status Step(Model& model, std::span<const ForwardItem> items, std::vector<float>
 uint64_t DecodeBenchBytes(const KvPlan& kv, int64_t context, int batch, int steps) {
   // One page more a sequence than it ends with (a step may seal and append), and the template.
   return static_cast<uint64_t>(batch) *
-             (SequenceCache::BytesFor(kv.cache(), context + steps + 1) + kv.cache().open.bytes()) +
+             (SequenceCache::BytesFor(kv.cache(), context + TokensOf(steps)) +
+              kv.cache().open.bytes()) +
          2 * kv.cache().open.bytes();
 }
 
@@ -92,27 +145,17 @@ Result<DecodeBenchRow> RunDecodeBench(LoadedModel& loaded, int64_t context, int 
     caches.emplace_back(kv.cache(), pool);
     OSCAR_RETURN_IF_ERROR(Fill(caches.back(), pool, page, context, loaded.threads()));
   }
-  const auto vocab = static_cast<size_t>(loaded.spec().vocab_size);
-  std::vector<float> logits(static_cast<size_t>(batch) * vocab);
-  std::vector<double> times;
-  constexpr int kWarmUp = 2;  // warms caches and grows buffers
-  for (int step = 0; step < steps + kWarmUp; ++step) {
-    const int32_t token = step % loaded.spec().vocab_size;
-    std::vector<ForwardItem> items;
-    items.reserve(caches.size());
-    for (SequenceCache& cache : caches) items.push_back({&cache, {&token, 1}, false, 1});
-    const auto start = std::chrono::steady_clock::now();
-    OSCAR_RETURN_IF_ERROR(Step(loaded.model(), items, logits));
-    if (step >= kWarmUp) times.push_back(SecondsSince(start));
-  }
-  std::nth_element(times.begin(), times.begin() + static_cast<ptrdiff_t>(times.size() / 2),
-                   times.end());
+  Model& model = loaded.model();
   DecodeBenchRow row;
   row.context = context;
   row.batch = batch;
-  row.seconds_per_step = times[times.size() / 2];
+  OSCAR_ASSIGN_OR_RETURN(row.seconds_alone, TimeSteps(model, caches, steps));
+  row.seconds_per_step = row.seconds_alone;
+  if (model.CanRunAhead() && model.max_draws() >= batch) {
+    OSCAR_ASSIGN_OR_RETURN(row.seconds_per_step, TimeStepsAhead(model, caches, steps));
+  }
   row.tokens_per_second = batch / row.seconds_per_step;
-  row.weight_bytes = loaded.model().weight_bytes_per_step();
+  row.weight_bytes = model.weight_bytes_per_step();
   row.kv_bytes = static_cast<uint64_t>(batch) * kv.StoredBytes(context);
   row.bytes_per_second = static_cast<double>(row.bytes()) / row.seconds_per_step;
   return row;

@@ -67,6 +67,128 @@ TEST(EngineService, Rule1_BatchedAsAloneInDeterministicMode) {
   EXPECT_GT(engine.service->Stats().prefix_hits, 10u);
 }
 
+FakeModel::Options Drawing() {
+  FakeModel::Options options;
+  options.draws = true;
+  options.by_layer = false;  // the engine would draw from those logits itself, and otherwise
+  return options;
+}
+
+// Requests whose tokens the device can draw by itself, some of which stop early.
+std::vector<EngineRequest> DeviceRequests(int count, uint64_t seed) {
+  auto requests = RandomRequests(count, seed);
+  for (size_t i = 0; i < requests.size(); ++i) {
+    SamplingOptions& sampling = requests[i].sampling;
+    sampling.frequency_penalty = 0.0f;
+    sampling.repetition_penalty = 1.0f;
+    sampling.temperature = i % 2 == 0 ? 0.0f : 0.7f;
+    sampling.top_k = 20;
+    requests[i].max_tokens += 200;
+    if (i % 3 == 1) requests[i].stop_tokens = {static_cast<int32_t>(i % FakeModel::kVocab), 7};
+    if (i % 4 == 3) requests[i].min_tokens = 30;
+  }
+  return requests;
+}
+
+// Passes are launched before the one before has ended; the answers are those of a model that draws
+// nothing ahead, those of one request at a time included.
+TEST(EngineService, Rule2_RunningAheadChangesNoAnswer) {
+  const auto requests = DeviceRequests(24, 11);
+  // No second pass is ever launched while requests wait, so this engine never runs ahead.
+  std::vector<Answer> expected;
+  for (const EngineRequest& request : requests) {
+    FakeModel::Options options = Drawing();
+    options.runs_ahead = false;
+    expected.push_back(FakeEngine::Alone(request, options));
+  }
+  for (const bool deterministic : {false, true}) {
+    EngineServiceOptions options;
+    options.deterministic = deterministic;
+    options.max_running = 8;
+    FakeEngine engine(4096, options, Drawing());
+    std::vector<std::unique_ptr<RequestHandle>> handles;
+    for (const EngineRequest& request : requests) handles.push_back(engine.Submit(request));
+    for (size_t i = 0; i < requests.size(); ++i) {
+      const Answer answer = Collect(*handles[i]);
+      EXPECT_TRUE(answer.finished) << answer.status.ToString();
+      EXPECT_EQ(answer.tokens, expected[i].tokens) << "request " << i;
+      EXPECT_EQ(answer.reason, expected[i].reason) << "request " << i;
+    }
+    EXPECT_EQ(engine.model.most_launched, 2);
+  }
+}
+
+// The next turn finds what a conversation left, to the bit and no more: the token that was computed
+// ahead of the end is not in the cache, and no page was sealed for it.
+TEST(EngineService, Rule4_NothingComputedAheadIsKept) {
+  int ran_ahead = 0;
+  for (uint64_t seed = 1; seed <= 40; ++seed) {
+    EngineRequest first = DeviceRequests(2, seed)[1];
+    first.prompt.resize(first.prompt.size() % 300 + 1);
+    first.min_tokens = 0;
+    first.stop_tokens = {static_cast<int32_t>(seed), 7, 11, 13};
+    std::vector<Answer> turns[2];
+    for (const bool ahead : {false, true}) {
+      FakeModel::Options options = Drawing();
+      options.runs_ahead = ahead;
+      FakeEngine engine(4096, {}, options);
+      turns[ahead].push_back(engine.Ask(first));
+      EngineRequest second = first;
+      const auto& tokens = turns[ahead].back().tokens;
+      second.prompt.insert(second.prompt.end(), tokens.begin(), tokens.end());
+      second.prompt.push_back(3);
+      turns[ahead].push_back(engine.Ask(second));
+      if (engine.model.most_launched == 2) ++ran_ahead;
+    }
+    for (size_t i = 0; i < 2; ++i) {
+      EXPECT_EQ(turns[1][i].tokens, turns[0][i].tokens) << "seed " << seed << " turn " << i;
+      EXPECT_EQ(turns[1][i].cached_tokens, turns[0][i].cached_tokens) << "seed " << seed;
+    }
+  }
+  EXPECT_GT(ran_ahead, 20);
+}
+
+TEST(EngineService, Rule2_RunningAheadUnderPressure) {
+  for (uint64_t seed = 1; seed <= 3; ++seed) {
+    EngineServiceOptions options;
+    options.max_waiting = 1000;
+    options.max_running = 6;
+    FakeEngine engine(24, options, Drawing(), 2);
+    const Philox rng(seed, 7);
+    auto requests = DeviceRequests(40, seed);
+    std::vector<std::unique_ptr<RequestHandle>> handles;
+    for (uint64_t i = 0; i < requests.size(); ++i) {
+      handles.push_back(engine.Submit(requests[i]));
+      if (rng.Below(i, 3) == 0) handles[rng.Below(100 + i, static_cast<uint32_t>(i + 1))]->Cancel();
+      if (i % 8 == 7) std::this_thread::sleep_for(milliseconds(2));
+    }
+    for (size_t i = 0; i < handles.size(); ++i) {
+      const Answer answer = Collect(*handles[i]);
+      ASSERT_TRUE(answer.finished) << answer.status.ToString();
+      if (answer.reason == FinishReason::kCancelled) continue;
+      EXPECT_EQ(answer.tokens, FakeEngine::Alone(requests[i], Drawing()).tokens) << i;
+    }
+    ASSERT_TRUE(Eventually([&] { return engine.Idle(); }));
+    const EngineStats stats = engine.service->Stats();
+    EXPECT_EQ(stats.prefix_bytes, stats.kv_bytes);
+  }
+}
+
+TEST(EngineService, Rule5_AFailureWhileRunningAheadFailsEveryRequest) {
+  FakeEngine engine(4096, {}, Drawing());
+  engine.model.fail_after = 30;
+  std::vector<std::unique_ptr<RequestHandle>> handles;
+  for (uint64_t i = 0; i < 3; ++i) {
+    EngineRequest request = DeviceRequests(1, i + 1)[0];
+    request.max_tokens = 1000;
+    request.stop_tokens.clear();
+    handles.push_back(engine.Submit(request));
+  }
+  for (auto& handle : handles)
+    EXPECT_EQ(Collect(*handle).status.message(), "the device has failed");
+  EXPECT_FALSE(engine.service->Health().ok());
+}
+
 TEST(EngineService, Rule3_PreemptionChangesNoAnswer) {
   for (const bool deterministic : {false, true}) {
     for (const bool prefix_cache : {true, false}) {

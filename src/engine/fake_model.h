@@ -47,7 +47,9 @@ class FakeModel : public Model {
   struct Options {
     int cell = 256, sink = 64, recent = 128, max_batch_tokens = 512, head_dim = 64;
     std::string method = "oscar+";
-    bool by_layer = true;  // offers to read prompts layer by layer
+    bool by_layer = true;    // offers to read prompts layer by layer
+    bool draws = false;      // draws tokens itself
+    bool runs_ahead = true;  // and leaves passes running
   };
 
   FakeModel(const Options& options, ThreadPool& threads) : options_(options), threads_(threads) {
@@ -105,6 +107,49 @@ class FakeModel : public Model {
     return {};
   }
 
+  int max_draws() const override { return options_.draws ? 64 : 0; }
+  bool CanRunAhead() const override { return options_.draws && options_.runs_ahead; }
+  Status ForwardAndDraw(std::span<const ForwardItem> items, std::span<const TokenDraw> draws,
+                        std::span<int32_t> ids) override {
+    OSCAR_CHECK(launched_.empty(), "a pass while another is under way");
+    OSCAR_RETURN_IF_ERROR(Launch(items, draws));
+    return Collect(ids);
+  }
+  Status ReadLogits(size_t row, std::span<float> logits) override {
+    OSCAR_CHECK(launched_.empty());
+    std::copy_n(drawn_logits_.begin() + static_cast<ptrdiff_t>(row * kVocab), kVocab,
+                logits.begin());
+    return {};
+  }
+  // Computes at once: what a device does later it does in the same order.
+  Status Launch(std::span<const ForwardItem> items, std::span<const TokenDraw> draws) override {
+    OSCAR_CHECK(launched_.size() < 2);
+    most_launched = std::max<int>(most_launched, static_cast<int>(launched_.size()) + 1);
+    std::vector<ForwardItem> resolved(items.begin(), items.end());
+    std::vector<int32_t> tokens(items.size());
+    for (size_t i = 0; i < items.size(); ++i) {
+      if (items[i].tokens[0] >= 0) continue;
+      OSCAR_CHECK(launched_.size() == 1, "no pass to take a token from");
+      const auto row = static_cast<size_t>(-1 - items[i].tokens[0]);
+      tokens[i] = std::max(launched_.front()[row], 0);
+      resolved[i].tokens = {&tokens[i], 1};
+    }
+    drawn_logits_.resize(draws.size() * kVocab);
+    OSCAR_RETURN_IF_ERROR(Forward(resolved, drawn_logits_));
+    std::vector<int32_t>& ids = launched_.emplace_back();
+    for (size_t i = 0; i < draws.size(); ++i) {
+      const auto logits = std::span(drawn_logits_).subspan(i * kVocab, kVocab);
+      ids.push_back(DrawFrom(logits, draws[i]));
+    }
+    return {};
+  }
+  Status Collect(std::span<int32_t> ids) override {
+    OSCAR_CHECK(!launched_.empty() && launched_.front().size() == ids.size());
+    std::ranges::copy(launched_.front(), ids.begin());
+    launched_.erase(launched_.begin());
+    return {};
+  }
+
   // All rows depend on the first layer alone, so that layers and chunks can be told apart.
   struct FakeCellRead : CellRead {
     std::unique_ptr<LayeredAppend> append;
@@ -152,6 +197,8 @@ class FakeModel : public Model {
     return true;
   }
 
+  // Passes that were under way at once, at most.
+  std::atomic<int> most_launched{0};
   // What cells are read into; counts its own.
   BlockPool* pool_of_cells = nullptr;
   std::atomic<int> cells_started{0};
@@ -161,6 +208,15 @@ class FakeModel : public Model {
   std::atomic<int> fail_after{-1};  // passes until Forward fails; -1 never
 
  private:
+  // Any function of the logits and the draw; now and then one is left to the caller.
+  static int32_t DrawFrom(std::span<const float> logits, const TokenDraw& draw) {
+    const auto best = static_cast<int32_t>(std::ranges::max_element(logits) - logits.begin());
+    if (static_cast<int>(logits[0] * 1024.0f) % 23 == 0) return TokenDraw::kUndecided;
+    if (draw.temperature == 0.0f) return best;
+    const auto drawn = static_cast<int32_t>(draw.uniform * kVocab);
+    return logits[static_cast<size_t>(drawn)] > 1.0f ? drawn : best;
+  }
+
   Status Prepare(std::span<const ForwardItem> items) {
     int64_t total = 0;
     for (size_t i = 0; i < items.size(); ++i) {
@@ -220,6 +276,8 @@ class FakeModel : public Model {
   ThreadPool& threads_;
   ModelSpec spec_;
   std::unique_ptr<KvPlan> plan_;
+  std::vector<std::vector<int32_t>> launched_;  // ids of the passes under way
+  std::vector<float> drawn_logits_;             // of the last pass
 };
 
 // Prompts of distinct tokens for distinct seeds.

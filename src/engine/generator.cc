@@ -134,24 +134,65 @@ Result<std::span<const float>> Generator::Step(int32_t token) {
   return std::span<const float>(logits_);
 }
 
-Result<int32_t> Generator::StepAndDraw(int32_t token, Sampler& sampler) {
+Status Generator::Launch(int32_t token, const TokenDraw& draw) {
+  const ForwardItem item{&cache_, {&token, 1}, /*is_prompt=*/false, /*num_logits=*/1};
+  return model_.Launch({&item, 1}, {&draw, 1});
+}
+
+Status Generator::DropAhead() {
+  if (!ahead_) return {};
+  ahead_ = false;
+  int32_t ignored = 0;
+  OSCAR_RETURN_IF_ERROR(model_.Collect({&ignored, 1}));
+  cache_.Trim(static_cast<int64_t>(tokens_.size()));
+  return {};
+}
+
+Result<int32_t> Generator::StepAndDraw(int32_t token, bool goes_on, Sampler& sampler) {
   const std::optional<TokenDraw> draw = sampler.NextDraw();
   if (model_.max_draws() == 0 || !draw.has_value()) {
     OSCAR_ASSIGN_OR_RETURN(const auto logits, Step(token));
     return sampler.Sample(logits);
   }
-  const ForwardItem item{&cache_, {&token, 1}, /*is_prompt=*/false, /*num_logits=*/1};
   int32_t drawn = 0;
-  const Status status = model_.ForwardAndDraw({&item, 1}, {&*draw, 1}, {&drawn, 1});
+  bool logits_are_there = true;
+  Status status;
+  if (model_.CanRunAhead() && draw->IsSureOnDevice()) {
+    if (!ahead_) status = Launch(token, *draw);
+    if (status.ok()) {
+      ahead_ = false;
+      // Only where undoing it leaves no trace: a page that is sealed stays sealed.
+      const AppendCost cost = cache_.CostOf(1, /*is_prompt=*/false);
+      if (goes_on && cache_.length() < max_context_ && cost.seal_peak == 0 && cost.seal_net == 0) {
+        const Status launched = Launch(ForwardItem::Drawn(0), *sampler.NextDraw(1));
+        if (!launched.ok() && launched.code() != StatusCode::kResourceExhausted) {
+          return Unexpected(launched);
+        }
+        ahead_ = launched.ok();
+        logits_are_there = !ahead_;
+      }
+      status = model_.Collect({&drawn, 1});
+    }
+  } else {
+    const ForwardItem item{&cache_, {&token, 1}, /*is_prompt=*/false, /*num_logits=*/1};
+    status = model_.ForwardAndDraw({&item, 1}, {&*draw, 1}, {&drawn, 1});
+  }
   if (status.code() == StatusCode::kResourceExhausted) {
     return Unexpected(Exhausted(cache_.length(), cache_.length() + 1));
   }
   OSCAR_RETURN_IF_ERROR(status);
-  tokens_.push_back(token);
   if (drawn >= 0) {
+    tokens_.push_back(token);
     sampler.Observe(drawn);
     return drawn;
   }
+  if (!logits_are_there) {  // computed again, for its logits
+    OSCAR_RETURN_IF_ERROR(DropAhead());
+    cache_.Trim(static_cast<int64_t>(tokens_.size()));
+    OSCAR_ASSIGN_OR_RETURN(const auto logits, Step(token));
+    return sampler.Sample(logits);
+  }
+  tokens_.push_back(token);
   logits_.resize(static_cast<size_t>(model_.spec().vocab_size));
   OSCAR_RETURN_IF_ERROR(model_.ReadLogits(0, logits_));
   return sampler.Sample(logits_);
@@ -208,9 +249,11 @@ Result<GenerateResult> Generator::Generate(const GenerateRequest& request,
       break;
     }
     // The last token is not needed in the cache to end here.
-    if (static_cast<int64_t>(result.tokens.size()) == limit) break;
-    OSCAR_ASSIGN_OR_RETURN(token, StepAndDraw(token, sampler));
+    const auto count = static_cast<int64_t>(result.tokens.size());
+    if (count == limit) break;
+    OSCAR_ASSIGN_OR_RETURN(token, StepAndDraw(token, /*goes_on=*/count + 1 < limit, sampler));
   }
+  OSCAR_RETURN_IF_ERROR(DropAhead());
   result.decode_seconds = SecondsSince(start);
   result.cache = cache_.Usage();
   return result;

@@ -67,8 +67,13 @@ class Generator {
   int64_t ReusePrefix(std::span<const int32_t> prompt, int64_t num_logits);
   // Why `total` tokens, the first `prompt` of them read as a prompt, do not fit the budget.
   Status Exhausted(int64_t prompt, int64_t total) const;
-  // Appends `token` and returns what is drawn after it, on the model's device where it can.
-  Result<int32_t> StepAndDraw(int32_t token, Sampler& sampler);
+  // Appends `token` and returns what is drawn after it, on the model's device where it can. With
+  // `goes_on` another token will be wanted unless the drawn one ends the answer: the pass for that
+  // is then launched before this one is waited for.
+  Result<int32_t> StepAndDraw(int32_t token, bool goes_on, Sampler& sampler);
+  Status Launch(int32_t token, const TokenDraw& draw);
+  // Undoes a pass that was launched for a token that is not wanted after all.
+  Status DropAhead();
 
   Model& model_;
   BlockPool& pool_;
@@ -77,6 +82,7 @@ class Generator {
   SequenceCache cache_;
   std::vector<int32_t> tokens_;
   std::vector<float> logits_;
+  bool ahead_ = false;  // a pass is under way for the token that was drawn last
   std::atomic<bool> cancelled_{false};
 };
 

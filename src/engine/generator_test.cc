@@ -12,33 +12,6 @@
 namespace oscar {
 namespace {
 
-std::vector<float> LogitsOf(DemoModel& demo, std::span<const int32_t> tokens, int64_t count,
-                            int chunk = 0) {
-  Generator generator(*demo.model, demo.pool, 0, chunk);
-  std::vector<float> all;
-  const Status status =
-      generator.Prefill(tokens, count, [&](int64_t, std::span<const float> logits) {
-        all.insert(all.end(), logits.begin(), logits.end());
-      });
-  EXPECT_TRUE(status.ok()) << status.ToString();
-  return all;
-}
-
-struct Difference {
-  double max = 0.0, rms = 0.0;
-};
-Difference Compare(std::span<const float> a, std::span<const float> b) {
-  EXPECT_EQ(a.size(), b.size());
-  Difference difference;
-  for (size_t i = 0; i < a.size(); ++i) {
-    const double d = std::fabs(static_cast<double>(a[i]) - b[i]);
-    difference.max = std::max(difference.max, d);
-    difference.rms += d * d;
-  }
-  difference.rms = std::sqrt(difference.rms / static_cast<double>(a.size()));
-  return difference;
-}
-
 TEST(Generator, LogitsMatchTransformersOnABf16Cache) {
   DemoModel demo(DemoModel::Method("bf16"));
   const auto golden = LoadGoldenJson();
@@ -235,6 +208,31 @@ TEST(Generator, ErrorsAreClear) {
   request.prompt = {};
   EXPECT_EQ(generator.Generate(request).error().code(), StatusCode::kInvalidArgument);
   EXPECT_LE(demo.pool.peak_bytes(), demo.pool.budget());
+}
+
+// FP8 weights move the logits a little and the answers not at all here; and they are other weights.
+TEST(Generator, QuantizedWeightsStayClose) {
+  DemoModel plain(DemoModel::Method("bf16"));
+  DemoModel quantized(DemoModel::Method("bf16"), 2, uint64_t{1} << 30, WeightFormat::kFp8);
+  EXPECT_NE(plain.model->fingerprint(), quantized.model->fingerprint());
+  const auto golden = LoadGoldenJson();
+  const auto ids = golden["texts"][0]["ids"].get<std::vector<int32_t>>();
+  const auto a = LogitsOf(plain, ids, 4), b = LogitsOf(quantized, ids, 4);
+  double energy = 0.0;
+  for (const float x : a) energy += static_cast<double>(x) * x;
+  const double rms = Compare(a, b).rms / std::sqrt(energy / static_cast<double>(a.size()));
+  // E4M3 keeps four bits: each weight is off by up to 1/16, 2.6 % RMS.
+  EXPECT_GT(rms, 1e-3);
+  EXPECT_LT(rms, 0.2);
+  for (size_t row = 0; row < 4; ++row) {
+    const size_t vocab = a.size() / 4;
+    const std::span<const float> before(a.data() + row * vocab, vocab);
+    const std::span<const float> after(b.data() + row * vocab, vocab);
+    const auto top = TopLogprobs(before, 2);
+    if (top[0].logprob - top[1].logprob > 1.0f) {
+      EXPECT_EQ(TopLogprobs(after, 1)[0].token, top[0].token) << "row " << row;
+    }
+  }
 }
 
 }  // namespace

@@ -98,11 +98,12 @@ Result<std::unique_ptr<LoadedModel>> LoadedModel::Plan(const ModelOptions& optio
                     "--random-weights for speed work",
                     options.model.string())));
   }
-  if (!config.quantization_method.empty() && !options.random_weights) {
-    return Unexpected(
-        Unimplemented(fmt::format("{}: the weights are quantised ({}), which this version cannot "
-                                  "read; use the BF16 checkpoint",
-                                  loaded->directory_.string(), config.quantization_method)));
+  if (!config.quantization_problem.empty() && !options.random_weights) {
+    return Unexpected(Unimplemented(fmt::format(
+        "{}: the weights are quantised ({}: {}), which this version cannot read; use the BF16 or "
+        "an "
+        "FP8 checkpoint",
+        loaded->directory_.string(), config.quantization_method, config.quantization_problem)));
   }
   OSCAR_RETURN_IF_ERROR(ApplyRopeScaling(options, &config));
   OSCAR_ASSIGN_OR_RETURN(loaded->spec_, MakeModelSpec(config));
@@ -200,7 +201,10 @@ Result<std::unique_ptr<LoadedModel>> LoadedModel::Load(const ModelOptions& optio
     source = MakeRandomWeights(options.weights_seed);
     LogWarning("random weights: speed is real, answers mean nothing");
   } else {
-    OSCAR_ASSIGN_OR_RETURN(source, OpenCheckpointWeights(loaded->directory_.string()));
+    const ModelConfig& config = loaded->config_;
+    OSCAR_ASSIGN_OR_RETURN(
+        source, OpenCheckpointWeights(loaded->directory_.string(),
+                                      {config.fp8_block_rows, config.fp8_block_columns}));
     // Shapes agree for any model of a family; the weights tell its members apart.
     const std::string fingerprint = fmt::format("{:016x}", source->Fingerprint());
     if (!loaded->rotation_model_.empty() && loaded->rotation_model_ != fingerprint) {
@@ -209,6 +213,9 @@ Result<std::unique_ptr<LoadedModel>> LoadedModel::Load(const ModelOptions& optio
           options.rotation.string(), loaded->rotation_model_, loaded->directory_.string(),
           fingerprint)));
     }
+  }
+  if (options.weights == WeightFormat::kFp8) {
+    source = QuantizeWeights(std::move(source), loaded->spec_);
   }
   loaded->threads_ = std::make_unique<ThreadPool>(options.num_threads);
   if (loaded->device_ == Device::kCuda) {

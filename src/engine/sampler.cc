@@ -116,19 +116,19 @@ void Sampler::Observe(int32_t token) {
   ++generated_[token];
 }
 
-std::optional<TokenDraw> Sampler::NextDraw() const {
+std::optional<TokenDraw> Sampler::NextDraw(uint64_t ahead) const {
   if (NeedsPenalties()) return std::nullopt;
   TokenDraw draw;
   draw.temperature = options_.temperature;
   draw.top_k = options_.top_k;
   draw.top_p = options_.top_p;
   draw.min_p = options_.min_p;
-  draw.uniform = Uniform();
+  draw.uniform = Uniform(step_ + ahead);
   return draw;
 }
 
-double Sampler::Uniform() const {
-  const auto block = Philox(seed_, 0).Block(step_);
+double Sampler::Uniform(uint64_t step) const {
+  const auto block = Philox(seed_, 0).Block(step);
   return static_cast<double>((uint64_t{block[0]} << 21) ^ (block[1] >> 11)) * 0x1p-53;
 }
 
@@ -171,7 +171,7 @@ int32_t Sampler::DrawFrom(std::vector<Candidate>& candidates) {
     total = 0.0;
     for (const Candidate& c : candidates) total += weight(c);
   }
-  const double u = Uniform() * total;
+  const double u = Uniform(step_) * total;
   double sum = 0.0;
   for (const Candidate& c : candidates) {
     sum += weight(c);

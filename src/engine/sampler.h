@@ -29,9 +29,9 @@ class Sampler {
   // Draws and counts the token as generated. `logits` [vocab] is not changed. `masked` tokens (ids
   // below vocab) are not drawn; they must leave at least one.
   int32_t Sample(std::span<const float> logits, std::span<const int32_t> masked = {});
-  // The next Sample as a device can do it, where nothing but the logits is needed for it; Observe
-  // then takes what the device drew.
-  std::optional<TokenDraw> NextDraw() const;
+  // The Sample that comes after `ahead` more, as a device can do it, where nothing but the logits
+  // is needed for it; Observe then takes what the device drew.
+  std::optional<TokenDraw> NextDraw(uint64_t ahead = 0) const;
   void Observe(int32_t token);
 
  private:
@@ -40,8 +40,8 @@ class Sampler {
     int32_t token;
   };
   bool NeedsPenalties() const;
-  // In [0, 1), of this step.
-  double Uniform() const;
+  // In [0, 1), of that step.
+  double Uniform(uint64_t step) const;
   int32_t DrawFrom(std::vector<Candidate>& candidates);
 
   SamplingOptions options_;

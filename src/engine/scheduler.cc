@@ -110,6 +110,7 @@ void Scheduler::ReapCancelled() {
 }
 
 void Scheduler::FailAll(const Status& status) {
+  Drain();
   EngineEvent event;
   event.kind = EngineEvent::Kind::kFailed;
   event.status = status;
@@ -456,17 +457,33 @@ Status Scheduler::RunPass() {
   return cell_ != nullptr ? RunCell() : Status{};
 }
 
+// The draw after `ahead` more tokens, where the device can do it without us.
+std::optional<TokenDraw> Scheduler::DeviceDraw(const Sequence& sequence, int64_t ahead) const {
+  const EngineRequest& request = sequence.request;
+  const bool may_stop = sequence.generated() + ahead >= request.min_tokens;
+  if (request.want_logprobs || sequence.draws_here || (!may_stop && !request.stop_tokens.empty())) {
+    return std::nullopt;
+  }
+  return sequence.sampler.NextDraw(static_cast<uint64_t>(ahead));
+}
+
 Status Scheduler::RunAndDraw(std::span<const ForwardItem> items) {
   std::vector<TokenDraw> draws;
   std::vector<bool> ours;
+  bool flies = model_.CanRunAhead();
   for (const Work& work : batch_) {
+    flies = flies && !work.is_prompt && work.num_logits == 1;
     if (work.num_logits == 0) continue;
-    const Sequence& sequence = *work.sequence;
-    const bool may_stop = sequence.generated() >= sequence.request.min_tokens;
-    const std::optional<TokenDraw> draw = sequence.sampler.NextDraw();
-    ours.push_back(!draw.has_value() || sequence.request.want_logprobs ||
-                   (!may_stop && !sequence.request.stop_tokens.empty()));
+    const std::optional<TokenDraw> draw = DeviceDraw(*work.sequence, 0);
+    flies = flies && draw.has_value() && draw->IsSureOnDevice();
+    ours.push_back(!draw.has_value());
     draws.push_back(draw.value_or(TokenDraw{}));
+  }
+  if (flies) {
+    OSCAR_RETURN_IF_ERROR(model_.Launch(items, draws));
+    flight_ = std::move(batch_);
+    batch_.clear();
+    return {};
   }
   std::vector<int32_t> ids(draws.size());
   OSCAR_RETURN_IF_ERROR(model_.ForwardAndDraw(items, draws, ids));
@@ -483,7 +500,99 @@ Status Scheduler::RunAndDraw(std::span<const ForwardItem> items) {
   return {};
 }
 
+// The pass after the one in flight, with the tokens that it draws: only where the next pass is the
+// same whatever they are, and where undoing it for a sequence that ends leaves no trace. So nobody
+// may be waiting to be planned for, and nothing be sealed or evicted.
+Status Scheduler::RunAhead(std::vector<Work>* next) {
+  if (!waiting_.empty() && static_cast<int>(running_.size()) < options_.max_running) return {};
+  const auto flying = static_cast<size_t>(
+      std::ranges::count_if(flight_, [](const Work& work) { return work.sequence != nullptr; }));
+  if (flying != running_.size()) return {};
+  std::vector<Work> works;
+  std::vector<TokenDraw> draws;
+  std::vector<int32_t> tokens;
+  uint64_t bytes = 0;
+  for (size_t row = 0; row < flight_.size(); ++row) {
+    if (flight_[row].sequence == nullptr) continue;
+    Sequence& sequence = *flight_[row].sequence;
+    if (sequence.channel->cancelled()) return {};
+    if (sequence.generated() + 1 >= sequence.limit) continue;  // ends with what is being drawn
+    const AppendCost cost = sequence.cache.CostOf(1, /*is_prompt=*/false);
+    if (cost.seal_peak != 0 || cost.seal_net != 0) return {};
+    const std::optional<TokenDraw> draw = DeviceDraw(sequence, 1);
+    if (!draw.has_value()) return {};
+    bytes += static_cast<uint64_t>(cost.reserve);
+    works.push_back({&sequence, 1, /*is_prompt=*/false, 1});
+    draws.push_back(*draw);
+    tokens.push_back(ForwardItem::Drawn(static_cast<int32_t>(row)));
+  }
+  if (works.empty() || bytes > pool_.budget() - pool_.bytes_in_use()) return {};
+  std::vector<ForwardItem> items;
+  for (size_t i = 0; i < works.size(); ++i) {
+    items.push_back({&works[i].sequence->cache, {&tokens[i], 1}, /*is_prompt=*/false, 1});
+  }
+  const Status status = model_.Launch(items, draws);
+  if (status.code() == StatusCode::kResourceExhausted) return {};  // nothing has grown
+  OSCAR_RETURN_IF_ERROR(status);
+  *next = std::move(works);
+  return {};
+}
+
+// Ends the pass in flight, after launching the next one where that is possible.
+Status Scheduler::Land() {
+  for (const Work& work : flight_) {
+    if (work.sequence != nullptr) Publish(*work.sequence);
+  }
+  std::vector<Work> next;
+  OSCAR_RETURN_IF_ERROR(RunAhead(&next));
+  drawn_.resize(flight_.size());
+  const Status status = model_.Collect(drawn_);
+  std::vector<Work> landed = std::exchange(flight_, std::move(next));
+  OSCAR_RETURN_IF_ERROR(status);
+  batch_.clear();
+  std::vector<int32_t> ids;
+  for (size_t row = 0; row < landed.size(); ++row) {
+    Work& work = landed[row];
+    if (work.sequence == nullptr) continue;
+    if (drawn_[row] == TokenDraw::kUndecided) {
+      // Its logits are gone: its last token is computed again, and drawn from here.
+      Leave(*work.sequence);
+      work.sequence->draws_here = true;
+      work.sequence->cache.Trim(work.sequence->size() - 1);
+      continue;
+    }
+    batch_.push_back(work);
+    ids.push_back(drawn_[row]);
+  }
+  drawn_ = std::move(ids);
+  logits_.clear();
+  ++counts_.steps;
+  Absorb(/*landed=*/true);
+  if (std::ranges::all_of(flight_, [](const Work& work) { return work.sequence == nullptr; })) {
+    Drain();
+  }
+  return {};
+}
+
+// Takes a sequence out of the pass in flight: what that computed for it never was.
+void Scheduler::Leave(Sequence& sequence) {
+  for (Work& work : flight_) {
+    if (work.sequence != &sequence) continue;
+    work.sequence = nullptr;
+    sequence.cache.Trim(sequence.cache.length() - 1);
+  }
+}
+
+// Waits for what is in flight and forgets it.
+void Scheduler::Drain() {
+  if (flight_.empty()) return;
+  std::vector<int32_t> ids(flight_.size());
+  const Status ignored = model_.Collect(ids);
+  flight_.clear();
+}
+
 Status Scheduler::Step() {
+  if (!flight_.empty()) return Land();
   ReapCancelled();
   Plan();
   while (true) {
@@ -506,8 +615,9 @@ Status Scheduler::Step() {
       return {};
     }
   }
+  if (!flight_.empty()) return {};  // counted when it lands
   ++counts_.steps;
-  Absorb();
+  Absorb(/*landed=*/false);
   return {};
 }
 
@@ -548,6 +658,7 @@ void Scheduler::TakePromptLogprobs(const Work& work, std::span<const float> logi
 void Scheduler::Draw(Sequence& sequence, std::span<const float> logits, int32_t device_drawn,
                      GeneratedToken* drawn) {
   const EngineRequest& request = sequence.request;
+  sequence.draws_here = false;
   if (device_drawn != TokenDraw::kUndecided) {
     drawn->token = device_drawn;  // kNotANumber is negative, too
     if (device_drawn >= 0) sequence.sampler.Observe(device_drawn);
@@ -566,7 +677,9 @@ void Scheduler::Draw(Sequence& sequence, std::span<const float> logits, int32_t 
   }
 }
 
-void Scheduler::Absorb() {
+// What the pass of batch_ came to. A landed one was published before, and its caches may be a token
+// ahead.
+void Scheduler::Absorb(bool landed) {
   const auto vocab = static_cast<size_t>(model_.spec().vocab_size);
   struct Drawing {
     Sequence* sequence;
@@ -591,11 +704,11 @@ void Scheduler::Absorb() {
     if (work.sequence != cell_) num_tokens += static_cast<size_t>(work.count);
     if (work.is_prompt && sequence.exact) sequence.exact_tokens = sequence.cache.length();
     if (work.is_prompt && sequence.WantsPromptLogprobs()) TakePromptLogprobs(work, logits);
-    if (sequence.cache.length() == sequence.size()) {
+    if (landed || sequence.cache.length() == sequence.size()) {
       drawings.push_back(
           {&sequence, rows > 0 ? logits.last(vocab) : std::span<const float>(), device_drawn, {}});
     }
-    Publish(sequence);
+    if (!landed) Publish(sequence);
   }
   counts_.batch_tokens.Observe(num_tokens);
   // Each sampler belongs to one sequence, so who draws changes nothing.
@@ -608,6 +721,7 @@ void Scheduler::Absorb() {
     if (!sequence.started) Start(sequence);
     const int32_t token = drawing.token.token;
     if (token < 0) {
+      Leave(sequence);
       EngineEvent event;
       event.kind = EngineEvent::Kind::kFailed;
       event.status = Internal("the model's output is not a number");
@@ -624,6 +738,7 @@ void Scheduler::Absorb() {
     ExtendPageHashes(sequence.request.cache_salt, sequence.tokens, &sequence.hashes);
     if (std::ranges::find(sequence.request.stop_tokens, token) !=
         sequence.request.stop_tokens.end()) {
+      Leave(sequence);
       Finish(sequence, FinishReason::kStop);
     } else if (sequence.generated() >= sequence.limit) {
       Finish(sequence, FinishReason::kLength);

@@ -37,6 +37,7 @@ struct Sequence {
   bool exact = true;         // its cache is what the request alone would have
   int64_t exact_tokens = 0;  // leading ones in the cache computed as a fresh prompt would
   int64_t cached_tokens = 0;
+  bool draws_here = false;  // its next draw needs the logits
   int preemptions = 0;
   int64_t published_open = 0, published_sealed = 0;  // pages in the prefix index
   std::vector<GeneratedToken> prompt_logprobs;
@@ -71,8 +72,9 @@ class Scheduler {
   void Enqueue(std::unique_ptr<Sequence> sequence);
   bool idle() const { return running_.empty() && waiting_.empty(); }
   int64_t num_waiting() const { return static_cast<int64_t>(waiting_.size()); }
-  // One forward pass, where there is anything to do. An error (of the model; never of memory)
-  // leaves every request as it was; the caller fails them with FailAll.
+  // One forward pass, where there is anything to do, or the end of the one that was left running.
+  // An error (of the model; never of memory) leaves every request as it was; the caller fails them
+  // with FailAll.
   Status Step();
   void FailAll(const Status& status);
 
@@ -110,7 +112,12 @@ class Scheduler {
   Status RunPass();
   Status RunCell();
   Status RunAndDraw(std::span<const ForwardItem> items);
-  void Absorb();
+  std::optional<TokenDraw> DeviceDraw(const Sequence& sequence, int64_t ahead) const;
+  Status Land();
+  Status RunAhead(std::vector<Work>* next);
+  void Leave(Sequence& sequence);
+  void Drain();
+  void Absorb(bool landed);
   void TakePromptLogprobs(const Work& work, std::span<const float> logits);
   void Draw(Sequence& sequence, std::span<const float> logits, int32_t device_drawn,
             GeneratedToken* drawn);
@@ -130,6 +137,9 @@ class Scheduler {
   std::vector<std::unique_ptr<Sequence>> running_;  // by arrival
   std::deque<std::unique_ptr<Sequence>> waiting_;   // by arrival; preempted ones are the oldest
   std::vector<Work> batch_;
+  // The pass that was launched and not collected, by row; no sequence: it has ended meanwhile. Its
+  // caches have grown; what it draws is not known yet.
+  std::vector<Work> flight_;
   Sequence* cell_ = nullptr;  // whose prompt this step reads by layers, beside the batch
   int cell_tokens_ = 0;       // the share of the step that is for it
   std::vector<float> logits_;

@@ -105,8 +105,9 @@ Result<std::unique_ptr<Blas>> Blas::Load(void* workspace) {
   return blas;
 }
 
-Result<Blas::Plan*> Blas::Find(int outputs, int inputs, int rows, ProductOutput output) {
-  auto& slot = plans_[{outputs, inputs, rows, output}];
+Result<Blas::Plan*> Blas::Find(int out_stride, int outputs, int inputs, int rows,
+                               ProductOutput output) {
+  auto& slot = plans_[{out_stride, outputs, inputs, rows, output}];
   if (slot != nullptr) return slot.get();
   Library& lib = *library_;
   auto plan = std::make_unique<Plan>();
@@ -126,7 +127,7 @@ Result<Blas::Plan*> Blas::Find(int outputs, int inputs, int rows, ProductOutput 
   OSCAR_RETURN_IF_ERROR(
       BlasStatus(lib.layout_create(&plan->x, CUDA_R_16BF, k, n, inputs), "describing inputs"));
   OSCAR_RETURN_IF_ERROR(
-      BlasStatus(lib.layout_create(&plan->out, out_type, m, n, outputs), "describing outputs"));
+      BlasStatus(lib.layout_create(&plan->out, out_type, m, n, out_stride), "describing outputs"));
   cublasLtMatmulPreference_t preference = nullptr;
   OSCAR_RETURN_IF_ERROR(BlasStatus(lib.preference_create(&preference), "choosing a product"));
   const size_t limit = kWorkspaceBytes;
@@ -152,9 +153,9 @@ Result<Blas::Plan*> Blas::Find(int outputs, int inputs, int rows, ProductOutput 
   return slot.get();
 }
 
-Status Blas::Product(const Bf16* weights, const Bf16* x, void* out, int outputs, int inputs,
-                     int rows, ProductOutput output, Stream stream) {
-  OSCAR_ASSIGN_OR_RETURN(Plan * plan, Find(outputs, inputs, rows, output));
+Status Blas::Product(const Bf16* weights, const Bf16* x, void* out, int out_stride, int outputs,
+                     int inputs, int rows, ProductOutput output, Stream stream) {
+  OSCAR_ASSIGN_OR_RETURN(Plan * plan, Find(out_stride, outputs, inputs, rows, output));
   const float one = 1.0f, beta = output == ProductOutput::kAdd ? 1.0f : 0.0f;
   return BlasStatus(library_->matmul(library_->context, plan->desc, &one, weights, plan->w, x,
                                      plan->x, &beta, out, plan->out, out, plan->out,
@@ -171,7 +172,7 @@ Blas::~Blas() = default;
 Result<std::unique_ptr<Blas>> Blas::Load(void*) {
   return Unexpected(Unavailable("built without cuBLASLt"));
 }
-Status Blas::Product(const Bf16*, const Bf16*, void*, int, int, int, ProductOutput, Stream) {
+Status Blas::Product(const Bf16*, const Bf16*, void*, int, int, int, int, ProductOutput, Stream) {
   return Unimplemented("built without cuBLASLt");
 }
 

@@ -25,20 +25,20 @@ class Blas {
   static Result<std::unique_ptr<Blas>> Load(void* workspace);
   ~Blas();
 
-  // out [rows, outputs] = x [rows, inputs] * weights [outputs, inputs]^T; kBf16, kFloat or kAdd,
+  // out [rows, out_stride] = x [rows, inputs] * weights [outputs, inputs]^T; kBf16, kFloat or kAdd,
   // without bias. Asynchronous; may be captured once the shape has been seen.
-  Status Product(const Bf16* weights, const Bf16* x, void* out, int outputs, int inputs, int rows,
-                 ProductOutput output, Stream stream);
+  Status Product(const Bf16* weights, const Bf16* x, void* out, int out_stride, int outputs,
+                 int inputs, int rows, ProductOutput output, Stream stream);
 
  private:
   struct Library;
   struct Plan;
   explicit Blas(void* workspace);
-  Result<Plan*> Find(int outputs, int inputs, int rows, ProductOutput output);
+  Result<Plan*> Find(int out_stride, int outputs, int inputs, int rows, ProductOutput output);
 
   void* workspace_;
   std::unique_ptr<Library> library_;
-  std::map<std::tuple<int, int, int, ProductOutput>, std::unique_ptr<Plan>> plans_;
+  std::map<std::tuple<int, int, int, int, ProductOutput>, std::unique_ptr<Plan>> plans_;
 };
 
 }  // namespace oscar::gpu

@@ -1,6 +1,5 @@
-// The decoder on one CUDA device: fp32 residual stream, BF16 activations and weights, fp32 sums;
-// attention straight from the pages. Longer than most files: planning, capturing and running a pass
-// share the state of one class, and a split would only move it into a header.
+// The decoder on one CUDA device: fp32 residual stream, BF16 activations, BF16 or FP8 weights, fp32
+// sums; attention straight from the pages.
 #include "gpu/cuda_model.h"
 
 #include <cuda_runtime_api.h>
@@ -20,13 +19,13 @@
 #include "cuda/device_buffer.h"
 #include "cuda/kv_write.h"
 #include "cuda/prefill_attention.h"
-#include "gpu/blas.h"
 #include "gpu/decode_write.h"
 #include "gpu/device_pages.h"
 #include "gpu/device_weights.h"
 #include "gpu/draw_kernels.h"
 #include "gpu/page_tables.h"
-#include "gpu/skinny_gemm.h"
+#include "gpu/pass_plan.h"
+#include "gpu/products.h"
 #include "gpu/step_kernels.h"
 
 namespace oscar {
@@ -34,13 +33,12 @@ namespace {
 
 using cuda::CudaStatus;
 using cuda::DeviceBuffer;
+using gpu::Pass;
+using gpu::PlannedPass;
 using gpu::ProductOutput;
 
 // Left to the driver, to code and to graphs when the page arena takes the rest.
 constexpr uint64_t kReserve = uint64_t{1} << 30;
-// Rows that a captured step may have.
-constexpr int kBuckets[] = {1,  2,  4,   8,   12,  16,  24,  32,  40,  48,  56,  64,
-                            80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512};
 constexpr int kMinLogitRows = 64;
 // Up to here a warp a head writes tokens sooner than tensor-core tiles do.
 constexpr int kDecodeWriteRows = 64;
@@ -78,6 +76,9 @@ class CudaDecoder final : public CudaModel {
   Status ForwardAndDraw(std::span<const ForwardItem> items, std::span<const TokenDraw> draws,
                         std::span<int32_t> ids) override;
   Status ReadLogits(size_t row, std::span<float> logits) override;
+  bool CanRunAhead() const override { return true; }
+  Status Launch(std::span<const ForwardItem> items, std::span<const TokenDraw> draws) override;
+  Status Collect(std::span<int32_t> ids) override;
 
   PageMemory& pages() override { return *pages_; }
   uint64_t page_budget() const override { return pages_->budget(); }
@@ -87,54 +88,32 @@ class CudaDecoder final : public CudaModel {
   Result<double> MeasureReadBandwidth() override;
 
  private:
-  // What a pass computes, and where its inputs lie on the device. The first `decodes` rows are
-  // generated tokens, the rest are prompt chunks in order.
-  struct Pass {
-    int rows = 0, decodes = 0, chunks = 0, longest_chunk = 0;
-    const int32_t *tokens = nullptr, *positions = nullptr, *table_rows = nullptr;
-    const cuda::SequenceView *decode_views = nullptr, *chunk_views = nullptr;
-    const cuda::PrefillChunk* chunk_rows = nullptr;
-    const int32_t* logit_rows = nullptr;
+  // A pass that was launched, from its end on the device to Collect.
+  struct Flight {
+    int32_t* ids = nullptr;        // pinned, [logit_rows_]
+    TokenDraw* draws = nullptr;    // pinned, [logit_rows_]
+    int32_t* draw_rows = nullptr;  // pinned, [logit_rows_]
+    cudaEvent_t done = nullptr;
+    size_t count = 0;
   };
-  // Inputs of a pass as one block of bytes, the same on host and device.
-  struct Inputs {
-    size_t tokens, positions, table_rows, decode_views, chunk_views, chunk_rows, logit_rows, bytes;
-    Inputs(size_t rows, size_t decodes, size_t chunks, size_t logits);
-  };
-  // The caller's view of a pass: which row of the logits each of its rows is.
-  struct Planned {
-    Pass pass;
-    size_t num_logits = 0;
-    bool graph = false;
-    std::vector<int32_t> logit_of;  // captured passes: row of the logits, by item
-  };
+  static constexpr uint64_t kFlights = 2;
 
   int QkvWidth() const { return (spec_.num_heads + 2 * spec_.num_kv_heads) * spec_.head_dim; }
   int QWidth() const { return spec_.num_heads * spec_.head_dim; }
   void CarveWork(gpu::DeviceCarver& carver);
-  Status TakeMemory();
+  Status TakeMemory(const WeightSource& source);
   Status Warm();
-  Pass PassAt(const Inputs& at, std::byte* base) const;
 
   Status Prepare(std::span<const ForwardItem> items);
-  Result<Planned> PlanPass(std::span<const ForwardItem> items);
-  Status SendInputs(const Inputs& at);
-  Status Compute(std::span<const ForwardItem> items, Planned* planned);
+  Status Compute(std::span<const ForwardItem> items, PlannedPass* planned);
   Status Layers(const Pass& pass, std::span<const ForwardItem> items);
   Status Attend(const Pass& pass, int layer);
-  Status Product(const Bf16* weights, const Bf16* x, void* out, int outputs, int inputs, int rows,
-                 ProductOutput output, const float* bias);
-  // The same of the RMSNorm of the residual stream.
-  Status NormedProduct(const float* norm, const Bf16* weights, void* out, int outputs, int rows,
-                       ProductOutput output, const float* bias);
+  Status Project(const gpu::DeviceLayer& layer, int rows);
   Status FeedForward(const gpu::DeviceLayer& layer, int rows);
   Status Logits(const float* x, const int32_t* sources, int rows);
   Status RunTap(int layer, const Pass& pass, std::span<const ForwardItem> items);
   Result<cudaGraphExec_t> GraphFor(int bucket);
-  bool Skinny(int rows, int inputs) const {
-    return (rows <= gpu::kSkinnyRows || blas_ == nullptr || options_.batch_invariant) &&
-           inputs % 32 == 0;
-  }
+  gpu::NormedInput Normed(const float* norm) const { return {x_, norm, spec_.norm_eps, normed_}; }
   static void AdvanceAll(std::span<const ForwardItem> items) {
     for (const ForwardItem& item : items) {
       item.cache->Advance(static_cast<int64_t>(item.tokens.size()));
@@ -154,7 +133,6 @@ class CudaDecoder final : public CudaModel {
   QkvTap tap_;
 
   cudaStream_t stream_ = nullptr;
-  cudaEvent_t inputs_sent_ = nullptr;
   DeviceBuffer<std::byte> weight_memory_, work_memory_, page_memory_;
   DeviceBuffer<float> tap_memory_;
   gpu::DeviceWeights weights_;
@@ -162,11 +140,13 @@ class CudaDecoder final : public CudaModel {
   std::optional<cuda::DecodeAttention> decode_;
   std::optional<cuda::PrefillAttention> prefill_;
   gpu::PageTables::Shape table_shape_;
-  std::unique_ptr<gpu::Blas> blas_;
+  std::unique_ptr<gpu::Products> products_;
   std::unique_ptr<gpu::DevicePages> pages_;
   std::unique_ptr<gpu::PageTables> tables_;
+  std::unique_ptr<gpu::PassPlanner> planner_;
   std::map<int, cudaGraphExec_t> graphs_;
-  std::byte* staging_ = nullptr;  // pinned
+  Flight flights_[kFlights];
+  uint64_t launched_ = 0, collected_ = 0;  // passes
 
   // In work_memory_.
   float* x_ = nullptr;        // [rows, hidden]
@@ -183,36 +163,24 @@ class CudaDecoder final : public CudaModel {
   int32_t* draw_rows_ = nullptr;  // [logit_rows_]
   void* attention_workspace_ = nullptr;
   void* blas_workspace_ = nullptr;
+  Bf16* weight_scratch_ = nullptr;  // [weights_.largest_fp8]
   int32_t* table_memory_ = nullptr;
-  size_t input_bytes_ = 0;
   std::vector<int32_t> draw_sources_;  // of the last pass: row of the logits, by draw
 };
-
-CudaDecoder::Inputs::Inputs(size_t rows, size_t decodes, size_t chunks, size_t logits) {
-  size_t at = 0;
-  const auto take = [&](size_t size) {
-    const size_t here = at;
-    at += (size + 15) / 16 * 16;
-    return here;
-  };
-  tokens = take(rows * sizeof(int32_t));
-  positions = take(rows * sizeof(int32_t));
-  table_rows = take(rows * sizeof(int32_t));
-  decode_views = take(decodes * sizeof(cuda::SequenceView));
-  chunk_views = take(chunks * sizeof(cuda::SequenceView));
-  chunk_rows = take(chunks * sizeof(cuda::PrefillChunk));
-  logit_rows = take(logits * sizeof(int32_t));
-  bytes = at;
-}
 
 CudaDecoder::~CudaDecoder() {
   if (stream_ != nullptr) cudaStreamSynchronize(stream_);
   for (auto& [bucket, graph] : graphs_) cudaGraphExecDestroy(graph);
-  blas_.reset();
+  products_.reset();
+  planner_.reset();
   tables_.reset();
   pages_.reset();
-  cudaFreeHost(staging_);
-  if (inputs_sent_ != nullptr) cudaEventDestroy(inputs_sent_);
+  for (Flight& flight : flights_) {
+    cudaFreeHost(flight.ids);
+    cudaFreeHost(flight.draws);
+    cudaFreeHost(flight.draw_rows);
+    if (flight.done != nullptr) cudaEventDestroy(flight.done);
+  }
   if (stream_ != nullptr) cudaStreamDestroy(stream_);
 }
 
@@ -229,21 +197,22 @@ void CudaDecoder::CarveWork(gpu::DeviceCarver& carver) {
   gate_up_ = carver.Take<Bf16>(rows * 2 * middle);
   product_ = carver.Take<Bf16>(rows * middle);
   logits_ = carver.Take<float>(logit_rows * static_cast<size_t>(spec_.vocab_size));
-  input_bytes_ = Inputs(rows, rows, rows, rows).bytes;
-  inputs_ = carver.Take<std::byte>(input_bytes_);
+  inputs_ = carver.Take<std::byte>(gpu::PassPlanner::InputBytes(options_.max_batch_tokens));
   ids_ = carver.Take<int32_t>(logit_rows);
   draws_ = carver.Take<TokenDraw>(logit_rows);
   draw_rows_ = carver.Take<int32_t>(logit_rows);
   attention_workspace_ = carver.Take<std::byte>(decode_->workspace_bytes());
   blas_workspace_ = carver.Take<std::byte>(gpu::Blas::kWorkspaceBytes);
+  weight_scratch_ = carver.Take<Bf16>(weights_.largest_fp8);
   table_memory_ = carver.Take<int32_t>(table_shape_.bytes() / sizeof(int32_t));
 }
 
-Status CudaDecoder::TakeMemory() {
+Status CudaDecoder::TakeMemory(const WeightSource& source) {
   const CacheConfig& config = plan_.cache();
   const PageArena::Sizes sizes = gpu::DevicePages::SizesOf(config);
   gpu::DeviceCarver count_weights(nullptr), count_work(nullptr);
-  gpu::CarveWeights(spec_, plan_, positions_, count_weights);
+  OSCAR_ASSIGN_OR_RETURN(weights_,
+                         gpu::CarveWeights(spec_, plan_, source, positions_, count_weights));
   CarveWork(count_work);
   memory_.weights = count_weights.used();
   memory_.activations = count_work.used();
@@ -270,7 +239,8 @@ Status CudaDecoder::TakeMemory() {
   OSCAR_ASSIGN_OR_RETURN(page_memory_, DeviceBuffer<std::byte>::Allocate(
                                            arena + gpu::DevicePages::ScratchBytes(config)));
   gpu::DeviceCarver carve_weights(weight_memory_.data()), carve_work(work_memory_.data());
-  weights_ = gpu::CarveWeights(spec_, plan_, positions_, carve_weights);
+  OSCAR_ASSIGN_OR_RETURN(weights_,
+                         gpu::CarveWeights(spec_, plan_, source, positions_, carve_weights));
   CarveWork(carve_work);
   OSCAR_RETURN_IF_ERROR(
       CudaStatus(cudaMemsetAsync(attention_workspace_, 0, decode_->workspace_bytes(), stream_),
@@ -283,9 +253,22 @@ Status CudaDecoder::TakeMemory() {
   if (config.sealer != nullptr) {
     plan_.ReplaceSealer(std::make_unique<gpu::DeviceSealer>(*pages_));
   }
-  void* pinned = nullptr;
-  OSCAR_RETURN_IF_ERROR(CudaStatus(cudaMallocHost(&pinned, input_bytes_), "pinned memory"));
-  staging_ = static_cast<std::byte*>(pinned);
+  OSCAR_ASSIGN_OR_RETURN(planner_, gpu::PassPlanner::Create(options_.max_batch_tokens, *tables_,
+                                                            *pages_, inputs_, stream_));
+  const auto pinned = [&](auto** to) {
+    void* memory = nullptr;
+    const Status status = CudaStatus(
+        cudaMallocHost(&memory, static_cast<size_t>(logit_rows_) * sizeof(**to)), "pinned memory");
+    *to = static_cast<std::remove_reference_t<decltype(*to)>>(memory);
+    return status;
+  };
+  for (Flight& flight : flights_) {
+    OSCAR_RETURN_IF_ERROR(pinned(&flight.ids));
+    OSCAR_RETURN_IF_ERROR(pinned(&flight.draws));
+    OSCAR_RETURN_IF_ERROR(pinned(&flight.draw_rows));
+    OSCAR_RETURN_IF_ERROR(CudaStatus(cudaEventCreateWithFlags(&flight.done, cudaEventDisableTiming),
+                                     "creating an event"));
+  }
   return {};
 }
 
@@ -294,8 +277,6 @@ Status CudaDecoder::Load(const WeightSource& source) {
   OSCAR_RETURN_IF_ERROR(CheckCudaPlan(spec_, plan_));
   OSCAR_RETURN_IF_ERROR(
       CudaStatus(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "creating a stream"));
-  OSCAR_RETURN_IF_ERROR(CudaStatus(cudaEventCreateWithFlags(&inputs_sent_, cudaEventDisableTiming),
-                                   "creating an event"));
   fingerprint_ = source.Fingerprint();
   shape_ = ShapeOf(spec_, plan_);
   const CacheConfig& config = plan_.cache();
@@ -312,17 +293,21 @@ Status CudaDecoder::Load(const WeightSource& source) {
   OSCAR_ASSIGN_OR_RETURN(prefill_, cuda::PrefillAttention::Create(shape_));
   table_shape_ = gpu::PageTables::ShapeFor(config, std::max(256, 2 * options_.max_sequences),
                                            positions_, options_.max_batch_tokens);
-  OSCAR_RETURN_IF_ERROR(TakeMemory());
-  OSCAR_RETURN_IF_ERROR(gpu::LoadWeights(spec_, plan_, source, positions_, stream_, weights_));
+  OSCAR_RETURN_IF_ERROR(TakeMemory(source));
+  OSCAR_RETURN_IF_ERROR(
+      gpu::LoadWeights(spec_, plan_, source, positions_, weight_scratch_, stream_, weights_));
+  std::unique_ptr<gpu::Blas> blas;
   if (!options_.batch_invariant) {
-    auto blas = gpu::Blas::Load(blas_workspace_);
-    if (blas.has_value()) {
-      blas_ = std::move(*blas);
+    auto loaded = gpu::Blas::Load(blas_workspace_);
+    if (loaded.has_value()) {
+      blas = std::move(*loaded);
     } else {
-      LogWarning("{}: prompts and batches beyond {} rows will be slow", blas.error().message(),
+      LogWarning("{}: prompts and batches beyond {} rows will be slow", loaded.error().message(),
                  gpu::kSkinnyRows);
     }
   }
+  products_ =
+      std::make_unique<gpu::Products>(std::move(blas), weight_scratch_, options_.batch_invariant);
   OSCAR_RETURN_IF_ERROR(Warm());
   size_t free = 0, total = 0;
   OSCAR_RETURN_IF_ERROR(CudaStatus(cudaMemGetInfo(&free, &total), "reading the device's memory"));
@@ -332,36 +317,17 @@ Status CudaDecoder::Load(const WeightSource& source) {
 
 // Every kernel is loaded and every graph captured before the first request.
 Status CudaDecoder::Warm() {
-  for (const int bucket : kBuckets) {
+  for (const int bucket : gpu::kBuckets) {
     if (bucket > options_.max_sequences) break;
     OSCAR_ASSIGN_OR_RETURN([[maybe_unused]] const auto graph, GraphFor(bucket));
   }
   return CudaStatus(cudaStreamSynchronize(stream_), "the first step");
 }
 
-CudaDecoder::Pass CudaDecoder::PassAt(const Inputs& at, std::byte* base) const {
-  Pass pass;
-  pass.tokens = reinterpret_cast<const int32_t*>(base + at.tokens);
-  pass.positions = reinterpret_cast<const int32_t*>(base + at.positions);
-  pass.table_rows = reinterpret_cast<const int32_t*>(base + at.table_rows);
-  pass.decode_views = reinterpret_cast<const cuda::SequenceView*>(base + at.decode_views);
-  pass.chunk_views = reinterpret_cast<const cuda::SequenceView*>(base + at.chunk_views);
-  pass.chunk_rows = reinterpret_cast<const cuda::PrefillChunk*>(base + at.chunk_rows);
-  pass.logit_rows = reinterpret_cast<const int32_t*>(base + at.logit_rows);
-  return pass;
-}
-
 Result<cudaGraphExec_t> CudaDecoder::GraphFor(int bucket) {
   const auto found = graphs_.find(bucket);
   if (found != graphs_.end()) return found->second;
-  const auto rows = static_cast<size_t>(bucket);
-  const Inputs at(rows, rows, 0, 0);
-  // Padding alone: nothing of the cache is touched.
-  std::memset(staging_, 0, at.bytes);
-  std::fill_n(reinterpret_cast<int32_t*>(staging_ + at.positions), rows, -1);
-  OSCAR_RETURN_IF_ERROR(SendInputs(at));
-  Pass pass = PassAt(at, inputs_);
-  pass.rows = pass.decodes = bucket;
+  OSCAR_ASSIGN_OR_RETURN(const Pass pass, planner_->Padding(bucket));
   const auto step = [&]() -> Status {
     OSCAR_RETURN_IF_ERROR(Layers(pass, {}));
     return Logits(x_, nullptr, bucket);
@@ -433,127 +399,6 @@ Status CudaDecoder::Prepare(std::span<const ForwardItem> items) {
   return {};
 }
 
-Result<CudaDecoder::Planned> CudaDecoder::PlanPass(std::span<const ForwardItem> items) {
-  Planned planned;
-  Pass& pass = planned.pass;
-  size_t decodes = 0, chunks = 0, rows = 0, logits = 0;
-  for (const ForwardItem& item : items) {
-    (item.is_prompt ? chunks : decodes) += 1;
-    rows += item.tokens.size();
-    logits += static_cast<size_t>(item.num_logits);
-  }
-  // A pass of generated tokens alone is padded to a captured size.
-  size_t padded = rows;
-  if (chunks == 0 && !tap_) {
-    const auto* bucket =
-        std::ranges::find_if(kBuckets, [&](int size) { return static_cast<size_t>(size) >= rows; });
-    if (bucket != std::end(kBuckets) && *bucket <= options_.max_sequences) {
-      planned.graph = true;
-      padded = static_cast<size_t>(*bucket);
-    }
-  }
-  const Inputs at =
-      planned.graph ? Inputs(padded, padded, 0, 0) : Inputs(rows, decodes, chunks, logits);
-  OSCAR_RETURN_IF_ERROR(
-      CudaStatus(cudaEventSynchronize(inputs_sent_), "waiting for a step's inputs"));
-  auto* tokens = reinterpret_cast<int32_t*>(staging_ + at.tokens);
-  auto* positions = reinterpret_cast<int32_t*>(staging_ + at.positions);
-  auto* table_rows = reinterpret_cast<int32_t*>(staging_ + at.table_rows);
-  auto* decode_views = reinterpret_cast<cuda::SequenceView*>(staging_ + at.decode_views);
-  auto* chunk_views = reinterpret_cast<cuda::SequenceView*>(staging_ + at.chunk_views);
-  auto* chunk_rows = reinterpret_cast<cuda::PrefillChunk*>(staging_ + at.chunk_rows);
-  auto* logit_rows = reinterpret_cast<int32_t*>(staging_ + at.logit_rows);
-
-  tables_->BeginPass();
-  size_t next_decode = 0, next_row = decodes, next_chunk = 0, next_logit = 0;
-  const uint64_t moves = pool_ != nullptr ? pool_->moves() : 0;
-  for (const ForwardItem& item : items) {
-    const auto count = static_cast<int64_t>(item.tokens.size());
-    OSCAR_ASSIGN_OR_RETURN(const cuda::SequenceView view,
-                           tables_->Enter(*item.cache, count, moves));
-    size_t row;
-    if (item.is_prompt) {
-      row = next_row;
-      next_row += item.tokens.size();
-      chunk_views[next_chunk] = view;
-      chunk_rows[next_chunk++] = {static_cast<int32_t>(row), static_cast<int32_t>(count)};
-      pass.longest_chunk = std::max(pass.longest_chunk, static_cast<int>(count));
-    } else {
-      row = next_decode++;
-      decode_views[row] = view;
-    }
-    for (size_t t = 0; t < item.tokens.size(); ++t) {
-      tokens[row + t] = item.tokens[t];
-      positions[row + t] = static_cast<int32_t>(item.cache->length() + static_cast<int64_t>(t));
-      table_rows[row + t] = view.table_row;
-    }
-    const size_t end = row + item.tokens.size();
-    for (size_t i = end - static_cast<size_t>(item.num_logits); i < end; ++i) {
-      if (planned.graph) {
-        planned.logit_of.push_back(static_cast<int32_t>(i));
-      } else {
-        logit_rows[next_logit++] = static_cast<int32_t>(i);
-      }
-    }
-  }
-  for (size_t i = rows; i < padded; ++i) {
-    tokens[i] = table_rows[i] = 0;
-    positions[i] = -1;
-    decode_views[i] = {};
-  }
-  planned.num_logits = logits;
-  OSCAR_RETURN_IF_ERROR(pages_->Flush());
-  OSCAR_RETURN_IF_ERROR(tables_->Send());
-  OSCAR_RETURN_IF_ERROR(SendInputs(at));
-  const Pass placed = PassAt(at, inputs_);
-  const int longest = pass.longest_chunk;
-  pass = placed;
-  pass.longest_chunk = longest;
-  pass.rows = static_cast<int>(padded);
-  pass.decodes = static_cast<int>(planned.graph ? padded : decodes);
-  pass.chunks = static_cast<int>(chunks);
-  return planned;
-}
-
-Status CudaDecoder::SendInputs(const Inputs& at) {
-  OSCAR_RETURN_IF_ERROR(
-      CudaStatus(cudaMemcpyAsync(inputs_, staging_, at.bytes, cudaMemcpyHostToDevice, stream_),
-                 "sending a step's inputs"));
-  return CudaStatus(cudaEventRecord(inputs_sent_, stream_), "recording an event");
-}
-
-Status CudaDecoder::Product(const Bf16* weights, const Bf16* x, void* out, int outputs, int inputs,
-                            int rows, ProductOutput output, const float* bias) {
-  const size_t size = output == ProductOutput::kBf16 || output == ProductOutput::kSiluMul
-                          ? sizeof(Bf16)
-                          : sizeof(float);
-  if (Skinny(rows, inputs)) {
-    for (int first = 0; first < rows; first += gpu::kSkinnyRows) {
-      gpu::SkinnyArguments args;
-      args.weights = weights;
-      args.x = x + int64_t{first} * inputs;
-      args.out =
-          static_cast<std::byte*>(out) + static_cast<size_t>(int64_t{first} * outputs) * size;
-      args.bias = bias;
-      args.outputs = outputs;
-      args.inputs = inputs;
-      args.rows = std::min(gpu::kSkinnyRows, rows - first);
-      args.output = output;
-      args.invariant = options_.batch_invariant;
-      OSCAR_RETURN_IF_ERROR(gpu::LaunchSkinny(args, stream_));
-    }
-    return {};
-  }
-  if (blas_ == nullptr) {
-    return Unimplemented(fmt::format("a product with {} inputs needs cuBLASLt", inputs));
-  }
-  OSCAR_RETURN_IF_ERROR(blas_->Product(weights, x, out, outputs, inputs, rows, output, stream_));
-  if (bias == nullptr) return {};
-  return output == ProductOutput::kBf16
-             ? gpu::LaunchAddBias(static_cast<Bf16*>(out), bias, rows, outputs, stream_)
-             : gpu::LaunchAddBias(static_cast<float*>(out), bias, rows, outputs, stream_);
-}
-
 Status CudaDecoder::Attend(const Pass& pass, int layer) {
   const PageShape& open = plan_.cache().open;
   const PageShape& history = plan_.cache().sealer == nullptr ? open : plan_.cache().sealed;
@@ -609,54 +454,42 @@ Status CudaDecoder::Attend(const Pass& pass, int layer) {
   return prefill_->Launch(args, stream_);
 }
 
-Status CudaDecoder::NormedProduct(const float* norm, const Bf16* weights, void* out, int outputs,
-                                  int rows, ProductOutput output, const float* bias) {
-  const int hidden = spec_.hidden;
-  // A norm inside the product rounds otherwise than one before it, so batches would show.
-  if (rows <= gpu::kNormedRows && hidden % 32 == 0 && !options_.batch_invariant) {
-    gpu::SkinnyArguments args;
-    args.weights = weights;
-    args.residual = x_;
-    args.norm_weight = norm;
-    args.norm_epsilon = spec_.norm_eps;
-    args.out = out;
-    args.bias = bias;
-    args.outputs = outputs;
-    args.inputs = hidden;
-    args.rows = rows;
-    args.output = output;
-    return gpu::LaunchSkinny(args, stream_);
-  }
-  OSCAR_RETURN_IF_ERROR(
-      gpu::LaunchNorm(x_, norm, spec_.norm_eps, nullptr, normed_, rows, hidden, stream_));
-  return Product(weights, normed_, out, outputs, hidden, rows, output, bias);
+Status CudaDecoder::Project(const gpu::DeviceLayer& layer, int rows) {
+  const gpu::NormedInput x = Normed(layer.attention_norm);
+  OSCAR_RETURN_IF_ERROR(products_->OfNormed(layer.qkv, x, qkv_, QkvWidth(), rows,
+                                            ProductOutput::kBf16, layer.qkv_bias, stream_));
+  if (layer.v.outputs == 0) return {};
+  const int first = layer.qkv.outputs;
+  return products_->OfNormed(layer.v, x, qkv_ + first, QkvWidth(), rows, ProductOutput::kBf16,
+                             layer.qkv_bias == nullptr ? nullptr : layer.qkv_bias + first, stream_);
 }
 
 Status CudaDecoder::FeedForward(const gpu::DeviceLayer& layer, int rows) {
-  const int hidden = spec_.hidden, middle = spec_.intermediate;
-  if (Skinny(rows, hidden)) {
-    OSCAR_RETURN_IF_ERROR(NormedProduct(layer.feed_forward_norm, layer.gate_up, product_, middle,
-                                        rows, ProductOutput::kSiluMul, nullptr));
+  const int middle = spec_.intermediate;
+  const gpu::NormedInput x = Normed(layer.feed_forward_norm);
+  if (products_->TakesSiluMul(layer.gate_up, rows)) {
+    OSCAR_RETURN_IF_ERROR(products_->OfNormed(layer.gate_up, x, product_, middle, rows,
+                                              ProductOutput::kSiluMul, nullptr, stream_));
   } else {
-    OSCAR_RETURN_IF_ERROR(NormedProduct(layer.feed_forward_norm, layer.gate_up, gate_up_,
-                                        2 * middle, rows, ProductOutput::kBf16, nullptr));
+    OSCAR_RETURN_IF_ERROR(products_->OfNormed(layer.gate_up, x, gate_up_, 2 * middle, rows,
+                                              ProductOutput::kBf16, nullptr, stream_));
     OSCAR_RETURN_IF_ERROR(gpu::LaunchSiluMul(gate_up_, product_, rows, middle, stream_));
   }
-  return Product(layer.down, product_, x_, hidden, middle, rows, ProductOutput::kAdd, nullptr);
+  return products_->Of(layer.down, product_, x_, spec_.hidden, rows, ProductOutput::kAdd, nullptr,
+                       stream_);
 }
 
 Status CudaDecoder::Layers(const Pass& pass, std::span<const ForwardItem> items) {
   const int rows = pass.rows, hidden = spec_.hidden;
-  OSCAR_RETURN_IF_ERROR(gpu::LaunchEmbed(pass.tokens, weights_.embedding, x_, rows, hidden,
-                                         spec_.vocab_size, stream_));
+  OSCAR_RETURN_IF_ERROR(gpu::LaunchEmbed(pass.tokens, ids_, logit_rows_, weights_.embedding.weights,
+                                         x_, rows, hidden, spec_.vocab_size, stream_));
   for (int i = 0; i < spec_.num_layers; ++i) {
     const gpu::DeviceLayer& layer = weights_.layers[static_cast<size_t>(i)];
-    OSCAR_RETURN_IF_ERROR(NormedProduct(layer.attention_norm, layer.qkv, qkv_, QkvWidth(), rows,
-                                        ProductOutput::kBf16, layer.qkv_bias));
+    OSCAR_RETURN_IF_ERROR(Project(layer, rows));
     if (tap_) OSCAR_RETURN_IF_ERROR(RunTap(i, pass, items));
     OSCAR_RETURN_IF_ERROR(Attend(pass, i));
-    OSCAR_RETURN_IF_ERROR(
-        Product(layer.o, attended_, x_, hidden, QWidth(), rows, ProductOutput::kAdd, layer.o_bias));
+    OSCAR_RETURN_IF_ERROR(products_->Of(layer.o, attended_, x_, hidden, rows, ProductOutput::kAdd,
+                                        layer.o_bias, stream_));
     OSCAR_RETURN_IF_ERROR(FeedForward(layer, rows));
   }
   return {};
@@ -665,8 +498,8 @@ Status CudaDecoder::Layers(const Pass& pass, std::span<const ForwardItem> items)
 Status CudaDecoder::Logits(const float* x, const int32_t* sources, int rows) {
   OSCAR_RETURN_IF_ERROR(gpu::LaunchNorm(x, weights_.final_norm, spec_.norm_eps, sources, normed_,
                                         rows, spec_.hidden, stream_));
-  return Product(weights_.head, normed_, logits_, spec_.vocab_size, spec_.hidden, rows,
-                 ProductOutput::kFloat, nullptr);
+  return products_->Of(weights_.head, normed_, logits_, spec_.vocab_size, rows,
+                       ProductOutput::kFloat, nullptr, stream_);
 }
 
 Status CudaDecoder::RunTap(int layer, const Pass& pass, std::span<const ForwardItem> items) {
@@ -708,21 +541,24 @@ Status CudaDecoder::RunTap(int layer, const Pass& pass, std::span<const ForwardI
   return {};
 }
 
-Status CudaDecoder::Compute(std::span<const ForwardItem> items, Planned* planned) {
+Status CudaDecoder::Compute(std::span<const ForwardItem> items, PlannedPass* planned) {
   if (Status status = Prepare(items); !status.ok()) {
     // What was queued must not meet pages that are freed and given out again.
     OSCAR_RETURN_IF_ERROR(pages_->Flush());
     return status;
   }
-  OSCAR_ASSIGN_OR_RETURN(*planned, PlanPass(items));
-  if (!planned->graph) return Layers(planned->pass, items);
+  const int largest_bucket = tap_ ? 0 : options_.max_sequences;
+  OSCAR_ASSIGN_OR_RETURN(
+      *planned, planner_->Plan(items, largest_bucket, pool_ != nullptr ? pool_->moves() : 0));
+  if (!planned->captured) return Layers(planned->pass, items);
   OSCAR_ASSIGN_OR_RETURN(const cudaGraphExec_t graph, GraphFor(planned->pass.rows));
   return CudaStatus(cudaGraphLaunch(graph, stream_), "launching a step");
 }
 
 Status CudaDecoder::Forward(std::span<const ForwardItem> items, std::span<float> logits) {
   if (items.empty()) return {};
-  Planned planned;
+  OSCAR_CHECK(launched_ == collected_, "a pass while another is under way");
+  PlannedPass planned;
   OSCAR_RETURN_IF_ERROR(Compute(items, &planned));
   const auto vocab = static_cast<size_t>(spec_.vocab_size);
   OSCAR_CHECK(logits.size() == planned.num_logits * vocab);
@@ -732,7 +568,7 @@ Status CudaDecoder::Forward(std::span<const ForwardItem> items, std::span<float>
                         count * vocab * sizeof(float), cudaMemcpyDeviceToHost, stream_),
         "reading logits");
   };
-  if (planned.graph) {
+  if (planned.captured) {
     // Runs of consecutive rows: mostly one.
     for (size_t i = 0; i < planned.logit_of.size();) {
       size_t end = i + 1;
@@ -760,35 +596,56 @@ Status CudaDecoder::Forward(std::span<const ForwardItem> items, std::span<float>
 Status CudaDecoder::ForwardAndDraw(std::span<const ForwardItem> items,
                                    std::span<const TokenDraw> draws, std::span<int32_t> ids) {
   if (items.empty()) return {};
-  OSCAR_CHECK(draws.size() <= static_cast<size_t>(logit_rows_) && ids.size() == draws.size());
-  Planned planned;
+  OSCAR_CHECK(launched_ == collected_, "a pass while another is under way");
+  OSCAR_RETURN_IF_ERROR(Launch(items, draws));
+  return Collect(ids);
+}
+
+Status CudaDecoder::Launch(std::span<const ForwardItem> items, std::span<const TokenDraw> draws) {
+  OSCAR_CHECK(launched_ - collected_ < kFlights &&
+              draws.size() <= static_cast<size_t>(logit_rows_));
+  PlannedPass planned;
   OSCAR_RETURN_IF_ERROR(Compute(items, &planned));
   OSCAR_CHECK(planned.num_logits == draws.size());
   const auto count = static_cast<int>(draws.size());
+  Flight& flight = flights_[launched_ % kFlights];
+  flight.count = draws.size();
   if (count > 0) {
-    if (planned.graph) {
+    if (planned.captured) {
       draw_sources_ = planned.logit_of;
     } else {
       OSCAR_RETURN_IF_ERROR(Logits(x_, planned.pass.logit_rows, count));
       draw_sources_.resize(draws.size());
       for (size_t i = 0; i < draws.size(); ++i) draw_sources_[i] = static_cast<int32_t>(i);
     }
-    // Small, and pageable: the copies are done when the calls return.
+    std::ranges::copy(draws, flight.draws);
+    std::ranges::copy(draw_sources_, flight.draw_rows);
     OSCAR_RETURN_IF_ERROR(CudaStatus(
-        cudaMemcpyAsync(draws_, draws.data(), draws.size_bytes(), cudaMemcpyHostToDevice, stream_),
-        "sending draws"));
-    OSCAR_RETURN_IF_ERROR(CudaStatus(
-        cudaMemcpyAsync(draw_rows_, draw_sources_.data(), draw_sources_.size() * sizeof(int32_t),
-                        cudaMemcpyHostToDevice, stream_),
+        cudaMemcpyAsync(draws_, flight.draws, draws.size_bytes(), cudaMemcpyHostToDevice, stream_),
         "sending draws"));
     OSCAR_RETURN_IF_ERROR(
+        CudaStatus(cudaMemcpyAsync(draw_rows_, flight.draw_rows, flight.count * sizeof(int32_t),
+                                   cudaMemcpyHostToDevice, stream_),
+                   "sending draws"));
+    OSCAR_RETURN_IF_ERROR(
         gpu::LaunchDraw(logits_, draw_rows_, draws_, ids_, count, spec_.vocab_size, stream_));
-    OSCAR_RETURN_IF_ERROR(CudaStatus(
-        cudaMemcpyAsync(ids.data(), ids_, ids.size_bytes(), cudaMemcpyDeviceToHost, stream_),
-        "reading tokens"));
-    OSCAR_RETURN_IF_ERROR(CudaStatus(cudaStreamSynchronize(stream_), "a step"));
+    OSCAR_RETURN_IF_ERROR(
+        CudaStatus(cudaMemcpyAsync(flight.ids, ids_, flight.count * sizeof(int32_t),
+                                   cudaMemcpyDeviceToHost, stream_),
+                   "reading tokens"));
   }
+  OSCAR_RETURN_IF_ERROR(CudaStatus(cudaEventRecord(flight.done, stream_), "recording an event"));
+  ++launched_;
   AdvanceAll(items);
+  return {};
+}
+
+Status CudaDecoder::Collect(std::span<int32_t> ids) {
+  OSCAR_CHECK(collected_ < launched_);
+  const Flight& flight = flights_[collected_++ % kFlights];
+  OSCAR_CHECK(ids.size() == flight.count);
+  OSCAR_RETURN_IF_ERROR(CudaStatus(cudaEventSynchronize(flight.done), "a step"));
+  std::copy_n(flight.ids, flight.count, ids.begin());
   return {};
 }
 
@@ -830,54 +687,6 @@ Result<double> CudaDecoder::MeasureReadBandwidth() {
 }
 
 }  // namespace
-
-Result<CudaDevice> FindCudaDevice() {
-  CudaDevice device;
-  int count = 0;
-  if (const cudaError_t error = cudaGetDeviceCount(&count); error != cudaSuccess || count == 0) {
-    return Unexpected(Unavailable(fmt::format(
-        "no CUDA device: {}", error != cudaSuccess ? cudaGetErrorString(error) : "none is there")));
-  }
-  cudaDeviceProp properties{};
-  OSCAR_RETURN_IF_ERROR(CudaStatus(cudaGetDeviceProperties(&properties, 0), "the CUDA device"));
-  device.name = properties.name;
-  device.major = properties.major;
-  device.minor = properties.minor;
-  OSCAR_RETURN_IF_ERROR(CudaStatus(cudaDriverGetVersion(&device.driver), "the CUDA driver"));
-  if (!gpu::KernelsRunHere()) {
-    return Unexpected(Unavailable(
-        fmt::format("{} has compute capability {}.{}, which this program was not built for; add it "
-                    "to OSCAR_CUDA_ARCHITECTURES",
-                    device.name, device.major, device.minor)));
-  }
-  size_t free = 0, total = 0;
-  OSCAR_RETURN_IF_ERROR(CudaStatus(cudaMemGetInfo(&free, &total), "the CUDA device's memory"));
-  device.free_bytes = free;
-  device.total_bytes = total;
-  return device;
-}
-
-Status CheckCudaPlan(const ModelSpec& spec, const KvPlan& plan) {
-  const CacheConfig& config = plan.cache();
-  if (plan.method().is_simulated() ||
-      (config.sealer != nullptr && (plan.rules().empty() || config.sealer->pages_together() > 1))) {
-    return Unimplemented(fmt::format(
-        "--kv {}: simulated methods run on the CPU alone; use --device cpu", plan.method().name));
-  }
-  const PageLayout& first = config.sealed.layout(0);
-  for (int i = 0; i < spec.num_layers; ++i) {
-    if (!(config.sealed.layout(i) == first)) {
-      return Unimplemented(
-          fmt::format("--kv {}: layers with different pages run on the CPU alone; use --device cpu",
-                      plan.method().name));
-    }
-    if (plan.k(i).kind != plan.k(0).kind) return Unimplemented("layers with different rotations");
-  }
-  if (config.open.layout(0).order() != CodeOrder::kTensorCore) {
-    return InvalidArgument("pages in CPU order cannot be read by the GPU");
-  }
-  return {};
-}
 
 Result<std::unique_ptr<CudaModel>> LoadCudaModel(const ModelSpec& spec, const WeightSource& source,
                                                  KvPlan& plan, ThreadPool& threads,

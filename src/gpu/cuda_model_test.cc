@@ -3,7 +3,8 @@
 
 #include <gtest/gtest.h>
 
-#include <cmath>
+#include <array>
+#include <cstring>
 #include <nlohmann/json.hpp>
 
 #include "base/rng.h"
@@ -20,14 +21,16 @@ namespace {
 constexpr double kGapBudget = 0.16;
 
 struct GpuModel {
-  explicit GpuModel(KvPlanOptions options, CudaModelOptions cuda = {}) : threads(2) {
+  explicit GpuModel(KvPlanOptions options, CudaModelOptions cuda = {},
+                    WeightFormat format = WeightFormat::kCheckpoint)
+      : threads(2) {
     const auto config = ReadModelConfig(OSCAR_DEMO_MODEL);
     const auto spec = MakeModelSpec(*config);
-    auto source = OpenCheckpointWeights(OSCAR_DEMO_MODEL);
+    const auto source = DemoWeights(*spec, format);
     options.order = CodeOrder::kTensorCore;
     plan = std::move(*KvPlan::Make(*spec, options, simd::WritePage));
     if (cuda.kv_bytes == 0) cuda.kv_bytes = uint64_t{1} << 30;
-    auto loaded = LoadCudaModel(*spec, **source, *plan, threads, cuda);
+    auto loaded = LoadCudaModel(*spec, *source, *plan, threads, cuda);
     if (!loaded.has_value()) {
       ADD_FAILURE() << loaded.error().ToString();
       std::abort();  // no GPU: the whole program fails, it does not skip
@@ -48,33 +51,6 @@ CudaModelOptions Sized(int tokens, int sequences) {
   options.max_batch_tokens = tokens;
   options.max_sequences = sequences;
   return options;
-}
-
-std::vector<float> LogitsOf(Model& model, BlockPool& pool, std::span<const int32_t> tokens,
-                            int64_t count, int chunk = 0) {
-  Generator generator(model, pool, 0, chunk);
-  std::vector<float> all;
-  const Status status =
-      generator.Prefill(tokens, count, [&](int64_t, std::span<const float> logits) {
-        all.insert(all.end(), logits.begin(), logits.end());
-      });
-  EXPECT_TRUE(status.ok()) << status.ToString();
-  return all;
-}
-
-struct Difference {
-  double max = 0.0, rms = 0.0;
-};
-Difference Compare(std::span<const float> a, std::span<const float> b) {
-  EXPECT_EQ(a.size(), b.size());
-  Difference difference;
-  for (size_t i = 0; i < std::min(a.size(), b.size()); ++i) {
-    const double d = std::fabs(static_cast<double>(a[i]) - b[i]);
-    difference.max = std::isnan(d) ? 1e9 : std::max(difference.max, d);
-    difference.rms += d * d;
-  }
-  difference.rms = std::sqrt(difference.rms / static_cast<double>(a.size()));
-  return difference;
 }
 
 double TopGap(std::span<const float> logits) {
@@ -120,6 +96,7 @@ TEST(CudaModel, GoldenChatsOnABf16Cache) {
 struct MethodCase {
   const char* name;
   double rms, gap;
+  WeightFormat weights = WeightFormat::kCheckpoint;
 };
 class MethodTest : public testing::TestWithParam<MethodCase> {};
 
@@ -127,8 +104,8 @@ class MethodTest : public testing::TestWithParam<MethodCase> {};
 // CPU's choices: the logits must stay together all the way.
 TEST_P(MethodTest, FollowsTheCpu) {
   const KvPlanOptions method = DemoModel::Method(GetParam().name, /*cell=*/512);
-  DemoModel cpu(method);
-  GpuModel gpu(method, Sized(512, 8));
+  DemoModel cpu(method, 2, uint64_t{1} << 30, GetParam().weights);
+  GpuModel gpu(method, Sized(512, 8), GetParam().weights);
   const auto prompt = SomeTokens(1900);
   Generator on_cpu(*cpu.model, cpu.pool), on_gpu(*gpu.model, *gpu.pool);
   std::vector<float> a, b;
@@ -165,9 +142,62 @@ TEST_P(MethodTest, FollowsTheCpu) {
 
 INSTANTIATE_TEST_SUITE_P(All, MethodTest,
                          testing::Values(MethodCase{"bf16", 4e-2, kGapBudget},
+                                         MethodCase{"bf16", 4e-2, kGapBudget, WeightFormat::kFp8},
+                                         MethodCase{"oscar+", 1e-1, kGapBudget, WeightFormat::kFp8},
                                          MethodCase{"oscar+", 1e-1, kGapBudget},
                                          MethodCase{"saw-int4", 0.2, 0.4},
                                          MethodCase{"quarot", 0.75, 1.5}));
+
+// The 2-bit codes that both write for the same prompt. They part where a number lies within
+// rounding of a boundary between codes, more so the deeper the layer.
+TEST(CudaModel, CodesAreMostlyTheCpus) {
+  constexpr int64_t kTokens = 1500;
+  const KvPlanOptions method = DemoModel::Method("oscar+", /*cell=*/64);
+  DemoModel cpu(method);
+  GpuModel gpu(method, Sized(512, 8));
+  const auto prompt = SomeTokens(kTokens);
+  Generator on_cpu(*cpu.model, cpu.pool), on_gpu(*gpu.model, *gpu.pool);
+  ASSERT_TRUE(on_cpu.Prefill(prompt, 1, {}).ok() && on_gpu.Prefill(prompt, 1, {}).ok());
+  const PageShape &cpu_shape = cpu.plan->cache().sealed, &gpu_shape = gpu.plan->cache().sealed;
+  const auto code_at = [](std::span<const std::byte> block, CodePosition at) {
+    uint32_t word = 0;
+    std::memcpy(&word, block.data() + at.offset, sizeof(word));
+    return (word >> at.shift) & 3u;
+  };
+  std::vector<std::array<int64_t, 2>> parted(static_cast<size_t>(cpu_shape.num_layers()));
+  int64_t codes = 0;
+  std::vector<std::byte> from_cpu(cpu_shape.bytes()), from_gpu(gpu_shape.bytes());
+  for (int64_t page = 0; page < on_cpu.cache().num_pages(); ++page) {
+    ASSERT_EQ(on_cpu.cache().is_sealed(page), on_gpu.cache().is_sealed(page));
+    if (!on_cpu.cache().is_sealed(page)) continue;
+    ASSERT_TRUE(cpu.pool.Read(on_cpu.cache().page(page), from_cpu).ok());
+    ASSERT_TRUE(gpu.pool->Read(on_gpu.cache().page(page), from_gpu).ok());
+    for (int layer = 0; layer < cpu_shape.num_layers(); ++layer) {
+      const PageLayout &a = cpu_shape.layout(layer), &b = gpu_shape.layout(layer);
+      for (int head = 0; head < cpu_shape.kv_heads(); ++head) {
+        const auto block_a = std::span(from_cpu).subspan(cpu_shape.BlockOffset(layer, head));
+        const auto block_b = std::span(from_gpu).subspan(gpu_shape.BlockOffset(layer, head));
+        for (int t = 0; t < kPageTokens; ++t) {
+          for (int d = 0; d < a.head_dim(); ++d) {
+            auto& [k, v] = parted[static_cast<size_t>(layer)];
+            k += code_at(block_a, a.KCode(t, d)) != code_at(block_b, b.KCode(t, d));
+            v += code_at(block_a, a.VCode(t, d)) != code_at(block_b, b.VCode(t, d));
+          }
+        }
+      }
+    }
+    codes += int64_t{cpu_shape.kv_heads()} * kPageTokens * cpu.model->spec().head_dim;
+  }
+  ASSERT_GT(codes, 0);
+  for (size_t layer = 0; layer < parted.size(); ++layer) {
+    const double k = static_cast<double>(parted[layer][0]) / static_cast<double>(codes);
+    const double v = static_cast<double>(parted[layer][1]) / static_cast<double>(codes);
+    std::printf("layer %zu: %.3f %% of K codes and %.3f %% of V codes part\n", layer, 100 * k,
+                100 * v);
+    EXPECT_LE(k, 0.05) << "layer " << layer;
+    EXPECT_LE(v, 0.05) << "layer " << layer;
+  }
+}
 
 TEST(CudaModel, ChunksChangeLittleAndNothingPiles) {
   const auto tokens = SomeTokens(900);
@@ -354,6 +384,55 @@ TEST(CudaModel, DrawsAsTheSamplerDoes) {
   }
   std::printf("%d of %d draws left to the host\n", undecided, compared);
   EXPECT_LE(undecided, compared / 3);
+}
+
+// Greedy and drawn answers with passes launched ahead are those of passes one after another, and
+// what is left in the cache is the same.
+TEST(CudaModel, RunningAheadChangesNoAnswer) {
+  GpuModel gpu(DemoModel::Method("oscar+", 256), Sized(512, 8));
+  for (const size_t length : {size_t{30}, size_t{500}, size_t{703}}) {
+    for (const float temperature : {0.0f, 0.9f}) {
+      GenerateRequest request;
+      request.prompt = SomeTokens(length);
+      request.sampling.temperature = temperature;
+      request.sampling.top_k = 40;
+      request.sampling.seed = length;
+      request.max_tokens = 150;
+      Generator generator(*gpu.model, *gpu.pool);
+      const auto ahead = generator.Generate(request);
+      ASSERT_TRUE(ahead.has_value()) << ahead.error().ToString();
+      EXPECT_EQ(static_cast<size_t>(generator.cache().length()), length + 149);
+      // One after another: each token is drawn before the next pass is thought of.
+      Sampler sampler(request.sampling);
+      sampler.ObservePrompt(request.prompt);
+      Generator single(*gpu.model, *gpu.pool);
+      std::vector<float> logits;
+      ASSERT_TRUE(single
+                      .Prefill(request.prompt, 1,
+                               [&](int64_t, std::span<const float> x) {
+                                 logits.assign(x.begin(), x.end());
+                               })
+                      .ok());
+      std::vector<int32_t> tokens = {sampler.Sample(logits)};
+      while (tokens.size() < 150) {
+        const auto next = single.Step(tokens.back());
+        ASSERT_TRUE(next.has_value());
+        tokens.push_back(sampler.Sample(*next));
+      }
+      EXPECT_EQ(ahead->tokens, tokens) << length << " " << temperature;
+      EXPECT_EQ(generator.cache().Usage().sealed_pages, single.cache().Usage().sealed_pages);
+    }
+  }
+}
+
+TEST(CudaModel, Fp8TakesHalfTheBytes) {
+  GpuModel plain(DemoModel::Method("bf16"), Sized(64, 4));
+  GpuModel quantized(DemoModel::Method("bf16"), Sized(64, 4), WeightFormat::kFp8);
+  const ModelSpec& spec = plain.model->spec();
+  const auto table = static_cast<uint64_t>(spec.vocab_size) * static_cast<uint64_t>(spec.hidden);
+  const uint64_t matrices = plain.model->weight_bytes() - 2 * table;
+  EXPECT_GE(quantized.model->weight_bytes(), 2 * table + matrices / 2);
+  EXPECT_LE(quantized.model->weight_bytes(), 2 * table + matrices / 2 + matrices / 50);
 }
 
 TEST(CudaModel, TapSeesWhatTheCpuSees) {

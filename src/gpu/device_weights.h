@@ -1,5 +1,5 @@
-// A decoder's weights in device memory: BF16 matrices, fp32 norms and biases, RoPE angles and
-// rotations, in one allocation. Immutable after loading.
+// A decoder's weights in device memory: BF16 or FP8 matrices, fp32 norms and biases, RoPE angles
+// and rotations, in one allocation. Immutable after loading.
 #pragma once
 
 #include <cstddef>
@@ -10,6 +10,7 @@
 #include "base/half.h"
 #include "cuda/cache_view.h"
 #include "cuda/kv_write.h"
+#include "gpu/skinny_gemm.h"
 #include "model/kv_plan.h"
 #include "model/spec.h"
 #include "model/weights.h"
@@ -17,10 +18,12 @@
 namespace oscar::gpu {
 
 struct DeviceLayer {
-  Bf16* qkv = nullptr;      // [(heads + 2 kv_heads) D, hidden]
-  Bf16* o = nullptr;        // [hidden, heads D]
-  Bf16* gate_up = nullptr;  // [2 intermediate, hidden]
-  Bf16* down = nullptr;     // [hidden, intermediate]
+  // q, k and v rows [(heads + 2 kv_heads) D, hidden], v where it is stored as q and k are; else
+  // `v` [kv_heads D, hidden] has outputs.
+  DeviceMatrix qkv, v;
+  DeviceMatrix o;        // [hidden, heads D]
+  DeviceMatrix gate_up;  // [2 intermediate, hidden]
+  DeviceMatrix down;     // [hidden, intermediate]
   float *attention_norm = nullptr, *feed_forward_norm = nullptr;
   float *q_norm = nullptr, *k_norm = nullptr, *qkv_bias = nullptr, *o_bias = nullptr;  // or null
   cuda::Rotation rotation = cuda::Rotation::kNone;
@@ -29,13 +32,14 @@ struct DeviceLayer {
 };
 
 struct DeviceWeights {
-  Bf16* embedding = nullptr;  // [vocab, hidden]
-  Bf16* head = nullptr;       // [vocab, hidden]; the embedding where tied
+  DeviceMatrix embedding;  // [vocab, hidden]
+  DeviceMatrix head;       // [vocab, hidden]; the embedding where tied
   float* final_norm = nullptr;
   float* cos_sin = nullptr;  // [positions, D / 2, 2]
   std::vector<DeviceLayer> layers;
   uint64_t matrix_bytes = 0;    // of all matrices, embedding and head included
   uint64_t bytes_per_step = 0;  // of the matrices that one token reads
+  uint64_t largest_fp8 = 0;     // weights of the largest FP8 matrix
 };
 
 // Hands out pieces of one block of memory; with a null base it only counts.
@@ -55,12 +59,16 @@ class DeviceCarver {
   uint64_t used_ = 0;
 };
 
-// Lays out the weights; the same calls with a null carver give the bytes needed.
-DeviceWeights CarveWeights(const ModelSpec& spec, const KvPlan& plan, int64_t positions,
-                           DeviceCarver& carver);
+// Lays out the weights; the same call with a null carver gives the bytes needed. Matrices that are
+// FP8 in the source stay so, except where V's rotation is absorbed, where scales lie otherwise than
+// kernels take them, or where parts of one matrix are stored differently: those are BF16.
+Result<DeviceWeights> CarveWeights(const ModelSpec& spec, const KvPlan& plan,
+                                   const WeightSource& source, int64_t positions,
+                                   DeviceCarver& carver);
 // Fills what CarveWeights laid out: one tensor at a time, V's rotation absorbed. Random weights are
-// drawn on the device, in the model's own basis (they mean nothing in any).
+// drawn on the device, in the model's own basis (they mean nothing in any); `scratch` holds
+// largest_fp8 weights in BF16 meanwhile.
 Status LoadWeights(const ModelSpec& spec, const KvPlan& plan, const WeightSource& source,
-                   int64_t positions, cuda::Stream stream, DeviceWeights& weights);
+                   int64_t positions, Bf16* scratch, cuda::Stream stream, DeviceWeights& weights);
 
 }  // namespace oscar::gpu

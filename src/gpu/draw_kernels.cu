@@ -14,8 +14,8 @@ namespace oscar::gpu {
 namespace {
 
 constexpr int kThreads = 1024;
-constexpr int kKept = 1024;      // candidates that a draw may need
-constexpr int kCapacity = 2048;  // with those equal to the last
+constexpr int kKept = TokenDraw::kMaxCandidates;  // that a draw may need
+constexpr int kCapacity = 2 * kKept;              // with those equal to the last
 
 // Larger floats have larger keys; NaN is dealt with before.
 __device__ __forceinline__ uint32_t KeyOf(float x) {

@@ -9,14 +9,18 @@
 //            16-byte load, 8 consecutive k of a row, serves as its operands of two steps; x is
 //            loaded the same way as B. Rows in shared memory are 64 bytes further apart than they
 //            are long, which keeps those loads free of conflicts.
+// FP8        the same 16 bytes are 16 consecutive k and serve four steps. Codes become BF16 in
+//            registers, which is exact; scales of rows multiply the result, those of blocks the sum
+//            over each 128 k.
 // Order      fixed by the tile, and warps are added in order at the end: a row's bits do not depend
-// on
-//            the other rows of the launch.
+//            on the other rows of the launch.
 // Norm       for few rows x may be the fp32 residual stream: its RMSNorm is then a factor of the
 //            result, because every block sees the whole row anyway.
-// Bound      memory: 2 bytes of weights a product row and k.
+// Bound      memory: 2 bytes of weights, or 1, a product row and k.
+#include "base/fp8.h"
 #include "cuda/cuda_status.h"
 #include "cuda/kernels/ptx.cuh"
+#include "gpu/fp8_words.cuh"
 #include "gpu/skinny_gemm.h"
 
 namespace oscar::gpu {
@@ -28,15 +32,19 @@ constexpr int kPad = 64;               // bytes between rows
 // As many as let two blocks share an SM.
 constexpr int StagesFor(int n_tiles) { return n_tiles == 1 ? 3 : 2; }
 
+enum class Format { kBf16, kFp8Rows, kFp8Blocks };  // FP8: what a scale is for
+
 struct Params {
-  const uint16_t* w;
+  const unsigned char* w;
+  const float* scales;
+  int scale_rows, scale_columns;
   const uint16_t* x;
   const float* residual;
   const float* norm_weight;
   float epsilon;
   void* out;
   const float* bias;
-  int outputs, inputs, rows;
+  int outputs, inputs, rows, out_stride;
 };
 
 __device__ __forceinline__ uint32_t Pack(float a, float b) {
@@ -44,13 +52,35 @@ __device__ __forceinline__ uint32_t Pack(float a, float b) {
   return *reinterpret_cast<const uint32_t*>(&pair);
 }
 
-template <int kNTiles, int kRTiles, bool kNorm, ProductOutput kOut>
+// Sixteen codes a lane of rows `lo` and `hi`: four steps.
+template <int kNTiles>
+__device__ __forceinline__ void MultiplyFp8(float (&sums)[kNTiles][4], const uint4& lo,
+                                            const uint4& hi, const uint4 (&b)[kNTiles][2]) {
+  const uint32_t lo_words[4] = {lo.x, lo.y, lo.z, lo.w}, hi_words[4] = {hi.x, hi.y, hi.z, hi.w};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const uint32_t a0 = Unscaled(FirstPair(lo_words[i])), a1 = Unscaled(FirstPair(hi_words[i]));
+    const uint32_t a2 = Unscaled(SecondPair(lo_words[i])), a3 = Unscaled(SecondPair(hi_words[i]));
+#pragma unroll
+    for (int n = 0; n < kNTiles; ++n) {
+      const uint4& x = b[n][i / 2];
+      cuda::MmaBf16(sums[n], a0, a1, a2, a3, i % 2 == 0 ? x.x : x.z, i % 2 == 0 ? x.y : x.w);
+    }
+  }
+}
+
+template <int kNTiles, int kRTiles, bool kNorm, ProductOutput kOut, Format kFormat>
 __global__ void __launch_bounds__((kWarps + 1) * 32, 2) SkinnyKernel(const Params p) {
   constexpr bool kPair = kOut == ProductOutput::kSiluMul;
+  constexpr bool kFp8 = kFormat != Format::kBf16;
+  constexpr int kWidth = kFp8 ? 1 : 2;  // bytes of a weight
+  constexpr int kChunkK = 64 / kWidth;  // k of a chunk, which is 64 bytes of a row
+  constexpr int kLoads = kFp8 ? 2 : 1;  // of 16 bytes of x, a lane's share of a chunk
   constexpr int kRows = kRTiles * 16, kStages = StagesFor(kNTiles);
   constexpr int kRowBytes = kTileBytes / kRows, kPitch = kRowBytes + kPad;
-  constexpr int kSpan = kRowBytes / 2;          // k of a stage
-  constexpr int kChunks = kSpan / 32 / kWarps;  // of 32 k, a warp's share of a stage
+  constexpr int kSpan = kRowBytes / kWidth;          // k of a stage
+  constexpr int kChunks = kSpan / kChunkK / kWarps;  // a warp's share of a stage
+  static_assert(kChunks % 2 == 0);                   // whole blocks of 128 k
   extern __shared__ __align__(128) unsigned char ring[];
   __shared__ uint64_t barriers[2 * kStages];
   __shared__ float partial[kWarps][kRows][kNTiles * 8];
@@ -70,7 +100,7 @@ __global__ void __launch_bounds__((kWarps + 1) * 32, 2) SkinnyKernel(const Param
   const int tile_rows = kPair ? 16 : kRows;  // of the output
   const int tiles = (p.outputs + tile_rows - 1) / tile_rows;
   const int total_rows = kPair ? 2 * p.outputs : p.outputs;
-  const int stages = (p.inputs + kSpan - 1) / kSpan, chunks = p.inputs / 32;
+  const int stages = (p.inputs + kSpan - 1) / kSpan, chunks = p.inputs / kChunkK;
 
   if (warp == kWarps) {
     int step = 0;
@@ -78,14 +108,14 @@ __global__ void __launch_bounds__((kWarps + 1) * 32, 2) SkinnyKernel(const Param
       for (int s = 0; s < stages; ++s, ++step) {
         const int slot = step % kStages, round = step / kStages;
         if (round > 0) cuda::BarrierWait(empty(slot), (round - 1) & 1);
-        const int k = s * kSpan, bytes = min(kRowBytes, (p.inputs - k) * 2);
+        const int k = s * kSpan, bytes = min(kRowBytes, (p.inputs - k) * kWidth);
         const cuda::StageFill fill(full(slot), static_cast<uint32_t>(bytes * kRows), lane);
         const uint32_t to =
             cuda::SharedAddress(ring) + static_cast<uint32_t>(slot * kRows * kPitch);
         for (int r = 0; r < kRows; ++r) {
           const int row = tile * tile_rows + (kPair && r >= 16 ? p.outputs + r - 16 : r);
           fill.Copy(to + static_cast<uint32_t>(r * kPitch),
-                    p.w + int64_t{min(row, total_rows - 1)} * p.inputs + k,
+                    p.w + (int64_t{min(row, total_rows - 1)} * p.inputs + k) * kWidth,
                     static_cast<uint32_t>(bytes));
         }
         fill.End();
@@ -97,10 +127,10 @@ __global__ void __launch_bounds__((kWarps + 1) * 32, 2) SkinnyKernel(const Param
   cuda::WaitForPredecessor();
   float square = 0.0f;
   bool count_squares = true;  // on the first tile
-  const auto inputs_at = [&](int n, int chunk) {
+  const auto inputs_at = [&](int n, int chunk, int load) {
     const int row = n * 8 + group;
     if (row >= p.rows || chunk >= chunks) return make_uint4(0, 0, 0, 0);
-    const int k = chunk * 32 + quad * 8;
+    const int k = chunk * kChunkK + quad * (kChunkK / 4) + load * 8;
     if constexpr (!kNorm) {
       return *reinterpret_cast<const uint4*>(p.x + int64_t{row} * p.inputs + k);
     } else {
@@ -115,16 +145,41 @@ __global__ void __launch_bounds__((kWarps + 1) * 32, 2) SkinnyKernel(const Param
                         Pack(x1.x * f1.x, x1.y * f1.y), Pack(x1.z * f1.z, x1.w * f1.w));
     }
   };
+  // Which row of the matrix row `r` of a tile is.
+  const auto matrix_row = [&](int tile, int r) {
+    const int row = tile * tile_rows + (kPair && r >= 16 ? p.outputs + r - 16 : r);
+    return min(row, total_rows - 1);
+  };
   int step = 0;
   for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
     float sums[kRTiles][kNTiles][4] = {};
+    float block_sums[kFormat == Format::kFp8Blocks ? kRTiles : 1][kNTiles][4] = {};
     for (int s = 0; s < stages; ++s, ++step) {
-      const int slot = step % kStages, first = s * (kSpan / 32) + warp * kChunks;
-      uint4 b[kChunks][kNTiles];
+      const int slot = step % kStages, first = s * (kSpan / kChunkK) + warp * kChunks;
+      uint4 b[kChunks][kNTiles][kLoads];
 #pragma unroll
       for (int c = 0; c < kChunks; ++c) {
 #pragma unroll
-        for (int n = 0; n < kNTiles; ++n) b[c][n] = inputs_at(n, first + c);
+        for (int n = 0; n < kNTiles; ++n) {
+#pragma unroll
+          for (int j = 0; j < kLoads; ++j) b[c][n][j] = inputs_at(n, first + c, j);
+        }
+      }
+      // Of this lane's rows in the blocks of its chunks.
+      float scales[kFormat == Format::kFp8Blocks ? kChunks / 2 : 1][kRTiles][2];
+      if constexpr (kFormat == Format::kFp8Blocks) {
+#pragma unroll
+        for (int c = 0; c < kChunks / 2; ++c) {
+          const int block = min(first / 2 + c, p.scale_columns - 1);
+#pragma unroll
+          for (int r = 0; r < kRTiles; ++r) {
+#pragma unroll
+            for (int h = 0; h < 2; ++h) {
+              const int row = matrix_row(tile, r * 16 + h * 8 + group) / p.scale_rows;
+              scales[c][r][h] = __ldg(p.scales + int64_t{row} * p.scale_columns + block);
+            }
+          }
+        }
       }
       cuda::BarrierWait(full(slot), (step / kStages) & 1);
       const unsigned char* at =
@@ -136,10 +191,26 @@ __global__ void __launch_bounds__((kWarps + 1) * 32, 2) SkinnyKernel(const Param
         for (int r = 0; r < kRTiles; ++r) {
           const uint4 lo = *reinterpret_cast<const uint4*>(at + r * 16 * kPitch + c * 64);
           const uint4 hi = *reinterpret_cast<const uint4*>(at + (r * 16 + 8) * kPitch + c * 64);
+          if constexpr (kFormat == Format::kBf16) {
 #pragma unroll
-          for (int n = 0; n < kNTiles; ++n) {
-            cuda::MmaBf16(sums[r][n], lo.x, hi.x, lo.y, hi.y, b[c][n].x, b[c][n].y);
-            cuda::MmaBf16(sums[r][n], lo.z, hi.z, lo.w, hi.w, b[c][n].z, b[c][n].w);
+            for (int n = 0; n < kNTiles; ++n) {
+              const uint4& x = b[c][n][0];
+              cuda::MmaBf16(sums[r][n], lo.x, hi.x, lo.y, hi.y, x.x, x.y);
+              cuda::MmaBf16(sums[r][n], lo.z, hi.z, lo.w, hi.w, x.z, x.w);
+            }
+          } else if constexpr (kFormat == Format::kFp8Rows) {
+            MultiplyFp8<kNTiles>(sums[r], lo, hi, b[c]);
+          } else {
+            MultiplyFp8<kNTiles>(block_sums[r], lo, hi, b[c]);
+            if (c % 2 == 0) continue;
+#pragma unroll
+            for (int n = 0; n < kNTiles; ++n) {
+#pragma unroll
+              for (int i = 0; i < 4; ++i) {
+                sums[r][n][i] += scales[c / 2][r][i / 2] * block_sums[r][n][i];
+                block_sums[r][n][i] = 0.0f;
+              }
+            }
           }
         }
       }
@@ -185,13 +256,15 @@ __global__ void __launch_bounds__((kWarps + 1) * 32, 2) SkinnyKernel(const Param
         factor = 1.0f / sqrtf(sum / static_cast<float>(p.inputs) + p.epsilon);
       }
       float value = total(row, n) * factor;
+      if constexpr (kFormat == Format::kFp8Rows) value *= p.scales[m];
       if constexpr (kPair) {
-        const float up = total(16 + row, n) * factor;
+        float up = total(16 + row, n) * factor;
+        if constexpr (kFormat == Format::kFp8Rows) up *= p.scales[p.outputs + m];
         value = value / (1.0f + __expf(-value)) * up;
       } else if (p.bias != nullptr) {
         value += p.bias[m];
       }
-      const int64_t at = int64_t{n} * p.outputs + m;
+      const int64_t at = int64_t{n} * p.out_stride + m;
       if constexpr (kOut == ProductOutput::kAdd) {
         static_cast<float*>(p.out)[at] += value;
       } else if constexpr (kOut == ProductOutput::kFloat) {
@@ -210,59 +283,79 @@ struct Choice {
   int tile_rows, shared_bytes;
 };
 
-template <int kNTiles, int kRTiles, bool kNorm, ProductOutput kOut>
+template <int kNTiles, int kRTiles, bool kNorm, ProductOutput kOut, Format kFormat>
 Choice Make() {
   constexpr int kRows = kRTiles * 16;
-  return {reinterpret_cast<const void*>(&SkinnyKernel<kNTiles, kRTiles, kNorm, kOut>),
+  return {reinterpret_cast<const void*>(&SkinnyKernel<kNTiles, kRTiles, kNorm, kOut, kFormat>),
           kOut == ProductOutput::kSiluMul ? 16 : kRows,
           StagesFor(kNTiles) * (kTileBytes + kRows * kPad)};
 }
 
-template <ProductOutput kOut>
+template <ProductOutput kOut, Format kFormat>
 Choice Choose(int rows, bool norm, bool invariant) {
   constexpr int kFew = kOut == ProductOutput::kSiluMul ? 2 : 1;  // tiles where rows are few
-  if (rows > 8 || invariant) return Make<2, 2, false, kOut>();
+  if (rows > 8 || invariant) return Make<2, 2, false, kOut, kFormat>();
   if constexpr (kOut != ProductOutput::kAdd) {
-    if (norm) return Make<1, kFew, true, kOut>();
+    if (norm) return Make<1, kFew, true, kOut, kFormat>();
   }
-  return Make<1, kFew, false, kOut>();
+  return Make<1, kFew, false, kOut, kFormat>();
+}
+
+template <Format kFormat>
+Choice Choose(ProductOutput output, int rows, bool norm, bool invariant) {
+  switch (output) {
+    case ProductOutput::kBf16:
+      return Choose<ProductOutput::kBf16, kFormat>(rows, norm, invariant);
+    case ProductOutput::kFloat:
+      return Choose<ProductOutput::kFloat, kFormat>(rows, norm, invariant);
+    case ProductOutput::kAdd:
+      return Choose<ProductOutput::kAdd, kFormat>(rows, norm, invariant);
+    case ProductOutput::kSiluMul:
+      return Choose<ProductOutput::kSiluMul, kFormat>(rows, norm, invariant);
+  }
+  return {};
 }
 
 }  // namespace
 
+uint64_t DeviceMatrix::bytes() const {
+  const auto size = static_cast<uint64_t>(outputs) * static_cast<uint64_t>(inputs);
+  if (!is_fp8()) return size * sizeof(Bf16);
+  return size + static_cast<uint64_t>(outputs / scale_rows) * static_cast<uint64_t>(scale_columns) *
+                    sizeof(float);
+}
+
 Status LaunchSkinny(const SkinnyArguments& args, Stream stream) {
   const bool norm = args.residual != nullptr;
-  if (args.rows < 1 || args.rows > (norm ? kNormedRows : kSkinnyRows) || args.inputs % 32 != 0 ||
-      args.outputs < 1 || (norm && args.output == ProductOutput::kAdd)) {
+  const DeviceMatrix& matrix = args.matrix;
+  const int outputs = args.output == ProductOutput::kSiluMul ? matrix.outputs / 2 : matrix.outputs;
+  if (args.rows < 1 || args.rows > (norm ? kNormedRows : kSkinnyRows) || outputs < 1 ||
+      !FitsSkinny(matrix.inputs, matrix.is_fp8()) || (norm && args.output == ProductOutput::kAdd)) {
     return InvalidArgument(
         "a skinny product takes 1 to 16 rows (4 with its norm) and inputs in "
-        "multiples of 32");
+        "multiples of 32, of 128 in FP8");
   }
-  Params params{reinterpret_cast<const uint16_t*>(args.weights),
-                reinterpret_cast<const uint16_t*>(args.x),
-                args.residual,
-                args.norm_weight,
-                args.norm_epsilon,
-                args.out,
-                args.bias,
-                args.outputs,
-                args.inputs,
-                args.rows};
-  Choice choice{};
-  switch (args.output) {
-    case ProductOutput::kBf16:
-      choice = Choose<ProductOutput::kBf16>(args.rows, norm, args.invariant);
-      break;
-    case ProductOutput::kFloat:
-      choice = Choose<ProductOutput::kFloat>(args.rows, norm, args.invariant);
-      break;
-    case ProductOutput::kAdd:
-      choice = Choose<ProductOutput::kAdd>(args.rows, norm, args.invariant);
-      break;
-    case ProductOutput::kSiluMul:
-      choice = Choose<ProductOutput::kSiluMul>(args.rows, norm, args.invariant);
-      break;
-  }
+  Params params{};
+  params.w = matrix.is_fp8() ? reinterpret_cast<const unsigned char*>(matrix.codes)
+                             : reinterpret_cast<const unsigned char*>(matrix.weights);
+  params.scales = matrix.scales;
+  params.scale_rows = matrix.scale_rows;
+  params.scale_columns = matrix.scale_columns;
+  params.x = reinterpret_cast<const uint16_t*>(args.x);
+  params.residual = args.residual;
+  params.norm_weight = args.norm_weight;
+  params.epsilon = args.norm_epsilon;
+  params.out = args.out;
+  params.bias = args.bias;
+  params.outputs = outputs;
+  params.inputs = matrix.inputs;
+  params.rows = args.rows;
+  params.out_stride = args.out_stride;
+  const Choice choice =
+      !matrix.is_fp8() ? Choose<Format::kBf16>(args.output, args.rows, norm, args.invariant)
+      : matrix.scale_columns == 1
+          ? Choose<Format::kFp8Rows>(args.output, args.rows, norm, args.invariant)
+          : Choose<Format::kFp8Blocks>(args.output, args.rows, norm, args.invariant);
   int device = 0, multiprocessors = 0;
   OSCAR_RETURN_IF_ERROR(cuda::CudaStatus(cudaGetDevice(&device), "finding the device"));
   OSCAR_RETURN_IF_ERROR(cuda::CudaStatus(
@@ -272,7 +365,7 @@ Status LaunchSkinny(const SkinnyArguments& args, Stream stream) {
       cudaFuncSetAttribute(choice.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                            choice.shared_bytes),
       "preparing a skinny product"));
-  const int tiles = (args.outputs + choice.tile_rows - 1) / choice.tile_rows;
+  const int tiles = (outputs + choice.tile_rows - 1) / choice.tile_rows;
   cudaLaunchAttribute overlap{};
   overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   overlap.val.programmaticStreamSerializationAllowed = 1;

@@ -22,9 +22,10 @@ __device__ __forceinline__ float2 UnpackBf16(uint32_t pair) {
 }
 
 // One block a row; `hidden` is a multiple of 4.
-__global__ void EmbedKernel(const int32_t* tokens, const uint16_t* table, float* x, int hidden,
-                            int vocab) {
-  const int token = tokens[blockIdx.x];
+__global__ void EmbedKernel(const int32_t* tokens, const int32_t* drawn, int num_drawn,
+                            const uint16_t* table, float* x, int hidden, int vocab) {
+  int token = tokens[blockIdx.x];
+  if (token < 0) token = -1 - token < num_drawn ? drawn[-1 - token] : 0;
   const int64_t from = int64_t{token >= 0 && token < vocab ? token : 0} * hidden;
   for (int i = threadIdx.x * 4; i < hidden; i += blockDim.x * 4) {
     const uint2 pair = *reinterpret_cast<const uint2*>(table + from + i);
@@ -104,10 +105,10 @@ __device__ __forceinline__ void Accumulate(__nv_bfloat16* out, float bias) {
 }
 
 template <typename T>
-__global__ void AddBiasKernel(T* out, const float* bias, int64_t count, int width) {
+__global__ void AddBiasKernel(T* out, const float* bias, int64_t count, int width, int stride) {
   for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < count;
        i += int64_t{gridDim.x} * blockDim.x) {
-    Accumulate(out + i, bias[i % width]);
+    Accumulate(out + i / width * stride + i % width, bias[i % width]);
   }
 }
 
@@ -215,10 +216,10 @@ bool KernelsRunHere() {
   return runs;
 }
 
-Status LaunchEmbed(const int32_t* tokens, const Bf16* table, float* x, int rows, int hidden,
-                   int vocab, Stream stream) {
+Status LaunchEmbed(const int32_t* tokens, const int32_t* drawn, int num_drawn, const Bf16* table,
+                   float* x, int rows, int hidden, int vocab, Stream stream) {
   EmbedKernel<<<static_cast<unsigned>(rows), 256, 0, stream>>>(
-      tokens, reinterpret_cast<const uint16_t*>(table), x, hidden, vocab);
+      tokens, drawn, num_drawn, reinterpret_cast<const uint16_t*>(table), x, hidden, vocab);
   return CudaStatus(cudaGetLastError(), "launching the embedding");
 }
 
@@ -249,16 +250,17 @@ Status LaunchSiluMul(const Bf16* gate_up, Bf16* out, int rows, int width, Stream
   return CudaStatus(cudaGetLastError(), "launching SiLU");
 }
 
-Status LaunchAddBias(Bf16* out, const float* bias, int rows, int width, Stream stream) {
+Status LaunchAddBias(Bf16* out, const float* bias, int rows, int width, int stride, Stream stream) {
   const int64_t count = int64_t{rows} * width;
   AddBiasKernel<<<BlocksFor(count, 256), 256, 0, stream>>>(reinterpret_cast<__nv_bfloat16*>(out),
-                                                           bias, count, width);
+                                                           bias, count, width, stride);
   return CudaStatus(cudaGetLastError(), "launching the bias");
 }
 
-Status LaunchAddBias(float* out, const float* bias, int rows, int width, Stream stream) {
+Status LaunchAddBias(float* out, const float* bias, int rows, int width, int stride,
+                     Stream stream) {
   const int64_t count = int64_t{rows} * width;
-  AddBiasKernel<<<BlocksFor(count, 256), 256, 0, stream>>>(out, bias, count, width);
+  AddBiasKernel<<<BlocksFor(count, 256), 256, 0, stream>>>(out, bias, count, width, stride);
   return CudaStatus(cudaGetLastError(), "launching the bias");
 }
 

@@ -16,9 +16,10 @@ using cuda::Stream;
 // Whether the current device can run what this program was built for.
 bool KernelsRunHere();
 
-// x[r] = table[tokens[r]]; ids outside [0, vocab) read row 0.
-Status LaunchEmbed(const int32_t* tokens, const Bf16* table, float* x, int rows, int hidden,
-                   int vocab, Stream stream);
+// x[r] = table[tokens[r]], where -1 - i stands for drawn[i] [num_drawn]; ids outside [0, vocab)
+// read row 0.
+Status LaunchEmbed(const int32_t* tokens, const int32_t* drawn, int num_drawn, const Bf16* table,
+                   float* x, int rows, int hidden, int vocab, Stream stream);
 
 // out[r] = weight * x[source(r)] / rms, BF16. `sources` null: row r itself.
 Status LaunchNorm(const float* x, const float* weight, float epsilon, const int32_t* sources,
@@ -27,9 +28,9 @@ Status LaunchNorm(const float* x, const float* weight, float epsilon, const int3
 // out[r][i] = silu(gate_up[r][i]) * gate_up[r][width + i].
 Status LaunchSiluMul(const Bf16* gate_up, Bf16* out, int rows, int width, Stream stream);
 
-// out[r][i] += bias[i].
-Status LaunchAddBias(Bf16* out, const float* bias, int rows, int width, Stream stream);
-Status LaunchAddBias(float* out, const float* bias, int rows, int width, Stream stream);
+// out[r][i] += bias[i] for i < width; rows are `stride` apart.
+Status LaunchAddBias(Bf16* out, const float* bias, int rows, int width, int stride, Stream stream);
+Status LaunchAddBias(float* out, const float* bias, int rows, int width, int stride, Stream stream);
 
 struct TableUpdate {
   int32_t index, value;

@@ -291,6 +291,65 @@ Result<Json> ParseObject(std::string_view text, std::string_view what) {
   return json;
 }
 
+// "[128, 128]": weights that share a scale.
+void ReadBlock(const Fields& fields, const char* key, const Json& value, ModelConfig* config) {
+  constexpr int64_t kMaxBlock = 1 << 16;
+  const auto is_side = [](const Json& side) {
+    return side.is_number_unsigned() && side.get<uint64_t>() >= 1 &&
+           side.get<uint64_t>() <= kMaxBlock;
+  };
+  if (!value.is_array() || value.size() != 2 || !is_side(value[0]) || !is_side(value[1])) {
+    fields.Fail(key, "must be two sizes between 1 and 65536");
+    return;
+  }
+  config->fp8_block_rows = value[0].get<int>();
+  config->fp8_block_columns = value[1].get<int>();
+}
+
+// One group of a compressed-tensors quantisation: why its weights are not E4M3 with scales.
+std::string GroupProblem(const Fields& group, const Json* weights, Status* status,
+                         ModelConfig* config) {
+  if (weights == nullptr || !weights->is_object()) return "a group without weights";
+  const Fields fields(*weights, "quantization_config: weights.", status);
+  const std::string type = fields.Text("type").value_or("");
+  const int bits = fields.Int("num_bits", 1, 64).value_or(0);
+  const std::string strategy = fields.Text("strategy").value_or("");
+  if (type != "float" || bits != 8) return fmt::format("weights of {} bits, type {}", bits, type);
+  if (strategy != "tensor" && strategy != "channel" && strategy != "block") {
+    return fmt::format("scales by {}", strategy.empty() ? "no stated strategy" : strategy);
+  }
+  if (const Json* block = fields.Find("block_structure"); block != nullptr && strategy == "block") {
+    ReadBlock(group, "block_structure", *block, config);
+  }
+  return "";
+}
+
+void ReadQuantization(const Fields& fields, Status* status, ModelConfig* config) {
+  config->quantization_method = fields.Text("quant_method").value_or("unknown");
+  const std::string& method = config->quantization_method;
+  std::string& problem = config->quantization_problem;
+  if (method == "fp8" || method == "fbgemm_fp8") {
+    const std::string format = fields.Text("fmt").value_or("e4m3");
+    if (format != "e4m3" && format != "float8_e4m3fn") problem = fmt::format("format {}", format);
+    if (const Json* block = fields.Find("weight_block_size")) {
+      ReadBlock(fields, "weight_block_size", *block, config);
+    }
+  } else if (method == "compressed-tensors") {
+    const Json* groups = fields.Find("config_groups");
+    if (groups == nullptr || !groups->is_object() || groups->empty()) {
+      problem = "no config_groups";
+      return;
+    }
+    for (const auto& [key, group] : groups->items()) {
+      const Json* weights =
+          group.is_object() && group.contains("weights") ? &group["weights"] : nullptr;
+      if (problem.empty()) problem = GroupProblem(fields, weights, status, config);
+    }
+  } else {
+    problem = "only FP8 E4M3 weights are read";
+  }
+}
+
 }  // namespace
 
 std::string_view NameOf(RopeScalingType type) {
@@ -338,7 +397,7 @@ Result<ModelConfig> ParseModelConfig(std::string_view config_text, std::string_v
   if (const Json* quantization = fields.Find("quantization_config")) {
     if (quantization->is_object()) {
       const Fields inner(*quantization, fmt::format("{}: quantization_config.", name), &status);
-      config.quantization_method = inner.Text("quant_method").value_or("unknown");
+      ReadQuantization(inner, &status, &config);
     } else {
       fields.Fail("quantization_config", "must be an object");
     }

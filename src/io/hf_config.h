@@ -56,7 +56,11 @@ struct ModelConfig {
   std::string hidden_act = "silu";
   std::string torch_dtype;          // "bfloat16"; empty where not stated
   std::string quantization_method;  // "fp8", "gptq", ...; empty: plain weights
-  int num_experts = 0;              // 0: dense
+  // What of the quantisation is not E4M3 weights with scales for blocks, rows or the whole; empty:
+  // nothing.
+  std::string quantization_problem;
+  int fp8_block_rows = 128, fp8_block_columns = 128;  // where scales are for blocks
+  int num_experts = 0;                                // 0: dense
   int num_experts_per_token = 0;
   std::optional<int32_t> bos_token_id;
   std::optional<int32_t> pad_token_id;

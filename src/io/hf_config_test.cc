@@ -108,7 +108,44 @@ TEST(HfConfig, ReadsDetails) {
   EXPECT_THAT(glm.eos_token_ids, ElementsAre(151329, 151336, 151338));
   EXPECT_TRUE(glm.attention_bias);
   EXPECT_EQ(glm.torch_dtype, "bfloat16");  // spelled "dtype"
-  EXPECT_EQ(Load("MiniMaxAI--MiniMax-M2.5_config").quantization_method, "fp8");
+  const ModelConfig minimax = Load("MiniMaxAI--MiniMax-M2.5_config");
+  EXPECT_EQ(minimax.quantization_method, "fp8");
+  EXPECT_THAT(minimax.quantization_problem, IsEmpty());
+  EXPECT_EQ(minimax.fp8_block_rows, 128);
+  EXPECT_EQ(minimax.fp8_block_columns, 128);
+}
+
+TEST(HfConfig, Quantization) {
+  const auto problem = [](const json& quantization) {
+    json config = Valid();
+    config["quantization_config"] = quantization;
+    const auto parsed = Parse(config);
+    return parsed.has_value() ? parsed->quantization_problem : "error: " + MessageOf(parsed);
+  };
+  const auto group = [](const json& weights) {
+    return json{{"quant_method", "compressed-tensors"},
+                {"config_groups", {{"group_0", {{"weights", weights}}}}}};
+  };
+  EXPECT_EQ(problem({{"quant_method", "fp8"}}), "");
+  EXPECT_EQ(problem({{"quant_method", "fp8"}, {"weight_block_size", {64, 128}}}), "");
+  EXPECT_EQ(problem({{"quant_method", "fbgemm_fp8"}}), "");
+  EXPECT_EQ(problem(group({{"num_bits", 8}, {"type", "float"}, {"strategy", "channel"}})), "");
+  EXPECT_EQ(problem(group({{"num_bits", 8},
+                           {"type", "float"},
+                           {"strategy", "block"},
+                           {"block_structure", {128, 128}}})),
+            "");
+  EXPECT_EQ(problem(group({{"num_bits", 4}, {"type", "int"}, {"strategy", "group"}})),
+            "weights of 4 bits, type int");
+  EXPECT_EQ(problem(group({{"num_bits", 8}, {"type", "float"}, {"strategy", "group"}})),
+            "scales by group");
+  EXPECT_EQ(problem({{"quant_method", "compressed-tensors"}}), "no config_groups");
+  EXPECT_EQ(problem({{"quant_method", "fp8"}, {"fmt", "e5m2"}}), "format e5m2");
+  EXPECT_EQ(problem({{"quant_method", "gptq"}, {"bits", 4}}), "only FP8 E4M3 weights are read");
+  for (const json& block : {json(128), json{128}, json{0, 128}, json{-1, 1}, json{1 << 20, 1}}) {
+    EXPECT_THAT(problem({{"quant_method", "fp8"}, {"weight_block_size", block}}),
+                HasSubstr("weight_block_size: must be two sizes"));
+  }
 }
 
 TEST(HfConfig, DefaultsOfOlderConfigs) {

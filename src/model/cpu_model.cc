@@ -637,6 +637,10 @@ Status Model::ForwardAndDraw(std::span<const ForwardItem>, std::span<const Token
 Status Model::ReadLogits(size_t, std::span<float>) {
   return Unimplemented("this model does not draw tokens");
 }
+Status Model::Launch(std::span<const ForwardItem>, std::span<const TokenDraw>) {
+  return Unimplemented("this model does not run ahead");
+}
+Status Model::Collect(std::span<int32_t>) { return Unimplemented("this model does not run ahead"); }
 
 Result<std::unique_ptr<Model>> LoadCpuModel(const ModelSpec& spec, const WeightSource& source,
                                             const KvPlan& plan, ThreadPool& threads,

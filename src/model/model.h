@@ -24,6 +24,8 @@ namespace oscar {
 struct ForwardItem {
   SequenceCache* cache = nullptr;
   std::span<const int32_t> tokens;
+  // In place of a token: what the draw of that row of the pass before (Model::Launch) gives.
+  static constexpr int32_t Drawn(int32_t row) { return -1 - row; }
   // Prompt tokens see their cell exactly; a chunk must not cross into the next cell
   // (CacheConfig::cell). A generated token comes alone.
   bool is_prompt = false;
@@ -65,6 +67,14 @@ class Model {
   virtual Status ForwardAndDraw(std::span<const ForwardItem> items,
                                 std::span<const TokenDraw> draws, std::span<int32_t> ids);
   virtual Status ReadLogits(size_t row, std::span<float> logits);
+  // Passes of generated tokens, one draw each, that are left running. Launch starts one and lets
+  // the caches grow; Collect waits for the oldest and gives its ids. Two may be under way, the
+  // tokens of the second being what the first draws (ForwardItem::Drawn); no other pass meanwhile.
+  // Caches may be trimmed and dropped: what follows on the device comes after. The logits of a pass
+  // are gone once the next is launched, so a row that stays undecided has to be computed again.
+  virtual bool CanRunAhead() const { return false; }
+  virtual Status Launch(std::span<const ForwardItem> items, std::span<const TokenDraw> draws);
+  virtual Status Collect(std::span<int32_t> ids);
   // Weights that a pass of one token reads.
   virtual uint64_t weight_bytes_per_step() const { return weight_bytes(); }
   // At most this many tokens in one Forward.

@@ -10,11 +10,18 @@ struct TokenDraw {
   static constexpr int32_t kNotANumber = -1;  // the row holds a NaN
   static constexpr int32_t kUndecided = -2;   // needs more candidates than the device keeps
 
+  // With top_k from 1 to this many a row is always decided, but for thousands of equal logits.
+  static constexpr int32_t kMaxCandidates = 1024;
+
   float temperature = 0.0f;  // 0: the most likely token
   int32_t top_k = 0;         // 0: off
   float top_p = 1.0f;
   float min_p = 0.0f;
   double uniform = 0.0;  // in [0, 1): which of the kept ones
+
+  bool IsSureOnDevice() const {
+    return temperature == 0.0f || (top_k > 0 && top_k <= kMaxCandidates);
+  }
 };
 
 }  // namespace oscar

@@ -5,20 +5,70 @@
 #include <unistd.h>
 #include <xxhash.h>
 
+#include <algorithm>
+#include <array>
+#include <cmath>
 #include <cstring>
 
+#include "base/fp8.h"
 #include "base/rng.h"
 
 namespace oscar {
+
+Result<std::optional<Fp8Blocks>> WeightSource::Fp8Of(const std::string&, int64_t, int64_t) const {
+  return std::optional<Fp8Blocks>();
+}
+Status WeightSource::LoadFp8(const std::string& name, int64_t, int64_t, std::span<uint8_t>,
+                             std::span<float>) const {
+  return Internal(fmt::format("tensor {} is not FP8", name));
+}
+
 namespace {
+
+// Values of all codes.
+const std::array<float, 256>& Fp8Values() {
+  static const auto values = [] {
+    std::array<float, 256> table{};
+    for (int i = 0; i < 256; ++i) {
+      table[static_cast<size_t>(i)] = F8E4M3ToFloat(static_cast<uint8_t>(i));
+    }
+    return table;
+  }();
+  return values;
+}
+
+// Weights of one row from its codes and the scales of its blocks.
+template <typename T, typename Convert>
+void MultiplyOut(std::span<const uint8_t> codes, std::span<const float> scales, int64_t columns,
+                 std::span<T> out, const Convert& convert) {
+  const std::array<float, 256>& values = Fp8Values();
+  for (size_t i = 0; i < codes.size(); ++i) {
+    out[i] = convert(values[codes[i]] * scales[i / static_cast<size_t>(columns)]);
+  }
+}
+template <typename T, typename Convert>
+void MultiplyOut(std::span<const uint8_t> codes, std::span<const float> scales, Fp8Blocks blocks,
+                 int64_t inputs, std::span<T> out, const Convert& convert) {
+  const auto width = static_cast<size_t>(inputs);
+  const auto per_row = static_cast<size_t>(blocks.NumColumns(inputs));
+  for (size_t at = 0, row = 0; at < codes.size(); at += width, ++row) {
+    MultiplyOut<T>(codes.subspan(at, width),
+                   scales.subspan(row / static_cast<size_t>(blocks.rows) * per_row, per_row),
+                   blocks.columns, out.subspan(at, width), convert);
+  }
+}
 
 class CheckpointWeights : public WeightSource {
  public:
-  explicit CheckpointWeights(Checkpoint checkpoint) : checkpoint_(std::move(checkpoint)) {}
+  CheckpointWeights(Checkpoint checkpoint, Fp8Blocks blocks)
+      : checkpoint_(std::move(checkpoint)), blocks_(blocks) {}
 
   Status Load(const std::string& name, std::span<const int64_t> shape,
               std::span<float> out) const override {
     OSCAR_ASSIGN_OR_RETURN(const TensorView tensor, Find(name, shape));
+    if (tensor.dtype == DType::kF8E4M3) {
+      return LoadScaled<float>(tensor, out, [](float x) { return x; });
+    }
     OSCAR_RETURN_IF_ERROR(ConvertToFloat(tensor, out));
     Forget(tensor);
     return {};
@@ -27,6 +77,9 @@ class CheckpointWeights : public WeightSource {
   Status LoadBf16(const std::string& name, std::span<const int64_t> shape,
                   std::span<Bf16> out) const override {
     OSCAR_ASSIGN_OR_RETURN(const TensorView tensor, Find(name, shape));
+    if (tensor.dtype == DType::kF8E4M3) {
+      return LoadScaled<Bf16>(tensor, out, [](float x) { return ToBf16(x); });
+    }
     if (tensor.dtype == DType::kBf16) {
       std::memcpy(out.data(), tensor.data.data(), tensor.data.size());
       Forget(tensor);
@@ -49,6 +102,29 @@ class CheckpointWeights : public WeightSource {
     return {};
   }
 
+  Result<std::optional<Fp8Blocks>> Fp8Of(const std::string& name, int64_t outputs,
+                                         int64_t inputs) const override {
+    OSCAR_ASSIGN_OR_RETURN(const TensorView tensor,
+                           Find(name, std::vector<int64_t>{outputs, inputs}));
+    if (tensor.dtype != DType::kF8E4M3) return std::optional<Fp8Blocks>();
+    OSCAR_ASSIGN_OR_RETURN(const Scales scales, ScalesOf(tensor));
+    return std::optional(scales.blocks);
+  }
+
+  Status LoadFp8(const std::string& name, int64_t outputs, int64_t inputs, std::span<uint8_t> codes,
+                 std::span<float> scales) const override {
+    OSCAR_ASSIGN_OR_RETURN(const TensorView tensor,
+                           Find(name, std::vector<int64_t>{outputs, inputs}));
+    OSCAR_ASSIGN_OR_RETURN(const Scales found, ScalesOf(tensor));
+    if (codes.size() != tensor.data.size() || scales.size() != found.values.size()) {
+      return Internal(fmt::format("tensor {}: wrong room for its codes or scales", name));
+    }
+    std::memcpy(codes.data(), tensor.data.data(), codes.size());
+    std::ranges::copy(found.values, scales.begin());
+    Forget(tensor);
+    return CheckCodes(codes, tensor);
+  }
+
   bool Has(const std::string& name) const override { return checkpoint_.Find(name) != nullptr; }
 
   uint64_t Fingerprint() const override {
@@ -67,6 +143,66 @@ class CheckpointWeights : public WeightSource {
   }
 
  private:
+  struct Scales {
+    Fp8Blocks blocks;
+    std::vector<float> values;
+  };
+
+  Status CheckCodes(std::span<const uint8_t> codes, const TensorView& tensor) const {
+    const auto bad =
+        std::ranges::find_if(codes, [](uint8_t code) { return (code & 0x7f) == kF8E4M3Nan; });
+    if (bad == codes.end()) return {};
+    return DataLoss(fmt::format("{}: tensor {} is not a number at element {}",
+                                checkpoint_.directory(), tensor.name, bad - codes.begin()));
+  }
+
+  // The scales beside an FP8 matrix: for blocks, for each output, or for all of it.
+  Result<Scales> ScalesOf(const TensorView& tensor) const {
+    const TensorView* found = checkpoint_.Find(tensor.name + "_scale_inv");
+    if (found == nullptr) found = checkpoint_.Find(tensor.name + "_scale");
+    if (tensor.shape.size() != 2 || found == nullptr) {
+      return Unexpected(DataLoss(fmt::format(
+          "{}: tensor {} is F8_E4M3; expected a matrix with {}_scale_inv or {}_scale beside it",
+          checkpoint_.directory(), tensor.name, tensor.name, tensor.name)));
+    }
+    const int64_t outputs = tensor.shape[0], inputs = tensor.shape[1];
+    Scales scales;
+    OSCAR_ASSIGN_OR_RETURN(scales.values, ToFloatVector(*found));
+    const std::vector<int64_t>& shape = found->shape;
+    const std::vector<int64_t> blocks = {blocks_.NumRows(outputs), blocks_.NumColumns(inputs)};
+    if (shape == blocks) {
+      scales.blocks = blocks_;
+    } else if (scales.values.size() == 1) {
+      scales.blocks = {outputs, inputs};
+    } else if (!shape.empty() && shape[0] == outputs &&
+               scales.values.size() == static_cast<size_t>(outputs)) {
+      scales.blocks = {1, inputs};
+    } else {
+      return Unexpected(DataLoss(fmt::format(
+          "{}: tensor {} has shape {}; expected one scale for all of {} {}, one for each of its "
+          "rows, or {} for blocks of {} x {}",
+          checkpoint_.directory(), found->name, ShapeToString(shape), tensor.name,
+          ShapeToString(tensor.shape), ShapeToString(blocks), blocks_.rows, blocks_.columns)));
+    }
+    for (const float scale : scales.values) {
+      if (!std::isfinite(scale)) {
+        return Unexpected(DataLoss(fmt::format("{}: tensor {} holds a scale that is not finite",
+                                               checkpoint_.directory(), found->name)));
+      }
+    }
+    return scales;
+  }
+
+  template <typename T, typename Convert>
+  Status LoadScaled(const TensorView& tensor, std::span<T> out, const Convert& convert) const {
+    OSCAR_ASSIGN_OR_RETURN(const Scales scales, ScalesOf(tensor));
+    const std::span codes(reinterpret_cast<const uint8_t*>(tensor.data.data()), tensor.data.size());
+    OSCAR_RETURN_IF_ERROR(CheckCodes(codes, tensor));
+    MultiplyOut<T>(codes, scales.values, scales.blocks, tensor.shape[1], out, convert);
+    Forget(tensor);
+    return {};
+  }
+
   Result<TensorView> Find(const std::string& name, std::span<const int64_t> shape) const {
     OSCAR_ASSIGN_OR_RETURN(TensorView tensor, checkpoint_.Get(name));
     OSCAR_RETURN_IF_ERROR(ExpectShape(tensor, shape).WithContext(checkpoint_.directory()));
@@ -86,6 +222,7 @@ class CheckpointWeights : public WeightSource {
   }
 
   Checkpoint checkpoint_;
+  Fp8Blocks blocks_;
 };
 
 class RandomWeights : public WeightSource {
@@ -131,11 +268,85 @@ class RandomWeights : public WeightSource {
   uint64_t seed_;
 };
 
+class QuantizedWeights : public WeightSource {
+ public:
+  QuantizedWeights(std::unique_ptr<WeightSource> source, const ModelSpec& spec)
+      : source_(std::move(source)), embedding_(spec.names.embedding), head_(spec.names.head) {}
+
+  Status Load(const std::string& name, std::span<const int64_t> shape,
+              std::span<float> out) const override {
+    if (!Quantizes(name, shape)) return source_->Load(name, shape, out);
+    return LoadQuantized<float>(name, shape, out, [](float x) { return x; });
+  }
+  Status LoadBf16(const std::string& name, std::span<const int64_t> shape,
+                  std::span<Bf16> out) const override {
+    if (!Quantizes(name, shape)) return source_->LoadBf16(name, shape, out);
+    return LoadQuantized<Bf16>(name, shape, out, [](float x) { return ToBf16(x); });
+  }
+  Result<std::optional<Fp8Blocks>> Fp8Of(const std::string& name, int64_t outputs,
+                                         int64_t inputs) const override {
+    const std::vector<int64_t> shape = {outputs, inputs};
+    return Quantizes(name, shape) ? std::optional<Fp8Blocks>({1, inputs}) : std::nullopt;
+  }
+  Status LoadFp8(const std::string& name, int64_t outputs, int64_t inputs, std::span<uint8_t> codes,
+                 std::span<float> scales) const override {
+    const auto width = static_cast<size_t>(inputs);
+    std::vector<Bf16> values(codes.size());
+    OSCAR_RETURN_IF_ERROR(source_->LoadBf16(name, std::vector<int64_t>{outputs, inputs}, values));
+    for (size_t row = 0; row < scales.size(); ++row) {
+      scales[row] = QuantizeRowToFp8(std::span(values).subspan(row * width, width),
+                                     codes.subspan(row * width, width));
+    }
+    return {};
+  }
+  bool Has(const std::string& name) const override { return source_->Has(name); }
+  std::optional<std::pair<uint64_t, uint64_t>> RandomStream(
+      const std::string& name) const override {
+    return source_->RandomStream(name);
+  }
+  uint64_t Fingerprint() const override {
+    const uint64_t inner = source_->Fingerprint();
+    return XXH3_64bits_withSeed(&inner, sizeof(inner), /*seed=*/8);
+  }
+
+ private:
+  bool Quantizes(const std::string& name, std::span<const int64_t> shape) const {
+    return shape.size() == 2 && name != embedding_ && name != head_;
+  }
+  template <typename T, typename Convert>
+  Status LoadQuantized(const std::string& name, std::span<const int64_t> shape, std::span<T> out,
+                       const Convert& convert) const {
+    const Fp8Blocks blocks{1, shape[1]};
+    std::vector<uint8_t> codes(out.size());
+    std::vector<float> scales(static_cast<size_t>(shape[0]));
+    OSCAR_RETURN_IF_ERROR(LoadFp8(name, shape[0], shape[1], codes, scales));
+    MultiplyOut<T>(codes, scales, blocks, shape[1], out, convert);
+    return {};
+  }
+
+  std::unique_ptr<WeightSource> source_;
+  std::string embedding_, head_;
+};
+
 }  // namespace
 
-Result<std::unique_ptr<WeightSource>> OpenCheckpointWeights(const std::string& directory) {
+float QuantizeRowToFp8(std::span<const Bf16> row, std::span<uint8_t> codes) {
+  float largest = 0.0f;
+  for (const Bf16 x : row) largest = std::max(largest, std::fabs(ToFloat(x)));
+  const float scale = largest > 0.0f ? largest / kF8E4M3Max : 1.0f;
+  for (size_t i = 0; i < row.size(); ++i) codes[i] = ToF8E4M3(ToFloat(row[i]) / scale);
+  return scale;
+}
+
+Result<std::unique_ptr<WeightSource>> OpenCheckpointWeights(const std::string& directory,
+                                                            Fp8Blocks blocks) {
   OSCAR_ASSIGN_OR_RETURN(Checkpoint checkpoint, Checkpoint::Open(directory));
-  return std::make_unique<CheckpointWeights>(std::move(checkpoint));
+  return std::make_unique<CheckpointWeights>(std::move(checkpoint), blocks);
+}
+
+std::unique_ptr<WeightSource> QuantizeWeights(std::unique_ptr<WeightSource> source,
+                                              const ModelSpec& spec) {
+  return std::make_unique<QuantizedWeights>(std::move(source), spec);
 }
 
 std::unique_ptr<WeightSource> MakeRandomWeights(uint64_t seed) {

@@ -18,15 +18,30 @@
 
 namespace oscar {
 
+// Weights of an FP8 matrix [outputs, inputs] that share a scale: blocks of rows x columns, those at
+// the ends cut short. A weight is its code times its block's scale.
+struct Fp8Blocks {
+  int64_t rows = 1, columns = 1;
+  int64_t NumRows(int64_t outputs) const { return (outputs + rows - 1) / rows; }
+  int64_t NumColumns(int64_t inputs) const { return (inputs + columns - 1) / columns; }
+  friend bool operator==(const Fp8Blocks&, const Fp8Blocks&) = default;
+};
+
 class WeightSource {
  public:
   virtual ~WeightSource() = default;
-  // Errors name the tensor, what it is and what was wanted.
+  // Errors name the tensor, what it is and what was wanted. FP8 matrices come multiplied out.
   virtual Status Load(const std::string& name, std::span<const int64_t> shape,
                       std::span<float> out) const = 0;
   // As Load, rounded to BF16 (exactly the stored numbers where they are BF16).
   virtual Status LoadBf16(const std::string& name, std::span<const int64_t> shape,
                           std::span<Bf16> out) const = 0;
+  // Where a matrix is FP8 E4M3 (base/fp8.h): how its scales lie; its codes [outputs, inputs], none
+  // of them NaN, and its scales [NumRows, NumColumns].
+  virtual Result<std::optional<Fp8Blocks>> Fp8Of(const std::string& name, int64_t outputs,
+                                                 int64_t inputs) const;
+  virtual Status LoadFp8(const std::string& name, int64_t outputs, int64_t inputs,
+                         std::span<uint8_t> codes, std::span<float> scales) const;
   virtual bool Has(const std::string& name) const = 0;
   // Random sources: the Philox (seed, stream) that Load's numbers of this name come from, so that a
   // device can draw the same ones itself.
@@ -37,9 +52,19 @@ class WeightSource {
   virtual uint64_t Fingerprint() const = 0;
 };
 
-Result<std::unique_ptr<WeightSource>> OpenCheckpointWeights(const std::string& directory);
+// `blocks`: of FP8 matrices whose scales are for blocks; those for rows or the whole matrix are
+// known by their shape. Scales are looked for beside a matrix as NAME_scale_inv and NAME_scale.
+Result<std::unique_ptr<WeightSource>> OpenCheckpointWeights(const std::string& directory,
+                                                            Fp8Blocks blocks = {128, 128});
 // Gaussian matrices of standard deviation 0.02 and unit norms: the right shapes and magnitudes, no
 // meaning. The same seed gives the same model.
 std::unique_ptr<WeightSource> MakeRandomWeights(uint64_t seed);
+// The layers' matrices of `source`, rounded to BF16, as FP8 with one scale an output, (the largest
+// magnitude) / 448; embedding and head stay as they are.
+std::unique_ptr<WeightSource> QuantizeWeights(std::unique_ptr<WeightSource> source,
+                                              const ModelSpec& spec);
+
+// One row of it: codes and the scale.
+float QuantizeRowToFp8(std::span<const Bf16> row, std::span<uint8_t> codes);
 
 }  // namespace oscar

@@ -1,0 +1,84 @@
+#include "gpu/products.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+
+#include "gpu/fp8_kernels.h"
+#include "gpu/step_kernels.h"
+
+namespace oscar::gpu {
+namespace {
+
+// FP8 matrices are read once for every 16 rows, a byte a weight. Multiplying them out costs five (a
+// byte read, two written, two read by the product), so up to here reading them again is less.
+constexpr int kFp8Rows = 5 * kSkinnyRows;
+
+size_t SizeOf(ProductOutput output) {
+  return output == ProductOutput::kBf16 || output == ProductOutput::kSiluMul ? sizeof(Bf16)
+                                                                             : sizeof(float);
+}
+
+}  // namespace
+
+bool Products::IsSkinny(const DeviceMatrix& matrix, int rows) const {
+  const int limit = matrix.is_fp8() ? kFp8Rows : kSkinnyRows;
+  return (rows <= limit || blas_ == nullptr || invariant_) &&
+         FitsSkinny(matrix.inputs, matrix.is_fp8());
+}
+
+Status Products::Of(const DeviceMatrix& matrix, const Bf16* x, void* out, int out_stride, int rows,
+                    ProductOutput output, const float* bias, Stream stream) {
+  if (IsSkinny(matrix, rows)) {
+    for (int first = 0; first < rows; first += kSkinnyRows) {
+      SkinnyArguments args;
+      args.matrix = matrix;
+      args.x = x + int64_t{first} * matrix.inputs;
+      args.out = static_cast<std::byte*>(out) +
+                 static_cast<size_t>(int64_t{first} * out_stride) * SizeOf(output);
+      args.out_stride = out_stride;
+      args.bias = bias;
+      args.rows = std::min(kSkinnyRows, rows - first);
+      args.output = output;
+      args.invariant = invariant_;
+      OSCAR_RETURN_IF_ERROR(LaunchSkinny(args, stream));
+    }
+    return {};
+  }
+  if (blas_ == nullptr) {
+    return Unimplemented(fmt::format("a product with {} inputs needs cuBLASLt", matrix.inputs));
+  }
+  if (matrix.is_fp8()) OSCAR_RETURN_IF_ERROR(LaunchMultiplyOut(matrix, scratch_, stream));
+  OSCAR_RETURN_IF_ERROR(blas_->Product(matrix.is_fp8() ? scratch_ : matrix.weights, x, out,
+                                       out_stride, matrix.outputs, matrix.inputs, rows, output,
+                                       stream));
+  if (bias == nullptr) return {};
+  return output == ProductOutput::kBf16 ? LaunchAddBias(static_cast<Bf16*>(out), bias, rows,
+                                                        matrix.outputs, out_stride, stream)
+                                        : LaunchAddBias(static_cast<float*>(out), bias, rows,
+                                                        matrix.outputs, out_stride, stream);
+}
+
+Status Products::OfNormed(const DeviceMatrix& matrix, const NormedInput& x, void* out,
+                          int out_stride, int rows, ProductOutput output, const float* bias,
+                          Stream stream) {
+  // A norm inside the product rounds otherwise than one before it, so batches would show.
+  if (rows <= kNormedRows && FitsSkinny(matrix.inputs, matrix.is_fp8()) && !invariant_) {
+    SkinnyArguments args;
+    args.matrix = matrix;
+    args.residual = x.x;
+    args.norm_weight = x.weight;
+    args.norm_epsilon = x.epsilon;
+    args.out = out;
+    args.out_stride = out_stride;
+    args.bias = bias;
+    args.rows = rows;
+    args.output = output;
+    return LaunchSkinny(args, stream);
+  }
+  OSCAR_RETURN_IF_ERROR(
+      LaunchNorm(x.x, x.weight, x.epsilon, nullptr, x.scratch, rows, matrix.inputs, stream));
+  return Of(matrix, x.scratch, out, out_stride, rows, output, bias, stream);
+}
+
+}  // namespace oscar::gpu

@@ -1,0 +1,120 @@
+#include "model/weights.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "io/safetensors.h"
+
+namespace oscar {
+namespace {
+
+using testing::HasSubstr;
+
+struct Fp8Case {
+  const char* name;
+  int64_t outputs, inputs;
+  Fp8Blocks blocks;
+};
+class Fp8Goldens : public testing::TestWithParam<Fp8Case> {};
+
+// tools/make_fp8_goldens.py wrote both sides from integers and fractions.
+TEST_P(Fp8Goldens, MultiplyOutAsExpected) {
+  const auto& [name, outputs, inputs, blocks] = GetParam();
+  const auto source = OpenCheckpointWeights(OSCAR_TEST_DATA "/fp8");
+  ASSERT_TRUE(source.has_value()) << source.error().ToString();
+  auto file = SafetensorsFile::Open(OSCAR_TEST_DATA "/fp8/expected.safetensors");
+  const std::vector<float> expected = *ToFloatVector(*file->Get(name));
+  const std::vector<int64_t> shape = {outputs, inputs};
+  std::vector<float> values(expected.size());
+  Status status = (*source)->Load(name, shape, values);
+  ASSERT_TRUE(status.ok()) << status.ToString();
+  EXPECT_EQ(values, expected);
+  std::vector<Bf16> rounded(expected.size());
+  ASSERT_TRUE((*source)->LoadBf16(name, shape, rounded).ok());
+  for (size_t i = 0; i < expected.size(); ++i) EXPECT_EQ(rounded[i], ToBf16(expected[i]));
+
+  const auto found = (*source)->Fp8Of(name, outputs, inputs);
+  ASSERT_TRUE(found.has_value() && found->has_value());
+  EXPECT_EQ(**found, blocks);
+  std::vector<uint8_t> codes(expected.size());
+  std::vector<float> scales(
+      static_cast<size_t>(blocks.NumRows(outputs) * blocks.NumColumns(inputs)));
+  status = (*source)->LoadFp8(name, outputs, inputs, codes, scales);
+  ASSERT_TRUE(status.ok()) << status.ToString();
+  for (int64_t i = 0; i < outputs; ++i) {
+    for (int64_t j = 0; j < inputs; ++j) {
+      const auto at = static_cast<size_t>(i * inputs + j);
+      const float scale = scales[static_cast<size_t>(i / blocks.rows * blocks.NumColumns(inputs) +
+                                                     j / blocks.columns)];
+      EXPECT_EQ(F8E4M3ToFloat(codes[at]) * scale, expected[at]);
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, Fp8Goldens,
+                         testing::Values(Fp8Case{"block.weight", 130, 260, {128, 128}},
+                                         Fp8Case{"block_bf16.weight", 129, 128, {128, 128}},
+                                         Fp8Case{"channel.weight", 24, 96, {1, 96}},
+                                         Fp8Case{"channel_flat.weight", 16, 64, {1, 64}},
+                                         Fp8Case{"tensor.weight", 8, 40, {8, 40}},
+                                         Fp8Case{"tensor_one.weight", 8, 40, {8, 40}}),
+                         [](const auto& test) {
+                           std::string name = test.param.name;
+                           return name.substr(0, name.find('.'));
+                         });
+
+TEST(Fp8Weights, RefusesWhatItCannotTrust) {
+  const auto source = OpenCheckpointWeights(OSCAR_TEST_DATA "/fp8");
+  ASSERT_TRUE(source.has_value());
+  std::vector<float> out(8);
+  const std::vector<int64_t> shape = {2, 4};
+  EXPECT_THAT((*source)->Load("nan.weight", shape, out).message(),
+              HasSubstr("nan.weight is not a number at element 5"));
+  EXPECT_THAT((*source)->Load("bare.weight", shape, out).message(),
+              HasSubstr("expected a matrix with bare.weight_scale_inv or bare.weight_scale"));
+  EXPECT_THAT(
+      (*source)->Load("odd.weight", shape, out).message(),
+      HasSubstr("odd.weight_scale has shape [3]; expected one scale for all of odd.weight"));
+  EXPECT_THAT((*source)->Load("infinite.weight", shape, out).message(),
+              HasSubstr("infinite.weight_scale holds a scale that is not finite"));
+}
+
+// Quantised while loading: every weight within half a step, the largest exact, scales by row.
+TEST(Fp8Weights, QuantizeWeights) {
+  ModelSpec spec;
+  spec.names.embedding = "embedding";
+  const auto plain = MakeRandomWeights(3);
+  const auto source = QuantizeWeights(MakeRandomWeights(3), spec);
+  constexpr int64_t kOutputs = 24, kInputs = 256;
+  const std::vector<int64_t> shape = {kOutputs, kInputs};
+  std::vector<Bf16> exact(kOutputs * kInputs), rounded(exact.size());
+  std::vector<float> values(exact.size());
+  ASSERT_TRUE(plain->LoadBf16("w", shape, exact).ok());
+  ASSERT_TRUE(source->Load("w", shape, values).ok());
+  for (size_t row = 0; row < kOutputs; ++row) {
+    float largest = 0.0f;
+    size_t where = 0;
+    for (size_t i = row * kInputs; i < (row + 1) * kInputs; ++i) {
+      if (std::fabs(ToFloat(exact[i])) > largest) where = i;
+      largest = std::max(largest, std::fabs(ToFloat(exact[i])));
+    }
+    EXPECT_NEAR(values[where], ToFloat(exact[where]), 1e-6f * largest);
+    for (size_t i = row * kInputs; i < (row + 1) * kInputs; ++i) {
+      const float x = ToFloat(exact[i]);
+      // Four significant bits, or the smallest step of 2^-9 / 448 of the largest.
+      EXPECT_LE(std::fabs(values[i] - x),
+                std::max(std::fabs(x) / 16.0f, largest / 448.0f * 0x1p-10f) * 1.0001f);
+    }
+  }
+  // Embedding and vectors are left alone, and the model is another one.
+  ASSERT_TRUE(source->LoadBf16("embedding", shape, rounded).ok());
+  ASSERT_TRUE(plain->LoadBf16("embedding", shape, exact).ok());
+  EXPECT_EQ(rounded, exact);
+  EXPECT_FALSE(source->Fp8Of("embedding", kOutputs, kInputs)->has_value());
+  EXPECT_NE(source->Fingerprint(), plain->Fingerprint());
+}
+
+}  // namespace
+}  // namespace oscar
