@@ -140,6 +140,8 @@ int32_t Sampler::DrawFrom(std::vector<Candidate>& candidates) {
     std::nth_element(candidates.begin(), candidates.begin() + options_.top_k, candidates.end(),
                      more_likely);
     candidates.resize(static_cast<size_t>(options_.top_k));
+    // The order in which they are drawn from, which devices share, is not nth_element's to choose.
+    std::ranges::sort(candidates, more_likely);
   }
   const float largest = std::min_element(candidates.begin(), candidates.end(), more_likely)->logit;
   const double inverse = 1.0 / options_.temperature;

@@ -19,7 +19,6 @@
 #include "cuda/device_buffer.h"
 #include "cuda/kv_write.h"
 #include "cuda/prefill_attention.h"
-#include "gpu/decode_write.h"
 #include "gpu/device_pages.h"
 #include "gpu/device_weights.h"
 #include "gpu/draw_kernels.h"
@@ -27,6 +26,7 @@
 #include "gpu/pass_plan.h"
 #include "gpu/products.h"
 #include "gpu/step_kernels.h"
+#include "gpu/token_write.h"
 
 namespace oscar {
 namespace {
@@ -40,8 +40,6 @@ using gpu::ProductOutput;
 // Left to the driver, to code and to graphs when the page arena takes the rest.
 constexpr uint64_t kReserve = uint64_t{1} << 30;
 constexpr int kMinLogitRows = 64;
-// Up to here a warp a head writes tokens sooner than tensor-core tiles do.
-constexpr int kDecodeWriteRows = 64;
 
 cuda::AttentionShape ShapeOf(const ModelSpec& spec, const KvPlan& plan) {
   cuda::AttentionShape shape;
@@ -113,6 +111,10 @@ class CudaDecoder final : public CudaModel {
   Status Logits(const float* x, const int32_t* sources, int rows);
   Status RunTap(int layer, const Pass& pass, std::span<const ForwardItem> items);
   Result<cudaGraphExec_t> GraphFor(int bucket);
+  // K is rounded once, after its rotation, except where the kernel that rotates takes BF16.
+  bool WritesFromBf16(const gpu::DeviceLayer& layer) const {
+    return !gpu::HasTokenWrite(shape_, layer.rotation);
+  }
   gpu::NormedInput Normed(const float* norm) const { return {x_, norm, spec_.norm_eps, normed_}; }
   static void AdvanceAll(std::span<const ForwardItem> items) {
     for (const ForwardItem& item : items) {
@@ -151,7 +153,7 @@ class CudaDecoder final : public CudaModel {
   // In work_memory_.
   float* x_ = nullptr;        // [rows, hidden]
   Bf16* normed_ = nullptr;    // [rows, hidden]
-  Bf16* qkv_ = nullptr;       // [rows, qkv]
+  float* qkv_ = nullptr;      // [rows, qkv]; BF16 where WritesFromBf16
   Bf16* q_ = nullptr;         // [rows, q]
   Bf16* attended_ = nullptr;  // [rows, q]
   Bf16* gate_up_ = nullptr;   // [rows, 2 intermediate]
@@ -191,7 +193,7 @@ void CudaDecoder::CarveWork(gpu::DeviceCarver& carver) {
   const auto middle = static_cast<size_t>(spec_.intermediate);
   x_ = carver.Take<float>(rows * hidden);
   normed_ = carver.Take<Bf16>(std::max(rows, logit_rows) * hidden);
-  qkv_ = carver.Take<Bf16>(rows * static_cast<size_t>(QkvWidth()));
+  qkv_ = carver.Take<float>(rows * static_cast<size_t>(QkvWidth()));
   q_ = carver.Take<Bf16>(rows * static_cast<size_t>(QWidth()));
   attended_ = carver.Take<Bf16>(rows * static_cast<size_t>(QWidth()));
   gate_up_ = carver.Take<Bf16>(rows * 2 * middle);
@@ -409,7 +411,7 @@ Status CudaDecoder::Attend(const Pass& pass, int layer) {
   const float scale = 1.0f / std::sqrt(static_cast<float>(spec_.head_dim));
 
   cuda::WriteArguments write;
-  write.qkv = qkv_;
+  write.qkv = reinterpret_cast<const Bf16*>(qkv_);
   write.qkv_stride = QkvWidth();
   write.positions = pass.positions;
   write.table_rows = pass.table_rows;
@@ -424,10 +426,9 @@ Status CudaDecoder::Attend(const Pass& pass, int layer) {
   write.window_pool = const_cast<std::byte*>(view.window_pool);
   write.cache = view;
   write.tokens = pass.rows;
-  const bool small = (pass.rows <= kDecodeWriteRows || options_.batch_invariant) &&
-                     gpu::HasDecodeWrite(shape_, weights.rotation);
-  OSCAR_RETURN_IF_ERROR(small ? gpu::LaunchDecodeWrite(shape_, write, stream_)
-                              : cuda::WriteTokens(shape_, write, stream_));
+  OSCAR_RETURN_IF_ERROR(WritesFromBf16(weights)
+                            ? cuda::WriteTokens(shape_, write, stream_)
+                            : gpu::LaunchTokenWrite(shape_, write, qkv_, stream_));
 
   for (int first = 0; first < pass.decodes; first += options_.max_sequences) {
     cuda::DecodeArguments args;
@@ -456,11 +457,14 @@ Status CudaDecoder::Attend(const Pass& pass, int layer) {
 
 Status CudaDecoder::Project(const gpu::DeviceLayer& layer, int rows) {
   const gpu::NormedInput x = Normed(layer.attention_norm);
-  OSCAR_RETURN_IF_ERROR(products_->OfNormed(layer.qkv, x, qkv_, QkvWidth(), rows,
-                                            ProductOutput::kBf16, layer.qkv_bias, stream_));
+  const bool bf16 = WritesFromBf16(layer);
+  const ProductOutput output = bf16 ? ProductOutput::kBf16 : ProductOutput::kFloat;
+  OSCAR_RETURN_IF_ERROR(
+      products_->OfNormed(layer.qkv, x, qkv_, QkvWidth(), rows, output, layer.qkv_bias, stream_));
   if (layer.v.outputs == 0) return {};
   const int first = layer.qkv.outputs;
-  return products_->OfNormed(layer.v, x, qkv_ + first, QkvWidth(), rows, ProductOutput::kBf16,
+  void* const v = bf16 ? static_cast<void*>(reinterpret_cast<Bf16*>(qkv_) + first) : qkv_ + first;
+  return products_->OfNormed(layer.v, x, v, QkvWidth(), rows, output,
                              layer.qkv_bias == nullptr ? nullptr : layer.qkv_bias + first, stream_);
 }
 
@@ -506,6 +510,7 @@ Status CudaDecoder::RunTap(int layer, const Pass& pass, std::span<const ForwardI
   const gpu::DeviceLayer& weights = weights_.layers[static_cast<size_t>(layer)];
   gpu::TapArguments args;
   args.qkv = qkv_;
+  args.is_bf16 = WritesFromBf16(weights);
   args.positions = pass.positions;
   args.cos_sin = weights_.cos_sin;
   args.q_norm = weights.q_norm;

@@ -355,6 +355,7 @@ TEST(CudaModel, DrawsAsTheSamplerDoes) {
   int undecided = 0, compared = 0;
   for (const auto& [temperature, top_k, top_p, min_p] : {std::tuple{0.0f, 0, 1.0f, 0.0f},
                                                          {0.6f, 20, 0.95f, 0.0f},
+                                                         {0.9f, 40, 1.0f, 0.0f},
                                                          {1.0f, 0, 0.9f, 0.0f},
                                                          {1.3f, 200, 0.99f, 0.02f},
                                                          {0.8f, 0, 0.5f, 0.1f}}) {

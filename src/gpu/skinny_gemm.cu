@@ -9,9 +9,11 @@
 //            16-byte load, 8 consecutive k of a row, serves as its operands of two steps; x is
 //            loaded the same way as B. Rows in shared memory are 64 bytes further apart than they
 //            are long, which keeps those loads free of conflicts.
-// FP8        the same 16 bytes are 16 consecutive k and serve four steps. Codes become BF16 in
-//            registers, which is exact; scales of rows multiply the result, those of blocks the sum
-//            over each 128 k.
+// FP8        the same 16 bytes are 16 consecutive k and serve four steps. Words unpack to BF16 that
+// is
+//            2^120 too small (base/fp8.h; tensor cores take subnormal operands as they are): x is
+//            multiplied by 2^60 before and the sum by 2^60 after, all of it exact. Scales of rows
+//            multiply the result, those of blocks the sum over each 128 k.
 // Order      fixed by the tile, and warps are added in order at the end: a row's bits do not depend
 //            on the other rows of the launch.
 // Norm       for few rows x may be the fp32 residual stream: its RMSNorm is then a factor of the
@@ -20,7 +22,6 @@
 #include "base/fp8.h"
 #include "cuda/cuda_status.h"
 #include "cuda/kernels/ptx.cuh"
-#include "gpu/fp8_words.cuh"
 #include "gpu/skinny_gemm.h"
 
 namespace oscar::gpu {
@@ -59,14 +60,23 @@ __device__ __forceinline__ void MultiplyFp8(float (&sums)[kNTiles][4], const uin
   const uint32_t lo_words[4] = {lo.x, lo.y, lo.z, lo.w}, hi_words[4] = {hi.x, hi.y, hi.z, hi.w};
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    const uint32_t a0 = Unscaled(FirstPair(lo_words[i])), a1 = Unscaled(FirstPair(hi_words[i]));
-    const uint32_t a2 = Unscaled(SecondPair(lo_words[i])), a3 = Unscaled(SecondPair(hi_words[i]));
+    const uint32_t a0 = FirstPair(lo_words[i]), a1 = FirstPair(hi_words[i]);
+    const uint32_t a2 = SecondPair(lo_words[i]), a3 = SecondPair(hi_words[i]);
 #pragma unroll
     for (int n = 0; n < kNTiles; ++n) {
       const uint4& x = b[n][i / 2];
       cuda::MmaBf16(sums[n], a0, a1, a2, a3, i % 2 == 0 ? x.x : x.z, i % 2 == 0 ? x.y : x.w);
     }
   }
+}
+
+constexpr float kHalfOfFp8 = 0x1p60f;  // twice this factor is missing from unpacked weights
+
+__device__ __forceinline__ uint32_t RaiseForFp8(uint32_t pair) {
+  constexpr uint32_t kFactor = 0x5d805d80u;  // 2^60, 2^60
+  const __nv_bfloat162 product = __hmul2(*reinterpret_cast<const __nv_bfloat162*>(&pair),
+                                         *reinterpret_cast<const __nv_bfloat162*>(&kFactor));
+  return *reinterpret_cast<const uint32_t*>(&product);
 }
 
 template <int kNTiles, int kRTiles, bool kNorm, ProductOutput kOut, Format kFormat>
@@ -112,6 +122,7 @@ __global__ void __launch_bounds__((kWarps + 1) * 32, 2) SkinnyKernel(const Param
         const cuda::StageFill fill(full(slot), static_cast<uint32_t>(bytes * kRows), lane);
         const uint32_t to =
             cuda::SharedAddress(ring) + static_cast<uint32_t>(slot * kRows * kPitch);
+#pragma unroll 4
         for (int r = 0; r < kRows; ++r) {
           const int row = tile * tile_rows + (kPair && r >= 16 ? p.outputs + r - 16 : r);
           fill.Copy(to + static_cast<uint32_t>(r * kPitch),
@@ -126,20 +137,32 @@ __global__ void __launch_bounds__((kWarps + 1) * 32, 2) SkinnyKernel(const Param
 
   cuda::WaitForPredecessor();
   float square = 0.0f;
-  bool count_squares = true;  // on the first tile
-  const auto inputs_at = [&](int n, int chunk, int load) {
+  bool first_tile = true;
+  const auto inputs_at = [&](int n, int chunk, int load, bool count_squares) {
     const int row = n * 8 + group;
     if (row >= p.rows || chunk >= chunks) return make_uint4(0, 0, 0, 0);
     const int k = chunk * kChunkK + quad * (kChunkK / 4) + load * 8;
     if constexpr (!kNorm) {
-      return *reinterpret_cast<const uint4*>(p.x + int64_t{row} * p.inputs + k);
+      uint4 pairs = *reinterpret_cast<const uint4*>(p.x + int64_t{row} * p.inputs + k);
+      if constexpr (kFp8) {
+        pairs = make_uint4(RaiseForFp8(pairs.x), RaiseForFp8(pairs.y), RaiseForFp8(pairs.z),
+                           RaiseForFp8(pairs.w));
+      }
+      return pairs;
     } else {
       const auto* x = reinterpret_cast<const float4*>(p.residual + int64_t{row} * p.inputs + k);
       const auto* f = reinterpret_cast<const float4*>(p.norm_weight + k);
-      const float4 x0 = x[0], x1 = x[1], f0 = __ldg(f), f1 = __ldg(f + 1);
+      float4 x0 = x[0], x1 = x[1];
+      const float4 f0 = __ldg(f), f1 = __ldg(f + 1);
       if (count_squares) {
         square += x0.x * x0.x + x0.y * x0.y + x0.z * x0.z + x0.w * x0.w + x1.x * x1.x +
                   x1.y * x1.y + x1.z * x1.z + x1.w * x1.w;
+      }
+      if constexpr (kFp8) {
+        x0 =
+            make_float4(x0.x * kHalfOfFp8, x0.y * kHalfOfFp8, x0.z * kHalfOfFp8, x0.w * kHalfOfFp8);
+        x1 =
+            make_float4(x1.x * kHalfOfFp8, x1.y * kHalfOfFp8, x1.z * kHalfOfFp8, x1.w * kHalfOfFp8);
       }
       return make_uint4(Pack(x0.x * f0.x, x0.y * f0.y), Pack(x0.z * f0.z, x0.w * f0.w),
                         Pack(x1.x * f1.x, x1.y * f1.y), Pack(x1.z * f1.z, x1.w * f1.w));
@@ -150,20 +173,31 @@ __global__ void __launch_bounds__((kWarps + 1) * 32, 2) SkinnyKernel(const Param
     const int row = tile * tile_rows + (kPair && r >= 16 ? p.outputs + r - 16 : r);
     return min(row, total_rows - 1);
   };
+  // A warp's operands of a stage. Unpacking FP8 leaves less time to wait for them, so each is asked
+  // for again, for the stage after, as soon as it has been used.
+  uint4 b[kChunks][kNTiles][kLoads];
+  const auto load = [&](int c, int first, bool count_squares) {
+#pragma unroll
+    for (int n = 0; n < kNTiles; ++n) {
+#pragma unroll
+      for (int j = 0; j < kLoads; ++j) b[c][n][j] = inputs_at(n, first + c, j, count_squares);
+    }
+  };
+  if constexpr (kFp8) {
+#pragma unroll
+    for (int c = 0; c < kChunks; ++c) load(c, warp * kChunks, true);
+  }
   int step = 0;
   for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
     float sums[kRTiles][kNTiles][4] = {};
     float block_sums[kFormat == Format::kFp8Blocks ? kRTiles : 1][kNTiles][4] = {};
     for (int s = 0; s < stages; ++s, ++step) {
       const int slot = step % kStages, first = s * (kSpan / kChunkK) + warp * kChunks;
-      uint4 b[kChunks][kNTiles][kLoads];
+      const bool wraps = s + 1 == stages;
+      const int first_next = (wraps ? 0 : s + 1) * (kSpan / kChunkK) + warp * kChunks;
+      if constexpr (!kFp8) {
 #pragma unroll
-      for (int c = 0; c < kChunks; ++c) {
-#pragma unroll
-        for (int n = 0; n < kNTiles; ++n) {
-#pragma unroll
-          for (int j = 0; j < kLoads; ++j) b[c][n][j] = inputs_at(n, first + c, j);
-        }
+        for (int c = 0; c < kChunks; ++c) load(c, first, first_tile);
       }
       // Of this lane's rows in the blocks of its chunks.
       float scales[kFormat == Format::kFp8Blocks ? kChunks / 2 : 1][kRTiles][2];
@@ -186,9 +220,9 @@ __global__ void __launch_bounds__((kWarps + 1) * 32, 2) SkinnyKernel(const Param
           ring + slot * kRows * kPitch + group * kPitch + warp * kChunks * 64 + quad * 16;
 #pragma unroll
       for (int c = 0; c < kChunks; ++c) {
-        if (first + c >= chunks) break;  // nothing was copied there
 #pragma unroll
         for (int r = 0; r < kRTiles; ++r) {
+          if (first + c >= chunks) break;  // nothing was copied there
           const uint4 lo = *reinterpret_cast<const uint4*>(at + r * 16 * kPitch + c * 64);
           const uint4 hi = *reinterpret_cast<const uint4*>(at + (r * 16 + 8) * kPitch + c * 64);
           if constexpr (kFormat == Format::kBf16) {
@@ -213,6 +247,7 @@ __global__ void __launch_bounds__((kWarps + 1) * 32, 2) SkinnyKernel(const Param
             }
           }
         }
+        if constexpr (kFp8) load(c, first_next, first_tile && !wraps);
       }
       __syncwarp();
       if (lane == 0) cuda::BarrierArrive(empty(slot));
@@ -230,11 +265,11 @@ __global__ void __launch_bounds__((kWarps + 1) * 32, 2) SkinnyKernel(const Param
       }
     }
     if constexpr (kNorm) {
-      if (count_squares) {
+      if (first_tile) {
         square += __shfl_xor_sync(~0u, square, 1);
         square += __shfl_xor_sync(~0u, square, 2);
         if (quad == 0) squares[warp][group] = square;
-        count_squares = false;
+        first_tile = false;
       }
     }
     cuda::NamedSync(1, kWarps * 32);
@@ -248,12 +283,12 @@ __global__ void __launch_bounds__((kWarps + 1) * 32, 2) SkinnyKernel(const Param
     for (int i = threadIdx.x; i < kOutRows * kNTiles * 8; i += kWarps * 32) {
       const int row = i % kOutRows, n = i / kOutRows, m = tile * tile_rows + row;
       if (n >= p.rows || m >= p.outputs) continue;
-      float factor = 1.0f;
+      float factor = kFp8 ? kHalfOfFp8 : 1.0f;
       if constexpr (kNorm) {
         float sum = 0.0f;
 #pragma unroll
         for (int j = 0; j < kWarps; ++j) sum += squares[j][n];
-        factor = 1.0f / sqrtf(sum / static_cast<float>(p.inputs) + p.epsilon);
+        factor *= 1.0f / sqrtf(sum / static_cast<float>(p.inputs) + p.epsilon);
       }
       float value = total(row, n) * factor;
       if constexpr (kFormat == Format::kFp8Rows) value *= p.scales[m];

@@ -125,8 +125,9 @@ __global__ void TapKernel(const TapArguments p) {
   const int token = static_cast<int>(blockIdx.x) / heads,
             head = static_cast<int>(blockIdx.x) % heads;
   const int d = static_cast<int>(threadIdx.x), half = p.head_dim / 2;
-  const auto* in = reinterpret_cast<const uint16_t*>(p.qkv) + int64_t{blockIdx.x} * p.head_dim;
-  float v = __uint_as_float(static_cast<uint32_t>(in[d]) << 16);
+  const int64_t at = int64_t{blockIdx.x} * p.head_dim + d;
+  float v = p.is_bf16 ? __uint_as_float(uint32_t{static_cast<const uint16_t*>(p.qkv)[at]} << 16)
+                      : static_cast<const float*>(p.qkv)[at];
   const float* norm = head < p.heads ? p.q_norm : p.k_norm;
   if (head < p.heads + p.kv_heads) {
     if (norm != nullptr) {
@@ -146,7 +147,7 @@ __global__ void TapKernel(const TapArguments p) {
     v = d < half ? row[d] * angle[0] - row[d + half] * angle[1]
                  : row[d] * angle[0] + row[d - half] * angle[1];
   }
-  p.out[int64_t{blockIdx.x} * p.head_dim + d] = v;
+  p.out[at] = v;
 }
 
 struct Words {

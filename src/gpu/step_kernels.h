@@ -40,7 +40,8 @@ Status LaunchScatter(const TableUpdate* updates, int count, int32_t* table, Stre
 
 // What calibration sees: q and k after norm and RoPE, v, in fp32; [tokens, heads, D] each.
 struct TapArguments {
-  const Bf16* qkv = nullptr;  // [tokens, (heads + 2 kv_heads) D]
+  const void* qkv = nullptr;  // [tokens, (heads + 2 kv_heads) D], fp32 or BF16
+  bool is_bf16 = false;
   const int32_t* positions = nullptr;
   const float* cos_sin = nullptr;  // [positions, D / 2, 2]
   const float* q_norm = nullptr;

@@ -2,14 +2,14 @@
 // page.
 //
 // Grid       a warp a (token, head); dim d of a row lies in lane d % 32, register d / 32, so that
-// RoPE's
-//            pairs (d, d + D / 2) are in one lane and the Hadamard's butterflies are register pairs
-//            and five shuffles. All in fp32.
-// Bound      latency: positions, angles and norms are read before the predecessor has ended.
+//            RoPE's pairs (d, d + D / 2) are in one lane and the Hadamard's butterflies are
+//            register pairs and five shuffles. All in fp32.
+// Bound      few tokens: latency (positions, angles and norms are read before the predecessor has
+//            ended); many: memory, 4 bytes a number read and 2 written.
 #include "cache/page_layout.h"
 #include "cuda/cuda_status.h"
 #include "cuda/kernels/ptx.cuh"
-#include "gpu/decode_write.h"
+#include "gpu/token_write.h"
 
 namespace oscar::gpu {
 namespace {
@@ -17,7 +17,7 @@ namespace {
 constexpr int kWarps = 4;
 
 struct Params {
-  const uint16_t* qkv;
+  const float* qkv;
   int64_t qkv_stride;
   const int32_t* positions;
   const int32_t* table_rows;
@@ -33,7 +33,7 @@ struct Params {
 };
 
 template <int kDim, bool kHadamard>
-__global__ void __launch_bounds__(kWarps * 32) DecodeWriteKernel(const Params p) {
+__global__ void __launch_bounds__(kWarps * 32) TokenWriteKernel(const Params p) {
   constexpr int kRegs = kDim / 32;
   constexpr PageLayout kLayout(PageKind::kBf16, CodeOrder::kTensorCore, kDim, kDim);
   cuda::LetSuccessorStart();
@@ -71,12 +71,10 @@ __global__ void __launch_bounds__(kWarps * 32) DecodeWriteKernel(const Params p)
   }
   cuda::WaitForPredecessor();
   if (!active) return;
-  const uint16_t* in = p.qkv + token * p.qkv_stride + int64_t{head} * kDim + lane;
+  const float* in = p.qkv + token * p.qkv_stride + int64_t{head} * kDim + lane;
   float x[kRegs];
 #pragma unroll
-  for (int r = 0; r < kRegs; ++r) {
-    x[r] = __uint_as_float(static_cast<uint32_t>(in[32 * r]) << 16);
-  }
+  for (int r = 0; r < kRegs; ++r) x[r] = in[32 * r];
   if (!is_v) {
     if (norm != nullptr) {
       float sum = 0.0f;
@@ -136,14 +134,14 @@ __global__ void __launch_bounds__(kWarps * 32) DecodeWriteKernel(const Params p)
 const void* FindKernel(int head_dim, bool hadamard) {
   switch (head_dim) {
     case 64:
-      return hadamard ? reinterpret_cast<const void*>(&DecodeWriteKernel<64, true>)
-                      : reinterpret_cast<const void*>(&DecodeWriteKernel<64, false>);
+      return hadamard ? reinterpret_cast<const void*>(&TokenWriteKernel<64, true>)
+                      : reinterpret_cast<const void*>(&TokenWriteKernel<64, false>);
     case 128:
-      return hadamard ? reinterpret_cast<const void*>(&DecodeWriteKernel<128, true>)
-                      : reinterpret_cast<const void*>(&DecodeWriteKernel<128, false>);
+      return hadamard ? reinterpret_cast<const void*>(&TokenWriteKernel<128, true>)
+                      : reinterpret_cast<const void*>(&TokenWriteKernel<128, false>);
     case 256:
-      return hadamard ? reinterpret_cast<const void*>(&DecodeWriteKernel<256, true>)
-                      : reinterpret_cast<const void*>(&DecodeWriteKernel<256, false>);
+      return hadamard ? reinterpret_cast<const void*>(&TokenWriteKernel<256, true>)
+                      : reinterpret_cast<const void*>(&TokenWriteKernel<256, false>);
     default:
       return nullptr;
   }
@@ -151,14 +149,14 @@ const void* FindKernel(int head_dim, bool hadamard) {
 
 }  // namespace
 
-bool HasDecodeWrite(const cuda::AttentionShape& shape, cuda::Rotation rotation) {
+bool HasTokenWrite(const cuda::AttentionShape& shape, cuda::Rotation rotation) {
   return rotation != cuda::Rotation::kMatrix && FindKernel(shape.head_dim, false) != nullptr;
 }
 
-Status LaunchDecodeWrite(const cuda::AttentionShape& shape, const cuda::WriteArguments& args,
-                         cuda::Stream stream) {
+Status LaunchTokenWrite(const cuda::AttentionShape& shape, const cuda::WriteArguments& args,
+                        const float* qkv, cuda::Stream stream) {
   Params params{};
-  params.qkv = reinterpret_cast<const uint16_t*>(args.qkv);
+  params.qkv = qkv;
   params.qkv_stride = args.qkv_stride;
   params.positions = args.positions;
   params.table_rows = args.table_rows;
