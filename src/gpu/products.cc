@@ -10,6 +10,9 @@
 namespace oscar::gpu {
 namespace {
 
+// Up to here reading the weights once is all there is to do; beyond, the library's tiles are
+// faster.
+constexpr int kBf16Rows = 8;
 // FP8 matrices are read once for every 16 rows, a byte a weight. Multiplying them out costs five (a
 // byte read, two written, two read by the product), so up to here reading them again is less.
 constexpr int kFp8Rows = 5 * kSkinnyRows;
@@ -22,7 +25,7 @@ size_t SizeOf(ProductOutput output) {
 }  // namespace
 
 bool Products::IsSkinny(const DeviceMatrix& matrix, int rows) const {
-  const int limit = matrix.is_fp8() ? kFp8Rows : kSkinnyRows;
+  const int limit = matrix.is_fp8() ? kFp8Rows : kBf16Rows;
   return (rows <= limit || blas_ == nullptr || invariant_) &&
          FitsSkinny(matrix.inputs, matrix.is_fp8());
 }

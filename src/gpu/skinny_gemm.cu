@@ -93,7 +93,7 @@ __global__ void __launch_bounds__((kWarps + 1) * 32, 2) SkinnyKernel(const Param
   static_assert(kChunks % 2 == 0);                   // whole blocks of 128 k
   extern __shared__ __align__(128) unsigned char ring[];
   __shared__ uint64_t barriers[2 * kStages];
-  __shared__ float partial[kWarps][kRows][kNTiles * 8];
+  __shared__ float partial[kWarps][kRows][kNTiles * 8 + 1];  // columns in different banks
   __shared__ float squares[kWarps][8];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = lane / 4, quad = lane % 4;
   const auto full = [&](int slot) { return cuda::SharedAddress(&barriers[slot]); };
@@ -113,6 +113,7 @@ __global__ void __launch_bounds__((kWarps + 1) * 32, 2) SkinnyKernel(const Param
   const int stages = (p.inputs + kSpan - 1) / kSpan, chunks = p.inputs / kChunkK;
 
   if (warp == kWarps) {
+    const int64_t pitch = int64_t{p.inputs} * kWidth;
     int step = 0;
     for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
       for (int s = 0; s < stages; ++s, ++step) {
@@ -122,12 +123,17 @@ __global__ void __launch_bounds__((kWarps + 1) * 32, 2) SkinnyKernel(const Param
         const cuda::StageFill fill(full(slot), static_cast<uint32_t>(bytes * kRows), lane);
         const uint32_t to =
             cuda::SharedAddress(ring) + static_cast<uint32_t>(slot * kRows * kPitch);
-#pragma unroll 4
-        for (int r = 0; r < kRows; ++r) {
-          const int row = tile * tile_rows + (kPair && r >= 16 ? p.outputs + r - 16 : r);
-          fill.Copy(to + static_cast<uint32_t>(r * kPitch),
-                    p.w + (int64_t{min(row, total_rows - 1)} * p.inputs + k) * kWidth,
-                    static_cast<uint32_t>(bytes));
+        // One addition a row; the last tile repeats the last row.
+#pragma unroll
+        for (int half = 0; half < (kPair ? 2 : 1); ++half) {
+          const int row = tile * tile_rows + half * p.outputs;
+          const unsigned char* from = p.w + min(row, total_rows - 1) * pitch + k * kWidth;
+#pragma unroll
+          for (int r = 0; r < (kPair ? 16 : kRows); ++r) {
+            fill.Copy(to + static_cast<uint32_t>((half * 16 + r) * kPitch), from,
+                      static_cast<uint32_t>(bytes));
+            if (row + r + 1 < total_rows) from += pitch;
+          }
         }
         fill.End();
       }
