@@ -147,7 +147,7 @@ Status DecodeBench::RunMethod(const std::string& method) {
   for (const auto* list : {&options_.contexts, &options_.job_contexts, &options_.prompts}) {
     for (const int64_t context : *list) longest = std::max(longest, context);
   }
-  longest += 2 * options_.steps + 8;
+  longest += 4 * options_.steps + 16;
   model_options.max_sequences = 1;
   for (const int batch : options_.batches) {
     model_options.max_sequences = std::max(model_options.max_sequences, batch);

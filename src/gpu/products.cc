@@ -13,9 +13,9 @@ namespace {
 // Up to here reading the weights once is all there is to do; beyond, the library's tiles are
 // faster.
 constexpr int kBf16Rows = 8;
-// FP8 matrices are read once for every 16 rows, a byte a weight. Multiplying them out costs five (a
-// byte read, two written, two read by the product), so up to here reading them again is less.
-constexpr int kFp8Rows = 5 * kSkinnyRows;
+// FP8 matrices are read once for every 16 rows. Multiplying them out (a byte read, two written, two
+// read by the product) costs as much as three such reads.
+constexpr int kFp8Rows = 3 * kSkinnyRows;
 
 size_t SizeOf(ProductOutput output) {
   return output == ProductOutput::kBf16 || output == ProductOutput::kSiluMul ? sizeof(Bf16)

@@ -158,6 +158,7 @@ TEST_P(ProductTest, AsInDoublePrecision) {
     blas = std::move(*loaded);
   }
   Products products(std::move(blas), multiplied.data(), c.invariant);
+  ASSERT_TRUE(!pair || products.TakesSiluMul(matrix.on_device, c.rows));
   const float* b = pair ? nullptr : device_bias.data();
   const Status status =
       c.normed
@@ -207,7 +208,7 @@ TEST_P(ProductTest, AsInDoublePrecision) {
     }
   }
   // BF16 activations or results: 2^-9 each; weights multiplied out are rounded once more.
-  EXPECT_LE(std::sqrt(error / energy), bf16 || c.normed || c.rows > 80 ? 5e-3 : 2e-6);
+  EXPECT_LE(std::sqrt(error / energy), bf16 || c.normed || c.rows > 48 ? 5e-3 : 2e-6);
 }
 
 std::vector<Case> Cases() {
@@ -217,7 +218,8 @@ std::vector<Case> Cases() {
                               ProductOutput::kSiluMul}) {
       cases.push_back({kind, 160, 384, 1, output});
       cases.push_back({kind, 96, 4224, 5, output});  // more than a stage, and not a whole one
-      cases.push_back({kind, 4096, 1152, 16, output});
+      const bool whole = kind == Kind::kBf16 && output == ProductOutput::kSiluMul;
+      cases.push_back({kind, 4096, 1152, whole ? 8 : 16, output});
       cases.push_back({kind, 64, 2176, 9, output, false, true});
       if (output != ProductOutput::kAdd) cases.push_back({kind, 160, 2432, 3, output, true});
     }
