@@ -23,11 +23,11 @@ Result<PrefillAttention> PrefillAttention::Create(const AttentionShape& shape, P
   PrefillAttention self;
   self.shape_ = shape;
   self.rows_ = wgmma ? kPrefillRows : kGenericRows;
-  self.threads_ = wgmma ? kPrefillThreads : kGenericThreads;
   const PrefillKernelInfo* kernel = wgmma ? kPrefillKernelsSm90 : kPrefillKernelsGeneric;
   for (; kernel->function != nullptr; ++kernel) {
     if (kernel->kind != shape.history_kind || kernel->head_dim != shape.head_dim) continue;
     self.kernel_ = kernel->function;
+    self.threads_ = kernel->threads;
     self.shared_bytes_ = kernel->shared_bytes;
   }
   if (self.kernel_ == nullptr) {

@@ -7,7 +7,8 @@ namespace {
 template <PageKind kKind, int kDim>
 PrefillKernelInfo Kernel() {
   using T = GenericPrefillTraits<kKind, kDim>;
-  return {kKind, kDim, T::kSharedBytes, reinterpret_cast<const void*>(&PrefillAttentionKernel<T>)};
+  return {kKind, kDim, kGenericThreads, T::kSharedBytes,
+          reinterpret_cast<const void*>(&PrefillAttentionKernel<T>)};
 }
 
 }  // namespace

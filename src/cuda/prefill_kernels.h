@@ -8,6 +8,7 @@ namespace oscar::cuda {
 struct PrefillKernelInfo {
   PageKind kind;
   int head_dim;
+  int threads;
   int shared_bytes;
   const void* function;
 };

@@ -8,7 +8,7 @@ template <PageKind kKind, int kDim>
 PrefillKernelInfo Kernel() {
   using T = PrefillTraits<kKind, kDim>;
   static_assert(T::kSharedBytes <= 227 * 1024);
-  return {kKind, kDim, T::kSharedBytes,
+  return {kKind, kDim, T::kThreads, T::kSharedBytes,
           reinterpret_cast<const void*>(&PrefillAttentionSm90Kernel<T>)};
 }
 

@@ -25,27 +25,47 @@ __device__ __forceinline__ uint32_t ScaledCodes(uint32_t word, int bit, __half2 
                                                 __half2 minimum) {
   constexpr uint32_t kMask = ((1u << kBits) - 1u) * 0x00010001u;
   const float down = 1.0f / static_cast<float>(1 << bit);
-  const __half2 code = __hfma2(BitsAsHalf2((word & (kMask << bit)) | 0x64006400u),
-                               __float2half2_rn(down), __float2half2_rn(-1024.0f * down));
+  uint32_t biased;  // (word & mask) | 1024; left to itself the compiler takes two instructions
+  asm("lop3.b32 %0, %1, %2, %3, 0xea;"
+      : "=r"(biased)
+      : "r"(word), "r"(kMask << bit), "r"(0x64006400u));
+  const __half2 code =
+      __hfma2(BitsAsHalf2(biased), __float2half2_rn(down), __float2half2_rn(-1024.0f * down));
   const __half2 value = __hfma2(code, scale, minimum);
   return *reinterpret_cast<const uint32_t*>(&value);
 }
 
-// `group_steps_log2`: log2(group dims / 16).
-template <int kBits, int kDim, bool kIsK>
+// Two words 1024 bytes apart, at (base ^ flip) + offset. One statement, so that the address lives
+// no longer than the stores: the producer of prefill has few registers.
+__device__ __forceinline__ void StorePair(uint32_t base, uint32_t flip, uint32_t offset,
+                                          uint32_t low, uint32_t high) {
+  asm volatile(
+      "{ .reg .b32 a; xor.b32 a, %0, %1; add.u32 a, a, %2;\n"
+      "st.shared.b32 [a], %3; st.shared.b32 [a + 1024], %4; }" ::"r"(base),
+      "r"(flip), "r"(offset), "r"(low), "r"(high)
+      : "memory");
+}
+
+// `target`: a shared-memory address, a multiple of 1024. `group_steps_log2`: log2(group dims / 16).
+// kOneGroup: the row is one group, which leaves no branch.
+template <int kBits, int kDim, bool kIsK, bool kOneGroup>
 __device__ __forceinline__ void ExpandPage(const uint8_t* block, int block_bytes,
-                                           int group_steps_log2, uint8_t* target, int plane_stride,
+                                           int group_steps_log2, uint32_t target, int plane_stride,
                                            int thread) {
   constexpr int kCodeBytes = kPageTokens * kDim * kBits / 8;
   constexpr int kSubSteps = kDim < 128 ? kDim / 16 : 8;
   constexpr int kSubBytes = kPageTokens * kSubSteps * 16 * kBits / 8;
   constexpr int kPerWord = 16 / kBits, kHalfWord = kPerWord / 2;
   const int lane = thread % 32, quad = lane & 3, row = lane >> 2, tile = thread / 32;
-  const uint8_t* codes = block + (kIsK ? 0 : kCodeBytes);
+  const uint8_t* codes = block + (kIsK ? 0 : kCodeBytes) + lane * 16;
   // K's planes of metadata, then as many of V's.
   const uint8_t* meta =
       block + (kIsK ? 2 * kCodeBytes : (block_bytes + 2 * kCodeBytes) / 2) + tile * 8;
-  uint4 w{}, shifted{};
+  // K: chunks 2 step, 2 step + 1 of the rows. V: the tokens of this tile are chunks 2 tile, + 1.
+  const uint32_t at =
+      target + static_cast<uint32_t>(quad * 4 + (kIsK ? tile * 16 + row : row) * 128 +
+                                     ((kIsK ? row : (tile * 2) ^ row) << 4));
+  uint4 w{};
   __half2 scale0{}, min0{}, scale1{}, min1{};
 #pragma unroll 1
   for (int sub = 0; sub < kDim / (kSubSteps * 16); ++sub) {
@@ -53,14 +73,15 @@ __device__ __forceinline__ void ExpandPage(const uint8_t* block, int block_bytes
     for (int s = 0; s < kSubSteps; ++s) {
       if (s % kPerWord == 0) {
         w = *reinterpret_cast<const uint4*>(codes + sub * kSubBytes +
-                                            (tile * kSubSteps + s) / kPerWord * 512 + lane * 16);
+                                            (tile * kSubSteps + s) / kPerWord * 512);
         if (kSubSteps < kPerWord && (tile & 1) != 0) {  // two tiles share a word at D 64
           w = {w.x >> 8, w.y >> 8, w.z >> 8, w.w >> 8};
         }
-        shifted = {w.x >> 8, w.y >> 8, w.z >> 8, w.w >> 8};
+      } else if (s % kHalfWord == 0) {
+        w = {w.x >> 8, w.y >> 8, w.z >> 8, w.w >> 8};
       }
       const int step = sub * kSubSteps + s;
-      if ((step & ((1 << group_steps_log2) - 1)) == 0) {  // a new group
+      if (kOneGroup ? step == 0 : (step & ((1 << group_steps_log2) - 1)) == 0) {  // a new group
         const uint8_t* plane = meta + (step >> group_steps_log2) * PageLayout::kMetaPlaneBytes;
         if constexpr (kIsK) {  // words 0, 1: token row; 2, 3: token row + 8
           const uint2 m = *reinterpret_cast<const uint2*>(plane + row * 32);
@@ -77,26 +98,20 @@ __device__ __forceinline__ void ExpandPage(const uint8_t* block, int block_bytes
           min1 = __highs2half2(BitsAsHalf2(even.y), BitsAsHalf2(odd.y));
         }
       }
-      const int position = s % kPerWord, bit = kBits * (position % kHalfWord);
-      const uint4& from = position < kHalfWord ? w : shifted;
-      const uint32_t v0 = ScaledCodes<kBits>(from.x, bit, scale0, min0);
-      const uint32_t v1 = ScaledCodes<kBits>(from.y, bit, scale0, min0);
-      const uint32_t v2 = ScaledCodes<kBits>(from.z, bit, scale1, min1);
-      const uint32_t v3 = ScaledCodes<kBits>(from.w, bit, scale1, min1);
-      if constexpr (kIsK) {  // chunks 2 step, 2 step + 1 of the rows
-        uint8_t* at = target + step / 4 * plane_stride + (tile * 16 + row) * 128 + quad * 4;
-        const int x = ((step % 4 * 2) ^ row) << 4;
-        *reinterpret_cast<uint32_t*>(at + x) = v0;
-        *reinterpret_cast<uint32_t*>(at + (x ^ 16)) = v1;
-        *reinterpret_cast<uint32_t*>(at + 8 * 128 + x) = v2;
-        *reinterpret_cast<uint32_t*>(at + 8 * 128 + (x ^ 16)) = v3;
-      } else {  // tokens of this tile are chunks 2 tile, 2 tile + 1
-        uint8_t* at = target + (step * 16 + row) * 128 + quad * 4;
-        const int x = ((tile * 2) ^ row) << 4;
-        *reinterpret_cast<uint32_t*>(at + x) = v0;
-        *reinterpret_cast<uint32_t*>(at + 8 * 128 + x) = v1;
-        *reinterpret_cast<uint32_t*>(at + (x ^ 16)) = v2;
-        *reinterpret_cast<uint32_t*>(at + 8 * 128 + (x ^ 16)) = v3;
+      const int bit = kBits * (s % kHalfWord);
+      const uint32_t v0 = ScaledCodes<kBits>(w.x, bit, scale0, min0);
+      const uint32_t v1 = ScaledCodes<kBits>(w.y, bit, scale0, min0);
+      const uint32_t v2 = ScaledCodes<kBits>(w.z, bit, scale1, min1);
+      const uint32_t v3 = ScaledCodes<kBits>(w.w, bit, scale1, min1);
+      if constexpr (kIsK) {
+        const auto flip = static_cast<uint32_t>(step % 4 * 32);
+        const auto plane = static_cast<uint32_t>(step / 4 * plane_stride);
+        StorePair(at, flip, plane, v0, v2);
+        StorePair(at, flip ^ 16u, plane, v1, v3);
+      } else {
+        const auto dims = static_cast<uint32_t>(step * 16 * 128);
+        StorePair(at, 0u, dims, v0, v1);
+        StorePair(at, 16u, dims, v2, v3);
       }
     }
   }

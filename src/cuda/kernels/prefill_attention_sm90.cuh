@@ -2,8 +2,8 @@
 // every page read in place: BF16 pages go from the copy engine to wgmma untouched, quantised pages
 // are expanded to fp16 in shared memory, a tile at a time; there is no dense copy of the prefix.
 //
-// Grid       (query heads, query tiles of 128, batch); long tiles first. Three warpgroups: one
-//            producer, two consumers of 64 rows each.
+// Grid       (query heads, query tiles of 128, batch); long tiles first. Two consumer warpgroups of
+//            64 rows each, and one producer; two for quantised history up to D 128, one a side.
 // Shared     Q (32 KiB at D 128, twice for quantised history), two stages of K and of V (128
 // tokens;
 //            64 at D 256), raw blocks of two quantised tiles: 210 KiB.
@@ -44,6 +44,13 @@ struct PrefillTraits {
   static constexpr int kStages = kQuantised && kDim > 128 ? 1 : 2;
   static constexpr int kRawSlots = kBits == 2 ? 2 : 1;
   static constexpr int kQBytes = kPrefillRows * kDim * 2;
+  // Expanding a tile of codes takes one warpgroup longer than its products take: K and V have one
+  // each. Copying needs a single thread.
+  // (At D 256 the consumers' products leave no registers for a second one.)
+  static constexpr int kProducers = kQuantised && kDim <= 128 ? 2 : 1;
+  static constexpr int kThreads = (kProducers + 2) * 128;
+  static constexpr int kProducerRegisters = kProducers == 2 ? 56 : 72;
+  static constexpr int kConsumerRegisters = kProducers == 2 ? 200 : 216;
 
   static constexpr int kQOffset = 0;
   static constexpr int kHalfQOffset = kQOffset + kQBytes;
@@ -55,19 +62,21 @@ struct PrefillTraits {
   static constexpr int kSharedBytes = kBarOffset + 128 + 1024;  // and slack to align by 1024
 };
 
-// Barriers: K full, V full, K empty, V empty (two each), raw full (two).
+// Barriers: K full, V full, K empty, V empty, raw K full, raw V full (two each).
 struct PrefillBars {
   uint32_t base;
   __device__ uint32_t KFull(int s) const { return base + s * 8; }
   __device__ uint32_t VFull(int s) const { return base + 16 + s * 8; }
   __device__ uint32_t KEmpty(int s) const { return base + 32 + s * 8; }
   __device__ uint32_t VEmpty(int s) const { return base + 48 + s * 8; }
-  __device__ uint32_t Raw(int s) const { return base + 64 + s * 8; }
+  __device__ uint32_t RawK(int s) const { return base + 64 + s * 8; }
+  __device__ uint32_t RawV(int s) const { return base + 80 + s * 8; }
 };
 
-// ---- producer warpgroup ----
+// ---- producer warpgroups ----
 
-template <typename T>
+// Fills the stages of K, of V, or of both.
+template <typename T, bool kFillsK, bool kFillsV>
 class PrefillProducer {
  public:
   __device__ PrefillProducer(const PrefillKernelParams& p, uint8_t* shared,
@@ -79,56 +88,64 @@ class PrefillProducer {
         tiles_(tiles),
         kv_head_(kv_head),
         num_tiles_(num_tiles),
-        thread_(static_cast<int>(threadIdx.x)) {}
+        thread_(static_cast<int>(threadIdx.x) % 128) {}
 
   __device__ void Run() {
-    if constexpr (T::kQuantised) FetchRaw(0);
-    uint32_t raw_parity = 0;  // a bit a slot
-    for (int j = 0; j < num_tiles_; ++j) {
-      const int stage = j % T::kStages;
-      const uint32_t parity = (static_cast<uint32_t>(j / T::kStages) & 1u) ^ 1u;
-      const PrefillTile tile = tiles_[j];
-      if (T::kQuantised && tile.region == 1) {
-        if constexpr (T::kQuantised) {
-          const int slot = j % T::kRawSlots;
-          if constexpr (T::kRawSlots > 1) FetchRaw(j + 1);
-          BarrierWait(bars_.Raw(slot), raw_parity >> slot & 1u);
-          raw_parity ^= 1u << slot;
-          BarrierWait(bars_.KEmpty(stage), parity);
-          Expand<true>(tile, slot, stage);
-          ProxyFence();
-          BarrierArrive(bars_.KFull(stage));
-          BarrierWait(bars_.VEmpty(stage), parity);
-          Expand<false>(tile, slot, stage);
-          ProxyFence();
-          BarrierArrive(bars_.VFull(stage));
-          NamedSync(1, 128);  // the raw slot may be filled again
-          if constexpr (T::kRawSlots == 1) FetchRaw(j + 1);
-        }
-      } else {
-        if constexpr (T::kQuantised) FetchRaw(j + 1);
-        const std::byte* pages[T::kTilePages];
-        const int count = (tile.valid + kPageTokens - 1) / kPageTokens;
-#pragma unroll
-        for (int i = 0; i < T::kTilePages; ++i) {
-          pages[i] = i < count ? Bf16Page(tile, i) : nullptr;
-        }
-        BarrierWait(bars_.KEmpty(stage), parity);
-        CopySide(pages, count, 0, T::kKOffset + stage * T::kSideBytes, bars_.KFull(stage));
-        BarrierWait(bars_.VEmpty(stage), parity);
-        if (tile.valid == T::kTokens) {
-          CopySide(pages, count, T::kPageSideBytes, T::kVOffset + stage * T::kSideBytes,
-                   bars_.VFull(stage));
-        } else {
-          CopyValidRows(pages, tile.valid, T::kVOffset + stage * T::kSideBytes);
-          ProxyFence();
-          BarrierArrive(bars_.VFull(stage));
-        }
+    if constexpr (T::kQuantised) {
+      // BF16 tiles of the sink, quantised ones of the history, BF16 ones of the recent tokens.
+      const int begin = min(tiles_.sink_tiles, num_tiles_);
+      const int end = min(begin + tiles_.history_tiles, num_tiles_);
+      quantised_tiles_ = end - begin;
+      if (begin < end) {
+        LoadIds(0);
+        FetchRaw(0);
       }
+      for (int j = 0; j < begin; ++j) CopyTile(j);
+      if (p_.group_steps_log2 == kOneGroupSteps) {
+        ExpandTiles<true>(begin, end);
+      } else {
+        ExpandTiles<false>(begin, end);
+      }
+      for (int j = end; j < num_tiles_; ++j) CopyTile(j);
+    } else {
+      for (int j = 0; j < num_tiles_; ++j) CopyTile(j);
     }
   }
 
  private:
+  static constexpr int kOneGroupSteps = T::kDim == 64 ? 2 : T::kDim == 128 ? 3 : 4;
+
+  __device__ uint32_t RawFull(int slot) const {
+    return kFillsK ? bars_.RawK(slot) : bars_.RawV(slot);
+  }
+  // Of the empty barrier of tile j's stage, before the tile.
+  __device__ static uint32_t EmptyParity(int j) {
+    return (static_cast<uint32_t>(j / T::kStages) & 1u) ^ 1u;
+  }
+
+  __device__ void CopyTile(int j) {
+    const int stage = j % T::kStages;
+    const PrefillTile tile = tiles_[j];
+    const std::byte* pages[T::kTilePages];
+    const int count = (tile.valid + kPageTokens - 1) / kPageTokens;
+#pragma unroll
+    for (int i = 0; i < T::kTilePages; ++i) pages[i] = i < count ? Bf16Page(tile, i) : nullptr;
+    if constexpr (kFillsK) {
+      BarrierWait(bars_.KEmpty(stage), EmptyParity(j));
+      CopySide(pages, count, 0, T::kKOffset + stage * T::kSideBytes, bars_.KFull(stage));
+    }
+    if constexpr (kFillsV) {
+      BarrierWait(bars_.VEmpty(stage), EmptyParity(j));
+      if (tile.valid == T::kTokens) {
+        CopySide(pages, count, T::kPageSideBytes, T::kVOffset + stage * T::kSideBytes,
+                 bars_.VFull(stage));
+      } else {
+        CopyValidRows(pages, tile.valid, T::kVOffset + stage * T::kSideBytes);
+        ProxyFence();
+        BarrierArrive(bars_.VFull(stage));
+      }
+    }
+  }
   __device__ const std::byte* Bf16Page(const PrefillTile& tile, int i) const {
     const CacheView& cache = p_.cache;
     const int64_t row = tiles_.view.table_row;
@@ -183,40 +200,86 @@ class PrefillProducer {
     }
   }
 
-  __device__ void FetchRaw(int j) {
-    if (thread_ != 0 || j >= num_tiles_) return;
-    const PrefillTile tile = tiles_[j];
-    if (tile.region != 1) return;
-    const int count = (tile.valid + kPageTokens - 1) / kPageTokens;
+  // ---- quantised tiles; t counts from the history's first ----
+
+  __device__ int PagesOf(int t) const {
+    return min(T::kTilePages, tiles_.view.history_pages - t * T::kTilePages);
+  }
+  // Page ids, a tile ahead of their use: waiting for the load would stop the warpgroup.
+  __device__ void LoadIds(int t) {
+    if (thread_ != 0 || t >= quantised_tiles_) return;
     const CacheView& cache = p_.cache;
     const int32_t* table = cache.history_table +
-                           int64_t{tiles_.view.table_row} * cache.history_table_stride + tile.page;
-    const int slot = j % T::kRawSlots, bytes = p_.history_block_bytes;
-    const StageFill fill(bars_.Raw(slot), static_cast<uint32_t>(count * bytes), 0);
-    for (int i = 0; i < count; ++i) {
-      fill.Copy(base_ + T::kRawOffset + slot * T::kRawTile + i * T::kMaxBlockBytes,
-                cache.history_pool + int64_t{__ldg(table + i)} * cache.history_page_stride +
-                    int64_t{kv_head_} * bytes,
-                static_cast<uint32_t>(bytes));
+                           int64_t{tiles_.view.table_row} * cache.history_table_stride +
+                           t * T::kTilePages;
+#pragma unroll
+    for (int i = 0; i < T::kTilePages; ++i) {
+      if (i < PagesOf(t)) ids_[i] = __ldg(table + i);
     }
   }
-
-  // Expands one side of a quantised tile.
-  template <bool kIsK>
-  __device__ __forceinline__ void Expand(const PrefillTile& tile, int slot, int stage) {
-    const int count = (tile.valid + kPageTokens - 1) / kPageTokens;
-    uint8_t* target = shared_ + (kIsK ? T::kKOffset : T::kVOffset) + stage * T::kSideBytes;
+  // Codes and metadata of this producer's side, where they lie in a block.
+  __device__ void FetchRaw(int t) {
+    if (thread_ != 0 || t >= quantised_tiles_) return;
+    const int count = PagesOf(t);
+    constexpr int kSides = (kFillsK ? 1 : 0) + (kFillsV ? 1 : 0);
+    const int slot = t % T::kRawSlots;
+    const int meta_bytes = p_.history_block_bytes / 2 - T::kCodeBytes;
+    const StageFill fill(RawFull(slot),
+                         static_cast<uint32_t>(kSides * count * (T::kCodeBytes + meta_bytes)), 0);
 #pragma unroll
-    for (int page = 0; page < T::kTilePages; ++page) {
-      if (page >= count) {
-        if constexpr (!kIsK) ClearPage(target + page * T::kPageSideBytes);
-        continue;
+    for (int i = 0; i < T::kTilePages; ++i) {
+      if (i >= count) continue;
+      const uint32_t target = base_ + T::kRawOffset + slot * T::kRawTile + i * T::kMaxBlockBytes;
+      const std::byte* source = p_.cache.history_pool +
+                                int64_t{ids_[i]} * p_.cache.history_page_stride +
+                                int64_t{kv_head_} * p_.history_block_bytes;
+#pragma unroll
+      for (int side = kFillsK ? 0 : 1; side < (kFillsV ? 2 : 1); ++side) {
+        const int codes = side * T::kCodeBytes, meta = 2 * T::kCodeBytes + side * meta_bytes;
+        fill.Copy(target + codes, source + codes, T::kCodeBytes);
+        fill.Copy(target + meta, source + meta, static_cast<uint32_t>(meta_bytes));
       }
-      const uint8_t* raw = shared_ + T::kRawOffset + slot * T::kRawTile + page * T::kMaxBlockBytes;
-      ExpandPage<T::kBits, T::kDim, kIsK>(
-          raw, p_.history_block_bytes, p_.group_steps_log2,
-          target + page * (kIsK ? kPageTokens * 128 : T::kPageSideBytes), T::kTokens * 128,
-          thread_);
+    }
+    LoadIds(t + 1);
+  }
+
+  template <bool kIsK, bool kOneGroup>
+  __device__ __forceinline__ void ExpandSide(int pages, int slot, int target) {
+    constexpr int kPageBytes = kIsK ? kPageTokens * 128 : T::kPageSideBytes;
+#pragma unroll 1
+    for (int page = 0; page < pages; ++page) {
+      ExpandPage<T::kBits, T::kDim, kIsK, kOneGroup>(
+          shared_ + T::kRawOffset + slot * T::kRawTile + page * T::kMaxBlockBytes,
+          p_.history_block_bytes, p_.group_steps_log2, base_ + target + page * kPageBytes,
+          T::kTokens * 128, thread_);
+    }
+    if constexpr (!kIsK) {
+      for (int page = pages; page < T::kTilePages; ++page) {
+        ClearPage(shared_ + target + page * kPageBytes);
+      }
+    }
+    ProxyFence();
+  }
+
+  // Tiles [begin, end) of the sequence.
+  template <bool kOneGroup>
+  __device__ void ExpandTiles(int begin, int end) {
+    for (int j = begin; j < end; ++j) {
+      const int t = j - begin, stage = j % T::kStages, slot = t % T::kRawSlots;
+      if constexpr (T::kRawSlots > 1) FetchRaw(t + 1);
+      BarrierWait(RawFull(slot), static_cast<uint32_t>(t / T::kRawSlots) & 1u);
+      if constexpr (kFillsK) {
+        BarrierWait(bars_.KEmpty(stage), EmptyParity(j));
+        ExpandSide<true, kOneGroup>(PagesOf(t), slot, T::kKOffset + stage * T::kSideBytes);
+        BarrierArrive(bars_.KFull(stage));
+      }
+      if constexpr (kFillsV) {
+        BarrierWait(bars_.VEmpty(stage), EmptyParity(j));
+        ExpandSide<false, kOneGroup>(PagesOf(t), slot, T::kVOffset + stage * T::kSideBytes);
+        BarrierArrive(bars_.VFull(stage));
+      }
+      NamedSync(kFillsK ? 1 : 4, 128);  // the raw slot may be filled again
+      if constexpr (T::kRawSlots == 1) FetchRaw(t + 1);
     }
   }
   __device__ void ClearPage(uint8_t* page) const {
@@ -231,6 +294,8 @@ class PrefillProducer {
   const PrefillBars bars_;
   const PrefillTiles& tiles_;
   const int kv_head_, num_tiles_, thread_;
+  int quantised_tiles_ = 0;
+  int ids_[T::kTilePages] = {};
 };
 
 // ---- consumer warpgroups ----
@@ -347,15 +412,15 @@ class PrefillConsumer {
 
   template <bool kBf16>
   __device__ __forceinline__ void Scores(int stage) {
-    const uint32_t q =
-        base_ + (kBf16 ? T::kQOffset : T::kHalfQOffset) + group_ * (64 * T::kDim * 2);
-    const uint32_t k = base_ + T::kKOffset + stage * T::kSideBytes;
+    const uint64_t q = SwizzledTile(
+        base_ + (kBf16 ? T::kQOffset : T::kHalfQOffset) + group_ * (64 * T::kDim * 2), 16, 1024);
+    const uint64_t k = SwizzledTile(base_ + T::kKOffset + stage * T::kSideBytes, 16, 1024);
     WgmmaFence();
 #pragma unroll
     for (int step = 0; step < T::kDim / 16; ++step) {
-      Wgmma<T::kTokens, kBf16>::Shared(
-          s_, SwizzledTile(q + step / 4 * (64 * 128) + step % 4 * 32, 16, 1024),
-          SwizzledTile(k + step / 4 * (T::kTokens * 128) + step % 4 * 32, 16, 1024), step > 0);
+      Wgmma<T::kTokens, kBf16>::Shared(s_, Advance(q, step / 4 * (64 * 128) + step % 4 * 32),
+                                       Advance(k, step / 4 * (T::kTokens * 128) + step % 4 * 32),
+                                       step > 0);
     }
     WgmmaCommit();
   }
@@ -376,22 +441,23 @@ class PrefillConsumer {
     const uint32_t v = base_ + T::kVOffset + stage * T::kSideBytes;
     if constexpr (T::kQuantised) {
       if (half) {
+        const uint64_t tile = SwizzledTile(v, 16, 1024);
         WgmmaFence();
 #pragma unroll
         for (int step = 0; step < T::kTokens / 16; ++step) {  // [pages][dims][64 tokens], K-major
           Wgmma<T::kDim, false>::template Registers<0>(
-              o_, p_fragments_[step],
-              SwizzledTile(v + step / 4 * T::kPageSideBytes + step % 4 * 32, 16, 1024));
+              o_, p_fragments_[step], Advance(tile, step / 4 * T::kPageSideBytes + step % 4 * 32));
         }
         WgmmaCommit();
         return;
       }
     }
+    const uint64_t tile = SwizzledTile(v, T::kTokens * 128, 1024);
     WgmmaFence();
 #pragma unroll
     for (int step = 0; step < T::kTokens / 16; ++step) {  // [planes][tokens][64 dims], MN-major
-      Wgmma<T::kDim, true>::template Registers<1>(
-          o_, p_fragments_[step], SwizzledTile(v + step * (16 * 128), T::kTokens * 128, 1024));
+      Wgmma<T::kDim, true>::template Registers<1>(o_, p_fragments_[step],
+                                                  Advance(tile, step * (16 * 128)));
     }
     WgmmaCommit();
   }
@@ -490,7 +556,7 @@ class PrefillConsumer {
 };
 
 template <typename T>
-__global__ void __launch_bounds__(kPrefillThreads, 1)
+__global__ void __launch_bounds__(T::kThreads, 1)
     PrefillAttentionSm90Kernel(const __grid_constant__ PrefillKernelParams p) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ uint8_t unaligned[];
@@ -513,7 +579,8 @@ __global__ void __launch_bounds__(kPrefillThreads, 1)
       BarrierInit(bars.VFull(s), 128);
       BarrierInit(bars.KEmpty(s), consumers);
       BarrierInit(bars.VEmpty(s), consumers);
-      BarrierInit(bars.Raw(s), 1);
+      BarrierInit(bars.RawK(s), 1);
+      BarrierInit(bars.RawV(s), 1);
     }
     reinterpret_cast<uint32_t*>(shared + T::kBarOffset + 96)[0] = 0;
     reinterpret_cast<uint32_t*>(shared + T::kBarOffset + 96)[1] = 0;
@@ -521,14 +588,21 @@ __global__ void __launch_bounds__(kPrefillThreads, 1)
   }
   __syncthreads();
   const auto group = static_cast<int>(threadIdx.x) / 128;
-  if (group == 0) {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 72;");
-    PrefillProducer<T>(p, shared, tiles, q_head / (p.num_q_heads / p.num_kv_heads),
-                       tiles.UpTo(first_position + rows - 1))
-        .Run();
+  if (group < T::kProducers) {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(T::kProducerRegisters));
+    const int kv_head = q_head / (p.num_q_heads / p.num_kv_heads);
+    const int num_tiles = tiles.UpTo(first_position + rows - 1);
+    if constexpr (T::kProducers == 1) {
+      PrefillProducer<T, true, true>(p, shared, tiles, kv_head, num_tiles).Run();
+    } else if (group == 0) {
+      PrefillProducer<T, true, false>(p, shared, tiles, kv_head, num_tiles).Run();
+    } else {
+      PrefillProducer<T, false, true>(p, shared, tiles, kv_head, num_tiles).Run();
+    }
   } else {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 216;");
-    PrefillConsumer<T>(p, shared, tiles, group - 1).Run(chunk, first_query, first_position, q_head);
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(T::kConsumerRegisters));
+    PrefillConsumer<T>(p, shared, tiles, group - T::kProducers)
+        .Run(chunk, first_query, first_position, q_head);
   }
 #endif
 }

@@ -87,8 +87,8 @@ struct PrefillTiles {
   }
 };
 
-// Hopper: a producer and two consumer warpgroups. Generic: four warps.
-inline constexpr int kPrefillRows = 128, kPrefillThreads = 384;
+// Query rows a block. Hopper: two consumer warpgroups. Generic: four warps.
+inline constexpr int kPrefillRows = 128;
 inline constexpr int kGenericRows = 64, kGenericThreads = 128;
 
 }  // namespace oscar::cuda

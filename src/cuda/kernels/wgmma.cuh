@@ -15,6 +15,11 @@ __device__ __forceinline__ uint64_t SwizzledTile(uint32_t address, uint32_t lead
          (uint64_t{stride >> 4} << 32) | (uint64_t{1} << 62);
 }
 
+// The descriptor `bytes` further on: an addition, where making a new one takes a chain of five.
+__device__ __forceinline__ uint64_t Advance(uint64_t tile, int bytes) {
+  return tile + static_cast<uint32_t>(bytes >> 4);
+}
+
 __device__ __forceinline__ void WgmmaFence() {
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
