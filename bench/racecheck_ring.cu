@@ -1,11 +1,13 @@
-// What compute-sanitizer's racecheck makes of rings ordered by mbarriers alone: one producer warp,
-// two consumer warps with a ring of two stages each, bulk copies.
+// What compute-sanitizer's racecheck makes of rings of stages that bulk copies fill: one producer
+// warp, two consumer warps with a ring of two stages each.
 //   compute-sanitizer --tool racecheck racecheck_ring MODE
 // MODE is a sum of: 1 the producer polls with test_wait, not try_wait; 2 lane 0 arrives for its
 // warp after __syncwarp; 4 lane w of the producer serves ring w at its own pace; 8 consumers
-// release a stage before they read it, a real race; 16 reads by ldmatrix.
-// CUDA 13.0, H200: no report for 0, 1, 4, 5, 16; reports for 2, 3, 6, 7, 21, 23 (all ordered)
-// and 8.
+// release a stage before they read it, a real race; 16 reads by ldmatrix; 32 no producer: a warp
+// copies for itself after it has read a stage, ordered by __syncwarp (with 2, the decode kernels'
+// form) or by an mbarrier that all its lanes arrive on and wait for.
+// CUDA 13.0, H200: no report for 0, 1, 4, 5, 16, 32, 34; reports for 2, 3, 6, 7, 21, 23 (all
+// ordered) and for the real races 8 and 40.
 #include <cuda_runtime.h>
 
 #include <cstdint>
@@ -54,16 +56,20 @@ __global__ void Ring(const uint32_t* in, uint32_t* out) {
   __shared__ __align__(128) uint32_t data[kRings][kStages][kWords];
   __shared__ __align__(8) uint64_t full[kRings][kStages], empty[kRings][kStages];
   constexpr bool kTest = kMode & 1, kOne = kMode & 2, kDiverge = kMode & 4, kEarly = kMode & 8,
-                 kMatrix = kMode & 16;
+                 kMatrix = kMode & 16, kSelf = kMode & 32;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   if (threadIdx.x == 0) {
     for (int r = 0; r < kRings; ++r)
       for (int i = 0; i < kStages; ++i)
-        Init(S(&full[r][i]), 1), Init(S(&empty[r][i]), kOne ? 1 : 32);
+        Init(S(&full[r][i]), 1), Init(S(&empty[r][i]), kOne && !kSelf ? 1 : 32);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
   __syncthreads();
+  if (kSelf && lane == 0 && warp < kRings) {
+    for (int i = 0; i < kStages; ++i) Copy(S(&full[warp][i]), data[warp][i], in + i * kWords);
+  }
   if (warp == kRings) {
+    if (kSelf) return;
     if (kDiverge) {
       int i = 0;
       const int n = lane < kRings ? kSteps : 0;
@@ -90,7 +96,10 @@ __global__ void Ring(const uint32_t* in, uint32_t* out) {
     const int s = i % kStages;
     while (!Try(S(&full[warp][s]), (i / kStages) & 1)) {
     }
-    if (kEarly) Arrive(S(&empty[warp][s]));
+    if (kEarly && !kSelf) Arrive(S(&empty[warp][s]));
+    if (kEarly && kSelf && lane == 0 && i + kStages < kSteps) {
+      Copy(S(&full[warp][s]), data[warp][s], in + (i + kStages) * kWords);
+    }
     if (kMatrix) {
       uint32_t a, b, c, d;
       asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
@@ -100,6 +109,19 @@ __global__ void Ring(const uint32_t* in, uint32_t* out) {
       sum += a + b + c + d;
     } else {
       for (int k = lane; k < kWords; k += 32) sum += data[warp][s][(k + 1) % kWords];
+    }
+    if (kSelf) {
+      if (kOne) {
+        __syncwarp();
+      } else {
+        Arrive(S(&empty[warp][s]));
+        while (!Try(S(&empty[warp][s]), (i / kStages) & 1)) {
+        }
+      }
+      if (!kEarly && lane == 0 && i + kStages < kSteps) {
+        Copy(S(&full[warp][s]), data[warp][s], in + (i + kStages) * kWords);
+      }
+      continue;
     }
     if (kOne && !kEarly) {
       __syncwarp();
@@ -111,7 +133,7 @@ __global__ void Ring(const uint32_t* in, uint32_t* out) {
 }
 template <int m>
 void Go(int mode, const uint32_t* in, uint32_t* out) {
-  if constexpr (m < 32) {
+  if constexpr (m < 64) {
     if (mode == m)
       Ring<m><<<1, 32 * (kRings + 1)>>>(in, out);
     else

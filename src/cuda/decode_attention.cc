@@ -135,6 +135,11 @@ Status DecodeAttention::Launch(const DecodeArguments& args, Stream stream) const
   if (args.batch < 1 || args.batch > max_batch_) {
     return InvalidArgument(fmt::format("decode batch {}: 1 to {} rows", args.batch, max_batch_));
   }
+  // Kernels multiply a page's id by 32 bits of stride.
+  if (args.cache.history_page_stride >> 32 != 0) {
+    return InvalidArgument(
+        fmt::format("decode: pages {} bytes apart, 4 GiB or more", args.cache.history_page_stride));
+  }
   const auto heads_in_batch =
       static_cast<size_t>(max_batch_) * static_cast<size_t>(shape_.num_kv_heads * head_blocks_);
   const Workspace at(heads_in_batch, static_cast<size_t>(slots_), static_cast<size_t>(heads_),

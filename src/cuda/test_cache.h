@@ -76,6 +76,17 @@ class TestCache {
   }
   SequenceView& sequence(int row) { return sequences_[static_cast<size_t>(row)]; }
 
+  // Every row's history `times` times over, the same pages again and again.
+  void RepeatHistory(int times) {
+    std::vector<int32_t> table;
+    for (int row = 0; row < rows_; ++row) {
+      const auto begin = history_table_.begin() + row * history_stride_;
+      for (int i = 0; i < times; ++i) table.insert(table.end(), begin, begin + history_stride_);
+    }
+    history_table_ = std::move(table);
+    history_stride_ *= times;
+  }
+
   // Copies everything to the device.
   void Upload() {
     d_history_ = Unwrap(DeviceBuffer<std::byte>::Copy(history_));

@@ -1,20 +1,20 @@
 // Decode attention over a paged cache: one query token a sequence against its BF16 windows and its
 // INT2, INT4 or BF16 history, in one launch.
 //
-// Grid       persistent: one block an SM of 12 consumer warps (two of 6 for BF16), a producer and a
-//            merger. Work items are (sequence, KV head, split); their number follows
-//            from lengths alone, so each producer lays the plan out itself (a scan over the batch,
-//            nothing over the context) and takes items off one counter, one ahead. Splits depend on
-//            a sequence's own length and the device. History comes first, then the windows, whose
-//            shorter items fill the last wave.
+// Grid       persistent: one block an SM of 12 consumer warps (two of 6 for BF16), a scheduler and
+// a
+//            merger. Work items are (sequence, KV head, split); their number follows from lengths
+//            alone, so each scheduler lays the plan out itself (a scan over the batch, nothing over
+//            the context) and takes items off one counter, one ahead. Splits depend on a sequence's
+//            own length and the device. History comes first, then the windows, whose shorter items
+//            fill the last wave.
 // Shared     a ring of `stages` blocks a consumer (one page of codes, or 16 BF16 rows of K or V, a
 //            stage), a partial state [heads, D] fp32 a consumer, two item slots with their Q, the
-//            plan (24 B a row). INT2, D 128, 4 heads: 193 KiB.
+//            plan (24 B a row). INT2, D 128, 4 heads: 196 KiB.
 // Bytes      the cache once (4608 B a page and head at INT2, D 128, group 128), and 2 x heads x D x
 //            4 B of partial state a split, which stay in L2.
-// Bound      memory: H200, INT2, 32 / 8 heads, D 128, 32 x 100K takes as long without the
-// arithmetic
-//            of its pages (docs/benchmarks.md).
+// Bound      memory and issue slots alike: H200, INT2, 32 / 8 heads, D 128, 32 x 100K runs at 82 to
+//            93 % of the read roof, consumers wait for data 4 % of the time (docs/benchmarks.md).
 //
 // Quantised pages: a pair of codes masked out of a word is a pair of fp16 subnormals,
 //     bit  15..8         7 6     5 4     3 2     1 0        (and the same 16 bits above)
@@ -34,7 +34,7 @@
 #include "cuda/kernels/decode_consumer.cuh"
 #include "cuda/kernels/decode_consumer_int2.cuh"
 #include "cuda/kernels/decode_merger.cuh"
-#include "cuda/kernels/decode_producer.cuh"
+#include "cuda/kernels/decode_scheduler.cuh"
 #include "cuda/kernels/decode_traits.cuh"
 
 namespace oscar::cuda {
@@ -47,13 +47,10 @@ __global__ void __maxnreg__(T::kRegisters)
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   if (threadIdx.x == 0) {
     const uint32_t bars = SharedAddress(shared + at.bars);
-    for (int i = 0; i < T::kWarps * p.stages; ++i) {
-      BarrierInit(bars + i * 16, FullArrivals());
-      BarrierInit(bars + i * 16 + 8, EmptyArrivals());
-    }
-    const uint32_t items = bars + 2 * T::kWarps * p.stages * 8;
+    for (int i = 0; i < T::kWarps * p.stages; ++i) BarrierInit(bars + i * 8, FullArrivals());
+    const uint32_t items = bars + T::kWarps * p.stages * 8;
     for (int i = 0; i < 2; ++i) {
-      BarrierInit(items + (at.kItemFull + i) * 8, FullArrivals() + 1);
+      BarrierInit(items + (at.kItemFull + i) * 8, DecodeScheduler<T>::ItemArrivals());
       BarrierInit(items + (at.kItemEmpty + i) * 8, (T::kWarps + 1) * 32);
     }
     BarrierInit(items + at.kStateFull * 8, T::kWarps * 32);
@@ -64,7 +61,7 @@ __global__ void __maxnreg__(T::kRegisters)
   LetSuccessorStart();
   __syncthreads();
   if (warp == T::kWarps) {
-    DecodeProducer<T>(p, shared, at, lane).Run();
+    DecodeScheduler<T>(p, shared, at, lane).Run();
     return;
   }
   if (warp == T::kWarps + 1) {
@@ -73,13 +70,13 @@ __global__ void __maxnreg__(T::kRegisters)
     using Consumer = std::conditional_t<T::kPacked, DecodeConsumerInt2<T>, DecodeConsumer<T>>;
     Consumer(p, shared, at, warp, lane).Run();
   }
-  // Everybody but the producer merges what only this block is left to merge.
+  // Everybody but the scheduler merges what only this block is left to merge.
   BarrierWait(at.Bar(SharedAddress(shared), p.stages, at.kEnd), 0);
   const int64_t slot = *at.LastSlot(shared, p.stages);
   if (slot >= 0) {
-    const DecodeItem item = *reinterpret_cast<const DecodeItem*>(shared + at.item + slot * 64);
+    const DecodeItem item = *at.Item(shared, static_cast<int>(slot));
     const int helper = warp < T::kWarps ? warp : T::kWarps;
-    DecodeMerger<T>::Merge(p, item, helper * 32 + lane, (T::kWarps + 1) * 32);
+    DecodeMerger<T>::template Merge<1>(p, item, helper * 32 + lane, (T::kWarps + 1) * 32);
   }
 }
 

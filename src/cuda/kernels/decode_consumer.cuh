@@ -33,8 +33,8 @@ class DecodeConsumer : DecodeRing<T> {
 
  private:
   using Ring = DecodeRing<T>;
+  using Ring::ExponentOf, Ring::TokenMax, Ring::TokenSum;
   using Ring::lane_, Ring::quad_, Ring::row_, Ring::shared_;
-  using Ring::Power2, Ring::ExponentOf, Ring::TokenMax, Ring::TokenSum;
 
   static constexpr float kSlack = 4.0f;      // log2; how far the reference may lag
   static constexpr int kScaleExponent = 10;  // V scales are lifted to just below 2^11
@@ -300,6 +300,7 @@ class DecodeConsumer : DecodeRing<T> {
   // One page of 64 quantised tokens.
   __device__ __forceinline__ void Page() {
     this->WaitStage();
+    this->LoadId();
     const uint8_t* block = shared_ + this->StageOffset();
     float s[4][T::kNB][4];
     uint4 w, shifted;

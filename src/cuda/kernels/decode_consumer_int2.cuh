@@ -3,13 +3,20 @@
 //
 // Four heads fill half of a fragment's eight columns. Head h has columns 2h and 2h + 1, so a lane
 // has the tokens of one head only, and half as many logits as in the layout of DecodeConsumer. The
-// second column is zero for K; for V it carries what rounding took from P, so P * (V scale) is a
-// sum of two fp16 numbers and P against the windows one of two BF16 numbers, at no further product.
+// second column is zero for K. P against the windows is a sum of two BF16 numbers, one a column.
+//
+// Against quantised V, P * (V scale) is a 16-bit integer, low byte and high byte a column each, and
+// codes are bytes: four of them come out of a word with one AND (two as fp16), and sums are exact.
+// What rounding takes from P is made good by the mean code, 1.5: with y = round(P s),
+//   out = sum P (min + 1.5 s) + sum y (code - 1.5)
+// so that rounding meets numbers of mean zero. Over thousands of equally likely tokens the output
+// is what is left of codes and minima that cancel, and rounding P alone would be most of it.
 //
 // R, the reference of the softmax, is a whole number for pages: the largest P * (V scale) begins
-// between 2^10 and 2^11 and R rises when one exceeds fp16.
+// between 2^14 and 2^15 and R rises when one exceeds 16 bits.
 #pragma once
 
+#include "cuda/kernels/decode_query_int2.cuh"
 #include "cuda/kernels/decode_ring.cuh"
 
 namespace oscar::cuda {
@@ -35,112 +42,89 @@ class DecodeConsumerInt2 : DecodeRing<T> {
 
  private:
   using Ring = DecodeRing<T>;
+  using Ring::ExponentOf, Ring::TokenMax, Ring::TokenSum;
   using Ring::lane_, Ring::quad_, Ring::row_, Ring::shared_;
-  using Ring::Power2, Ring::ExponentOf, Ring::TokenMax, Ring::TokenSum;
 
-  static constexpr float kLargestProduct = 65000.0f;  // of P * (V scale), in fp16
-  static constexpr float kProductBits = 11.0f;        // of the largest where R is set
+  static constexpr float kProductBits = 15.0f;  // of the largest P * (V scale) where R is set
+  static constexpr float kToInteger = 0x1p23f;  // a float beyond it has its integer in its low bits
+  static constexpr float kLargestProduct = kToInteger + 65535.0f;
+  static constexpr float kMeanCode = 1.5f;
+  // 32-bit sums have room for 684 pages of the largest products.
+  static constexpr int kPagesPerSum = 256;
 
   struct PageState {
-    uint32_t q[T::kSteps][2];
+    const uint4* q;       // DecodeQueryInt2's, this lane's
     float q_sum, factor;  // raw logits of all codes 1; raw logit -> log2 units
     float reference = kEmptyReference, l = 0.0f, z = 0.0f;
-    float o[T::kSteps][4] = {};
+    int32_t sum = 0;               // of y
+    int32_t o[T::kSteps][4] = {};  // of y * code: {low, high byte} of dims row_ and row_ + 8
   };
-
-  __device__ __forceinline__ void LoadQ(const DecodeItem& item, const uint8_t* q,
-                                        uint32_t (&fragments)[T::kSteps][2]) const {
-    const bool valid = (row_ & 1) == 0 && row_ / 2 < item.heads;
-    q += row_ / 2 * (T::kDim * 2) + quad_ * 4;
-#pragma unroll
-    for (int s = 0; s < T::kSteps; ++s) {
-#pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        fragments[s][j] = valid ? *reinterpret_cast<const uint32_t*>(q + s * 32 + j * 16) : 0u;
-      }
-    }
-  }
-
-  // fp16, times 2^(4 - exponent of the k-step) and a power of two a head.
-  __device__ __forceinline__ void ScaleQ(PageState& state) const {
-    __nv_bfloat162 most = __habs2(AsBf16x2(state.q[0][0]));
-#pragma unroll
-    for (int i = 1; i < 2 * T::kSteps; ++i) {
-      most = __hmax2(most, __habs2(AsBf16x2(state.q[i / 2][i % 2])));
-    }
-    float largest = fmaxf(__low2float(most), __high2float(most));
-    largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
-    largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
-    const int exponent = largest > 0.0f ? ExponentOf(largest) - 10 : 0;
-    float ones[4] = {};
-#pragma unroll
-    for (int s = 0; s < T::kSteps; ++s) {
-      const float f = Power2(4 - T::Exponent(s) - exponent);
-#pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        state.q[s][j] = PackHalf(Bf16Low(state.q[s][j]) * f, Bf16High(state.q[s][j]) * f);
-      }
-      const uint32_t one = 0x00010001u << T::Exponent(s);
-      MmaFp16(ones, one, one, one, one, state.q[s][0], state.q[s][1]);
-    }
-    state.q_sum = ones[0];
-    const float factor = this->p_.scale_log2 * Power2(20) * Power2(exponent);
-    state.factor = __shfl_sync(~0u, factor, quad_ * 8);
-  }
-  __device__ static __forceinline__ __nv_bfloat162 AsBf16x2(uint32_t x) {
-    return *reinterpret_cast<const __nv_bfloat162*>(&x);
-  }
 
   __device__ __forceinline__ void Pages(const DecodeItem& item, const uint8_t* q, int rank) {
     PageState state;
-    LoadQ(item, q, state.q);
-    ScaleQ(state);
-    for (int i = rank; i < item.count; i += T::kWarps) Page(state);
+    state.q = reinterpret_cast<const uint4*>(q) + lane_;
+    const float2 factors = DecodeQueryInt2<T>::Factors(q)[lane_];
+    state.q_sum = factors.x;
+    state.factor = factors.y;
+    int left = (item.count - rank + T::kWarps - 1) / T::kWarps;
+    while (true) {
+      for (int i = min(left, kPagesPerSum); i > 0; --i) Page(state);
+      left -= kPagesPerSum;
+      if (left <= 0) break;
+      Scale(state, 1);
+    }
     this->WaitForState();
-    const float l = TokenSum(state.l), z = TokenSum(state.z);
+    const float l = TokenSum(state.l);
+    const float z = TokenSum(fmaf(static_cast<float>(state.sum), -kMeanCode, state.z));
     if (quad_ >= item.heads) return;
     float* out = StateOf(rank * item.heads + quad_);
 #pragma unroll
     for (int s = 0; s < T::kSteps; ++s) {
-      const float up = Power2(24 - T::Exponent(s));
-      out[s * 16 + row_] = fmaf(state.o[s][0] + state.o[s][1], up, z);
-      out[s * 16 + 8 + row_] = fmaf(state.o[s][2] + state.o[s][3], up, z);
+      const float up = Power2(-T::Exponent(s));
+      out[s * 16 + row_] = fmaf(Total(state.o[s][0], state.o[s][1]), up, z);
+      out[s * 16 + 8 + row_] = fmaf(Total(state.o[s][2], state.o[s][3]), up, z);
     }
     WriteReference(rank * item.heads + quad_, state.reference, l);
+  }
+  __device__ static float Total(int32_t low, int32_t high) {
+    return fmaf(static_cast<float>(high), 256.0f, static_cast<float>(low));
   }
 
   __device__ __forceinline__ void Page(PageState& state) {
     this->WaitStage();
+    this->LoadId();
     const uint8_t* block = shared_ + this->StageOffset();
     float logit[8];  // of tokens row_ + 8 j
     Keys(block, state, logit);
     float scale[8], minimum[8];
     LoadMeta(block + T::kLayout.v_meta_offset(), scale, minimum);
-    float p[8], product[8];
-    const float largest = Softmax(state, logit, scale, p, product);
+    float p[8], y[8];
+    const float largest = Softmax(state, logit, scale, p, y);
     if (__any_sync(~0u, largest > kLargestProduct)) {
       RaiseReference(state, logit, scale);
-      Softmax(state, logit, scale, p, product);
+      Softmax(state, logit, scale, p, y);
     }
 #pragma unroll
     for (int j = 0; j < 8; j += 2) {
       state.l += p[j] + p[j + 1];
-      state.z = fmaf(p[j], minimum[j], fmaf(p[j + 1], minimum[j + 1], state.z));
+      state.z = fmaf(p[j], fmaf(kMeanCode, scale[j], minimum[j]),
+                     fmaf(p[j + 1], fmaf(kMeanCode, scale[j + 1], minimum[j + 1]), state.z));
+      state.sum += __float_as_int(y[j]) + __float_as_int(y[j + 1]);
     }
-    Values(block + T::kLayout.v_codes_offset(), product, state);
-    this->ReleaseStage();
+    state.sum -= static_cast<int32_t>(8u * 0x4b000000u);  // kToInteger's own bits
+    Values(block + T::kLayout.v_codes_offset(), y, state);
   }
 
-  // p and p * (V scale); returns this lane's largest product.
+  // p, and y = p * (V scale) as integers beyond kToInteger; returns this lane's largest.
   __device__ static __forceinline__ float Softmax(const PageState& state, const float (&logit)[8],
                                                   const float (&scale)[8], float (&p)[8],
-                                                  float (&product)[8]) {
+                                                  float (&y)[8]) {
     float largest = 0.0f;
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
       p[j] = Exp2(fmaf(logit[j], state.factor, -state.reference));
-      product[j] = p[j] * scale[j];
-      largest = fmaxf(largest, product[j]);
+      y[j] = fmaf(p[j], scale[j], kToInteger);
+      largest = fmaxf(largest, y[j]);
     }
     return largest;
   }
@@ -162,18 +146,23 @@ class DecodeConsumerInt2 : DecodeRing<T> {
 
   __device__ __forceinline__ void Keys(const uint8_t* block, const PageState& state,
                                        float (&logit)[8]) const {
+    // Tiles alternate: products that wait for each other are four apart.
     float c[4][4] = {};
+    uint4 w[4];
 #pragma unroll
     for (int t = 0; t < 4; ++t) {
-      const uint4 w = *reinterpret_cast<const uint4*>(block + T::kLayout.k_codes_offset() +
-                                                      t * 512 + lane_ * 16);
-      const uint4 shifted = {w.x >> 8, w.y >> 8, w.z >> 8, w.w >> 8};
+      w[t] = *reinterpret_cast<const uint4*>(block + T::kLayout.k_codes_offset() + t * 512 +
+                                             lane_ * 16);
+    }
 #pragma unroll
-      for (int s = 0; s < T::kSteps; ++s) {
-        const uint32_t mask = 0x00030003u << T::Exponent(s);
-        const uint4& from = s < 4 ? w : shifted;
-        MmaFp16(c[t], from.x & mask, from.z & mask, from.y & mask, from.w & mask, state.q[s][0],
-                state.q[s][1]);
+    for (int s = 0; s < T::kSteps; ++s) {
+      const uint32_t mask = 0x00030003u << T::Exponent(s);
+      const uint4 q = state.q[s / 2 * 32];
+#pragma unroll
+      for (int t = 0; t < 4; ++t) {
+        if (s == 4) w[t] = {w[t].x >> 8, w[t].y >> 8, w[t].z >> 8, w[t].w >> 8};
+        MmaFp16(c[t], w[t].x & mask, w[t].z & mask, w[t].y & mask, w[t].w & mask,
+                s % 2 == 0 ? q.x : q.z, s % 2 == 0 ? q.y : q.w);
       }
     }
     float scale[8], minimum[8];
@@ -184,23 +173,30 @@ class DecodeConsumerInt2 : DecodeRing<T> {
     }
   }
 
-  __device__ __forceinline__ void Values(const uint8_t* codes, const float (&product)[8],
-                                         PageState& state) const {
+  // Releases the stage. Tokens of two tiles alternate along k, in A as in B.
+  __device__ __forceinline__ void Values(const uint8_t* codes, const float (&y)[8],
+                                         PageState& state) {
 #pragma unroll
-    for (int t = 0; t < 4; ++t) {
+    for (int t = 0; t < 4; t += 2) {
       uint32_t b[2];
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const float x = product[2 * t + i];
-        b[i] = Transpose8x8(PackHalf(x, x - HalfPair(PackHalf(x, 0.0f)).x));
+      for (int i = 0; i < 2; ++i) {  // low bytes of both tiles, then high ones
+        b[i] = Transpose8x8(
+            __byte_perm(__float_as_uint(y[2 * t + i]), __float_as_uint(y[2 * t + 2 + i]), 0x5140));
       }
       const uint4 w = *reinterpret_cast<const uint4*>(codes + t * 512 + lane_ * 16);
-      const uint4 shifted = {w.x >> 8, w.y >> 8, w.z >> 8, w.w >> 8};
+      const uint4 u = *reinterpret_cast<const uint4*>(codes + (t + 1) * 512 + lane_ * 16);
+      if (t == 2) this->ReleaseStage();
 #pragma unroll
-      for (int s = 0; s < T::kSteps; ++s) {
-        const uint32_t mask = 0x00030003u << T::Exponent(s);
-        const uint4& from = s < 4 ? w : shifted;
-        MmaFp16(state.o[s], from.x & mask, from.y & mask, from.z & mask, from.w & mask, b[0], b[1]);
+      for (int half = 0; half < 2; ++half) {  // slices 0-3 are the even bytes, 4-7 the odd ones
+        const uint32_t select = half == 0 ? 0x6240 : 0x7351;
+        const uint4 a = {__byte_perm(w.x, u.x, select), __byte_perm(w.y, u.y, select),
+                         __byte_perm(w.z, u.z, select), __byte_perm(w.w, u.w, select)};
+#pragma unroll
+        for (int s = 0; s < 4; ++s) {
+          const uint32_t mask = 0x03030303u << (2 * s);
+          MmaU8(state.o[half * 4 + s], a.x & mask, a.y & mask, a.z & mask, a.w & mask, b[0], b[1]);
+        }
       }
     }
   }
@@ -213,25 +209,43 @@ class DecodeConsumerInt2 : DecodeRing<T> {
       largest = fmaxf(largest, fmaf(logit[j], state.factor, __log2f(scale[j])));
     }
     const float reference = fmaxf(ceilf(TokenMax(largest)) - kProductBits, state.reference);
-    const float f = Exp2(state.reference - reference);
+    // All heads of a warp have their first page at once, and nothing to scale.
+    if (__any_sync(~0u, state.reference > kEmptyReference)) {
+      Scale(state, static_cast<int>(fminf(reference - state.reference, 62.0f)));
+    }
     state.reference = reference;
+  }
+  // Raises R by `bits`.
+  __device__ __forceinline__ void Scale(PageState& state, int bits) const {
+    const float f = Exp2(-static_cast<float>(bits));
+    state.reference += static_cast<float>(bits);
     state.l *= f;
     state.z *= f;
+    const int64_t half = (int64_t{1} << bits) >> 1;
+    state.sum = static_cast<int32_t>((state.sum + half) >> bits);
 #pragma unroll
-    for (int i = 0; i < 4 * T::kSteps; ++i) state.o[i / 4][i % 4] *= f;
+    for (int i = 0; i < 2 * T::kSteps; ++i) {
+      int32_t &low = state.o[i / 2][i % 2 * 2], &high = state.o[i / 2][i % 2 * 2 + 1];
+      const int64_t total = (int64_t{high} * 256 + low + half) >> bits;
+      low = static_cast<int32_t>(total & 255);
+      high = static_cast<int32_t>(total >> 8);
+    }
   }
 
   // ---- BF16 windows, in units of 16 tokens ----
 
   struct UnitState {
-    uint32_t q[T::kSteps][2];
+    uint4 q[T::kSteps / 2];
     float reference = kEmptyReference, l = 0.0f;
     float o[T::kSteps][4] = {};
   };
 
   __device__ __forceinline__ void Units(const DecodeItem& item, const uint8_t* q, int rank) {
     UnitState state;
-    LoadQ(item, q, state.q);
+#pragma unroll
+    for (int i = 0; i < T::kSteps / 2; ++i) {
+      state.q[i] = reinterpret_cast<const uint4*>(q)[i * 32 + lane_];
+    }
     for (int i = rank; i < item.count; i += T::kWarps) {
       Unit(this->ValidRows(item, item.first + i), state);
     }
@@ -256,7 +270,8 @@ class DecodeConsumerInt2 : DecodeRing<T> {
     for (int s = 0; s < T::kSteps; ++s) {
       uint32_t a[4];
       LoadMatrix4(a, this->KeyRow(s));
-      MmaBf16(c, a[0], a[1], a[2], a[3], state.q[s][0], state.q[s][1]);
+      const uint4& q = state.q[s / 2];
+      MmaBf16(c, a[0], a[1], a[2], a[3], s % 2 == 0 ? q.x : q.z, s % 2 == 0 ? q.y : q.w);
     }
     this->ReleaseStage();
     const float logit[2] = {row_ < valid ? c[0] * factor : -INFINITY,

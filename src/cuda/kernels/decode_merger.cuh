@@ -39,7 +39,7 @@ class DecodeMerger {
       if (Item(slot).kind == kItemEnd) {
         last_slot = slot ^ 1;  // nothing else to do: the whole block merges
       } else {
-        Merge(p_, item, lane_, 32);
+        Merge<4>(p_, item, lane_, 32);
       }
     }
     if (lane_ == 0) {
@@ -48,49 +48,68 @@ class DecodeMerger {
     }
   }
 
-  // Merges the partial states of one (sequence, head) with `threads` threads.
+  // Merges the partial states of one (sequence, head) with `threads` threads, each of which has
+  // kSums sums of four dims in flight. The result depends on neither: every state is weighed
+  // against the largest reference of all and added in slot order.
+  template <int kSums>
   __device__ static __forceinline__ void Merge(const DecodeKernelParams& p, const DecodeItem& item,
                                                int thread, int threads) {
-    constexpr int kBatch = 12;
-    const int64_t head_index = HeadIndex(p, item);
-    for (int i = thread; i < item.heads * kColumns; i += threads) {
-      const int head = i / kColumns, column = i % kColumns;
-      float4 sum = {0.0f, 0.0f, 0.0f, 0.0f};
-      float reference = kEmptyReference, l = 0.0f;
-      for (int begin = 0; begin < item.slots; begin += kBatch) {
-        float4 o[kBatch];
-        float2 ml[kBatch];
+    constexpr int kBatch = 16 / kSums;  // slots loaded before any is used
+    const int64_t first = HeadIndex(p, item) * p.slots * T::kHeads;
+    const int sums = item.heads * kColumns;
+    for (int i = thread; i < sums; i += threads * kSums) {
+      float reference[kSums], l[kSums] = {};
+      float4 sum[kSums] = {};
 #pragma unroll
-        for (int k = 0; k < kBatch; ++k) {
-          const int64_t at =
-              (head_index * p.slots + min(begin + k, item.slots - 1)) * T::kHeads + head;
-          ml[k] = __ldcg(p.partial_ml + at);
-          o[k] = __ldcg(reinterpret_cast<const float4*>(p.partial_o + at * T::kDim) + column);
-        }
-        float next = reference;
+      for (int j = 0; j < kSums; ++j) reference[j] = kEmptyReference;
+#pragma unroll 4
+      for (int k = 0; k < item.slots; ++k) {
 #pragma unroll
-        for (int k = 0; k < kBatch; ++k) next = fmaxf(next, ml[k].x);
-        const float old = Exp2(reference - next);
-        sum = {sum.x * old, sum.y * old, sum.z * old, sum.w * old};
-        l *= old;
-        reference = next;
-#pragma unroll
-        for (int k = 0; k < kBatch; ++k) {
-          const float f = begin + k < item.slots ? Exp2(ml[k].x - next) : 0.0f;
-          Accumulate(sum, o[k], f);
-          l = fmaf(ml[k].y, f, l);
+        for (int j = 0; j < kSums; ++j) {
+          const int head = min(i + j * threads, sums - 1) / kColumns;
+          reference[j] =
+              fmaxf(reference[j], __ldcg(p.partial_ml + first + int64_t{k} * T::kHeads + head).x);
         }
       }
-      Store(p, item, head, column, sum, l);
+      for (int begin = 0; begin < item.slots; begin += kBatch) {
+        float4 o[kSums][kBatch];
+        float2 ml[kSums][kBatch];
+#pragma unroll
+        for (int j = 0; j < kSums; ++j) {
+          const int at = min(i + j * threads, sums - 1);
+#pragma unroll
+          for (int k = 0; k < kBatch; ++k) {
+            ml[j][k] = {kEmptyReference, 0.0f};
+            o[j][k] = {0.0f, 0.0f, 0.0f, 0.0f};
+            if (begin + k >= item.slots) continue;
+            const int64_t state = first + int64_t{begin + k} * T::kHeads + at / kColumns;
+            ml[j][k] = __ldcg(p.partial_ml + state);
+            o[j][k] = __ldcg(reinterpret_cast<const float4*>(p.partial_o + state * T::kDim) +
+                             at % kColumns);
+          }
+        }
+#pragma unroll
+        for (int j = 0; j < kSums; ++j) {
+#pragma unroll
+          for (int k = 0; k < kBatch; ++k) {
+            const float f = Exp2(ml[j][k].x - reference[j]);
+            Accumulate(sum[j], o[j][k], f);
+            l[j] = fmaf(ml[j][k].y, f, l[j]);
+          }
+        }
+      }
+#pragma unroll
+      for (int j = 0; j < kSums; ++j) {
+        const int at = i + j * threads;
+        if (at < sums) Store(p, item, at / kColumns, at % kColumns, sum[j], l[j]);
+      }
     }
   }
 
  private:
   static constexpr int kColumns = T::kDim / 4;  // of float4
 
-  __device__ const DecodeItem& Item(int slot) const {
-    return *reinterpret_cast<const DecodeItem*>(shared_ + at_.item + slot * 64);
-  }
+  __device__ const DecodeItem& Item(int slot) const { return *at_.Item(shared_, slot); }
   __device__ static int64_t HeadIndex(const DecodeKernelParams& p, const DecodeItem& item) {
     return (int64_t{item.row} * p.num_kv_heads + item.kv_head) * p.head_blocks + item.head_block;
   }
@@ -105,6 +124,7 @@ class DecodeMerger {
     const float* states = reinterpret_cast<const float*>(shared_ + at_.state);
     const float2* ml = reinterpret_cast<const float2*>(shared_ + at_.ml);
     const int64_t partial = (HeadIndex(p_, item) * p_.slots + item.slot) * T::kHeads;
+#pragma unroll 4
     for (int i = lane_; i < item.heads * kColumns; i += 32) {
       const int head = i / kColumns, column = i % kColumns;
       float2 of_warp[T::kWarps];

@@ -39,7 +39,7 @@ struct DecodeTraits {
   static constexpr int kWarps = kSmall && kQuantised ? 12 : 6;
   static constexpr int kCtasPerSm = kSmall && !kQuantised ? 2 : 1;
   static constexpr int kRegisters = kSmall ? 128 : 255;
-  static constexpr int kThreads = (kWarps + 2) * 32;  // with a producer and a merger
+  static constexpr int kThreads = (kWarps + 2) * 32;  // with a scheduler and a merger
 
   // Page or unit i of an item goes to the warp of rank i % kWarps, where ranks begin at the warp
   // after the one that got the last of the item before: otherwise the first warps of every item
@@ -52,16 +52,36 @@ struct DecodeTraits {
   static constexpr int Exponent(int step) { return kBits * (step % kPerWord % (kPerWord / 2)); }
 };
 
-struct DecodeItem {
+inline constexpr int kItemEnd = -1, kItemUnits = 0, kItemPages = 1;
+
+struct alignas(16) DecodeItem {
   int32_t kind;  // kItemEnd, kItemUnits, kItemPages
   int32_t row;   // of the batch
   int32_t kv_head, head_block, heads;
   int32_t first, count;  // units or pages
   int32_t slot, slots;   // of the (sequence, head)'s partial states
   int32_t sink_units, sink_tokens, recent_tokens;
-  int32_t first_warp;  // the warp of rank 0
+  int32_t first_warp;             // the warp of rank 0
+  int32_t table_row, ring_begin;  // ring_begin: index of the page that the recent tokens begin in
+
+  // Id of the page that holds page or unit `index` of the item.
+  template <typename T>
+  __device__ __forceinline__ int PageId(const CacheView& cache, int index) const {
+    const int64_t row_at = table_row;
+    if (kind == kItemPages) {
+      const int page = first + index;
+      return __ldg(cache.history_table + row_at * cache.history_table_stride +
+                   (T::kQuantised ? page : page / kUnitsPerPage));
+    }
+    const int unit = first + index;
+    int entry = unit / kUnitsPerPage;
+    if (unit >= sink_units) {
+      entry =
+          cache.sink_pages + (ring_begin + (unit - sink_units) / kUnitsPerPage) % cache.ring_pages;
+    }
+    return __ldg(cache.window_table + row_at * cache.window_table_stride + entry);
+  }
 };
-inline constexpr int kItemEnd = -1, kItemUnits = 0, kItemPages = 1;
 
 // Offsets in dynamic shared memory, the same for launcher and kernel.
 template <typename T>
@@ -72,25 +92,44 @@ struct DecodeShared {
         state(ring + T::kWarps * stages * T::kStageBytes),
         ml(state + T::kWarps * heads * T::kStateStride * 4),
         item((ml + T::kWarps * heads * 8 + 15) / 16 * 16),
-        q(item + 2 * 64),
-        plan(q + 2 * heads * T::kDim * 2),
+        q(item + 2 * kItemBytes),
+        plan(q + 2 * QueryBytes(heads)),
         bars((plan + batch * 16 + 2 * (batch + 1) * 4 + 7) / 8 * 8),
-        total(bars + (2 * T::kWarps * stages + kItemBars) * 8 + 16) {}
+        total(bars + (T::kWarps * stages + kItemBars) * 8 + 16) {}
+
+  // A slot: the item, and the ids of the first two pages or units of each warp.
+  static constexpr int kItemBytes =
+      static_cast<int>(sizeof(DecodeItem)) + (2 * T::kWarps * 4 + 15) / 16 * 16;
+  // The query rows, or what DecodeQueryInt2 makes of them.
+  OSCAR_HD static constexpr int QueryBytes(int heads) {
+    return T::kPacked ? T::kSteps / 2 * 512 + 256 : heads * T::kDim * 2;
+  }
+  __device__ DecodeItem* Item(uint8_t* shared, int slot) const {
+    return reinterpret_cast<DecodeItem*>(shared + item + slot * kItemBytes);
+  }
+  __device__ int32_t* FirstIds(uint8_t* shared, int slot, int index) const {
+    return reinterpret_cast<int32_t*>(shared + item + slot * kItemBytes + sizeof(DecodeItem)) +
+           index;
+  }
 
   // Barriers after those of the stages: item slots full and empty (two each), states full and
   // empty, and the end.
   static constexpr int kItemFull = 0, kItemEmpty = 2, kStateFull = 4, kStateEmpty = 5, kEnd = 6;
   static constexpr int kItemBars = 7;
   __device__ uint32_t Bar(uint32_t base, int stages, int index) const {
-    return base + static_cast<uint32_t>(bars + (2 * T::kWarps * stages + index) * 8);
+    return base + static_cast<uint32_t>(bars + (T::kWarps * stages + index) * 8);
   }
   // Set by the merger at the end: the slot of the item whose (sequence, head) the whole block
   // merges, or -1.
   __device__ int64_t* LastSlot(uint8_t* shared, int stages) const {
-    return reinterpret_cast<int64_t*>(shared + bars + (2 * T::kWarps * stages + kItemBars) * 8);
+    return reinterpret_cast<int64_t*>(shared + bars + (T::kWarps * stages + kItemBars) * 8);
   }
 };
 
 inline constexpr float kEmptyReference = -1e30f;
+
+__device__ inline float Power2(int exponent) {
+  return __uint_as_float(static_cast<uint32_t>(min(max(exponent + 127, 1), 254)) << 23);
+}
 
 }  // namespace oscar::cuda

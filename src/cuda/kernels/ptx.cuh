@@ -73,17 +73,6 @@ __device__ __forceinline__ uint32_t FullArrivals() {
   return OSCAR_BULK_COPY ? kBulkFullArrivals : kAsyncFullArrivals;
 }
 
-// compute-sanitizer's racecheck takes a barrier for an order between the threads that arrive and
-// those that wait, and no further: not through __syncwarp, nor for the lanes that copy together.
-// Built with OSCAR_RACECHECK every lane arrives for its own reads and one lane copies at a time.
-__device__ __forceinline__ uint32_t EmptyArrivals() {
-#ifdef OSCAR_RACECHECK
-  return 32;
-#else
-  return 1;
-#endif
-}
-
 // A fill of one stage by one whole warp: Begin with the total of bytes, Copy the pieces (multiples
 // of 16 bytes), End. The stage's full barrier completes when every byte has landed.
 struct StageFill {
@@ -120,11 +109,12 @@ struct StageFill {
   __device__ __forceinline__ void CopyOnce(uint32_t dst, const void* src, uint32_t bytes) const {
 #if OSCAR_BULK_COPY
     if (lane == 0) {
+      // What createpolicy.fractional.L2::evict_first with a fraction of 1 returns.
+      constexpr uint64_t kEvictFirst = 0x12f0000000000000;
       asm volatile(
-          "{ .reg .b64 once; createpolicy.fractional.L2::evict_first.b64 once, 1.0;\n"
           "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
-          "[%0], [%1], %2, [%3], once; }" ::"r"(dst),
-          "l"(src), "r"(bytes), "r"(bar)
+          "[%0], [%1], %2, [%3], %4;" ::"r"(dst),
+          "l"(src), "r"(bytes), "r"(bar), "l"(kEvictFirst)
           : "memory");
     }
 #else
@@ -183,6 +173,14 @@ __device__ __forceinline__ void MmaBf16(float (&c)[4], uint32_t a0, uint32_t a1,
   asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
       "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+// m16n8k32, bytes without sign, 32-bit sums.
+__device__ __forceinline__ void MmaU8(int32_t (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2,
+                                      uint32_t a3, uint32_t b0, uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.u8.s32 "
+      "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 // Transposes an 8x8 tile of 16-bit numbers held by the warp.
