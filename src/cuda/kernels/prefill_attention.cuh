@@ -61,10 +61,10 @@ class GenericPrefill {
         if (half) {
           const uint8_t* raw = shared_ + T::kRawOffset + stage * T::kRawBytes;
           const uint32_t target = SharedAddress(shared_ + stage * 2 * T::kSideBytes);
-          ExpandPage<T::kBits, T::kDim, true, false>(raw, p_.history_block_bytes, p_.group_steps_log2,
-                                              target, kPageTokens * 128, thread_);
-          ExpandPage<T::kBits, T::kDim, false, false>(raw, p_.history_block_bytes, p_.group_steps_log2,
-                                               target + T::kSideBytes, 0, thread_);
+          ExpandPage<T::kBits, T::kDim, true, false>(
+              raw, p_.history_block_bytes, p_.group_steps_log2, target, kPageTokens * 128, thread_);
+          ExpandPage<T::kBits, T::kDim, false, false>(
+              raw, p_.history_block_bytes, p_.group_steps_log2, target + T::kSideBytes, 0, thread_);
           __syncthreads();
         }
       }
