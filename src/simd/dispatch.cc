@@ -36,11 +36,9 @@ const Machine& ThisMachine() {
     if ((supported & HWY_AVX2) != 0) m.targets[m.count++] = Target::kAvx2;
     if ((supported & HWY_AVX3) != 0) m.targets[m.count++] = Target::kAvx512;
     if ((supported & HWY_AVX3_DL) != 0) {
-      // As measured (docs/benchmarks.md): on Intel the tiles win nothing over VNNI for decode.
-      if (!IsAmd()) m.targets[m.count++] = Target::kAvx512Words;
+      m.targets[m.count++] = IsAmd() ? Target::kAvx512Vnni : Target::kAvx512Words;
+      m.targets[m.count++] = IsAmd() ? Target::kAvx512Words : Target::kAvx512Vnni;
       if (HasAmxInt8()) m.targets[m.count++] = Target::kAmxInt8;
-      m.targets[m.count++] = Target::kAvx512Vnni;
-      if (IsAmd()) m.targets[m.count++] = Target::kAvx512Words;
     }
     return m;
   }();
