@@ -259,7 +259,7 @@ Status CudaDecoder::TakeMemory(const WeightSource& source) {
                                                             *pages_, inputs_, stream_));
   const auto pinned = [&](auto** to) {
     void* memory = nullptr;
-    const Status status = CudaStatus(
+    Status status = CudaStatus(
         cudaMallocHost(&memory, static_cast<size_t>(logit_rows_) * sizeof(**to)), "pinned memory");
     *to = static_cast<std::remove_reference_t<decltype(*to)>>(memory);
     return status;
