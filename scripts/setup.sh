@@ -12,7 +12,7 @@ packages=(
   zlib1g-dev
 )
 test_packages=(
-  libgtest-dev libgmock-dev libbenchmark-dev xz-utils
+  libgtest-dev libgmock-dev libbenchmark-dev xz-utils curl
   python3 python3-pytest python3-httpx python3-prometheus-client
 )
 case "${1:-}" in

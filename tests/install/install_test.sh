@@ -14,7 +14,8 @@ for file in bin/oscar share/man/man1/oscar.1.gz share/bash-completion/completion
   share/oscar/models/demo/config.json share/oscar/models/demo/eval/multikey_14k.jsonl; do
   test -s "$prefix/$file" || { echo "missing: $file" >&2; exit 1; }
 done
-! grep -rn "$source\|$build" "$libdir/cmake" "$libdir/pkgconfig" || { echo "paths of the build tree were installed" >&2; exit 1; }
+# Whole paths only: a source folder such as /oscar is part of many names.
+! grep -rnP "(?<![a-z0-9_.}/-])(\Q$source\E|\Q$build\E)(?![\w.-])" "$libdir/cmake" "$libdir/pkgconfig" || { echo "paths of the build tree were installed" >&2; exit 1; }
 
 # The installed program finds the installed model.
 answer=$("$prefix/bin/oscar" generate --prompt 'Sort these numbers: 3 1 2' --max-tokens 8 2>/dev/null || true)
