@@ -179,7 +179,7 @@ __attribute__((target("avx512f,avx512bf16"))) void Bf16PeakLoop(int64_t rounds) 
   auto factor = reinterpret_cast<__m512bh>(_mm512_setzero_si512());
   for (int64_t r = 0; r < rounds; ++r) {
 #pragma GCC unroll 16
-    for (int i = 0; i < 16; ++i) sum[i] = _mm512_dpbf16_ps(sum[i], factor, factor);
+    for (auto& part : sum) part = _mm512_dpbf16_ps(part, factor, factor);
     asm volatile("" : "+v"(factor));  // keeps the loop from being folded
   }
   __m512 total = sum[0];
