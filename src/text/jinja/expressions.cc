@@ -147,7 +147,7 @@ Result<Value> Interpreter::EvaluateInner(const Expr& expr, Scope& scope) {
       OSCAR_ASSIGN_OR_RETURN(const Value callee, Evaluate(*expr.children[0], scope));
       OSCAR_ASSIGN_OR_RETURN(Arguments arguments, EvaluateArguments(expr, scope));
       line_ = expr.line;
-      return Call(callee, std::move(arguments));
+      return Call(callee, arguments);
     }
     case ExprKind::kFilter:
       return EvaluateFilter(expr, nullptr, scope);
@@ -387,12 +387,13 @@ Result<Value> Interpreter::GetItem(const Value& object, const Value& key) {
       fmt::format("{} has no element {}", ObjectName(object), Repr(key).substr(0, 80)));
 }
 
-Result<Value> Interpreter::Call(const Value& callee, Arguments arguments) {
+Result<Value> Interpreter::Call(const Value& callee, const Arguments& arguments) {
   if (callee.IsUndefined()) return Unexpected(Error(callee.undefined_what()));
   if (callee.kind() != Kind::kCallable) {
     return Unexpected(Error(fmt::format("{} cannot be called", TypeName(callee))));
   }
   // Held here: the variable that named it may change during the call.
+  // NOLINTNEXTLINE(performance-unnecessary-copy-initialization)
   const std::shared_ptr<const Callable> callable = callee.callable_ptr();
   switch (callable->type) {
     case Callable::Type::kMacro:

@@ -155,7 +155,7 @@ Result<Interpreter::Flow> Interpreter::Execute(const Block& block, Scope& scope)
 Result<Value> Interpreter::Capture(const Block& block, Scope& scope) {
   MarkedText captured;
   MarkedText* const outer = std::exchange(out_, &captured);
-  const auto flow = Execute(block, scope);
+  auto flow = Execute(block, scope);
   out_ = outer;
   if (!flow.has_value()) return Unexpected(flow.error());
   return Value(std::move(captured));
@@ -198,7 +198,7 @@ Result<Interpreter::Flow> Interpreter::ExecuteFor(const Statement& statement, Sc
     if (statement.blocks.size() < 2) return Flow::kNormal;
     auto inner = std::make_unique<Scope>();
     inner->parent = &scope;
-    const auto flow = Execute(statement.blocks[1], *inner);
+    auto flow = Execute(statement.blocks[1], *inner);
     Retire(std::move(inner));
     return flow;
   }
@@ -362,7 +362,7 @@ Result<Interpreter::Flow> Interpreter::Execute(const Statement& statement, Scope
       OSCAR_ASSIGN_OR_RETURN(Arguments arguments, EvaluateArguments(call, scope));
       OSCAR_ASSIGN_OR_RETURN(Value caller, MakeMacro(*statement.macro, scope));
       arguments.keywords.emplace_back("caller", std::move(caller));
-      OSCAR_ASSIGN_OR_RETURN(const Value value, Call(callee, std::move(arguments)));
+      OSCAR_ASSIGN_OR_RETURN(const Value value, Call(callee, arguments));
       OSCAR_RETURN_IF_ERROR(Emit(ToText(value)));
       return Flow::kNormal;
     }
@@ -383,14 +383,14 @@ Result<Interpreter::Flow> Interpreter::Execute(const Statement& statement, Scope
         OSCAR_ASSIGN_OR_RETURN(const Value value, Evaluate(*statement.exprs[i], scope));
         OSCAR_RETURN_IF_ERROR(Assign(statement.targets[i], value, *inner));
       }
-      const auto flow = Execute(statement.blocks[0], *inner);
+      auto flow = Execute(statement.blocks[0], *inner);
       Retire(std::move(inner));
       return flow;
     }
     case StatementKind::kScope: {
       auto inner = std::make_unique<Scope>();
       inner->parent = &scope;
-      const auto flow = Execute(statement.blocks[0], *inner);
+      auto flow = Execute(statement.blocks[0], *inner);
       Retire(std::move(inner));
       return flow;
     }

@@ -44,7 +44,7 @@ class Interpreter {
   Result<Value> GetAttribute(const Value& object, std::string_view name);
   Result<Value> GetItem(const Value& object, const Value& key);
   Result<bool> Contains(const Value& container, const Value& item);
-  Result<Value> Call(const Value& callee, Arguments arguments);
+  Result<Value> Call(const Value& callee, const Arguments& arguments);
   Namespace* NewNamespace();
   const RenderOptions& options() const { return options_; }
 
