@@ -281,7 +281,9 @@ Result<Value> MakeList(std::vector<Value> items, bool is_tuple) {
 Result<Value> MakeDict(std::vector<std::pair<Value, Value>> items) {
   auto dict = std::make_shared<Dict>();
   std::unordered_map<std::string_view, size_t> seen;  // of the strings in `dict`
-  for (auto& [key, value] : items) {
+  for (auto& item : items) {
+    Value& key = item.first;
+    Value& value = item.second;
     if (key.IsList() || key.IsDict()) {
       return Unexpected(
           InvalidArgument(fmt::format("{} cannot be the key of a dictionary", TypeName(key))));
