@@ -149,7 +149,8 @@ Result<BpeModel> ReadModel(const json& model) {
   }
   for (const char* key : {"continuing_subword_prefix", "end_of_word_suffix"}) {
     const auto it = model.find(key);
-    if (it != model.end() && !it->is_null() && *it != "") {
+    if (it != model.end() && !it->is_null() &&
+        !(it->is_string() && it->get_ref<const std::string&>().empty())) {
       return Unexpected(Unimplemented(
           fmt::format("model: \"{}\" is not used by byte-level BPE and is not supported", key)));
     }
