@@ -26,7 +26,7 @@ expect() { # what the example says, from a program built one way or the other
   out=$(LD_LIBRARY_PATH=$libdir "$1" "$prefix/share/oscar/models/demo")
   grep -qx '2117' <<<"$out" && grep -q 'tokens cached' <<<"$out" || { echo "wrong answer: $out" >&2; exit 1; }
 }
-cmake -S "$source/examples/embed" -B "$prefix/by-cmake" -DCMAKE_PREFIX_PATH="$prefix" >/dev/null
+cmake -G Ninja -S "$source/examples/embed" -B "$prefix/by-cmake" -DCMAKE_PREFIX_PATH="$prefix" >/dev/null
 cmake --build "$prefix/by-cmake" >/dev/null
 expect "$prefix/by-cmake/embed"
 PKG_CONFIG_PATH=$libdir/pkgconfig
