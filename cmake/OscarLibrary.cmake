@@ -29,6 +29,10 @@ if(OSCAR_SANITIZE)
   set(OSCAR_TEST_SLOWDOWN 10)
 endif()
 
+# Tests are compiled far more often than they are waited for: a quarter less time to build them, and what they call
+# in the libraries keeps its full optimisation.
+set(OSCAR_TEST_CODE $<$<AND:$<CONFIG:Release>,$<COMPILE_LANGUAGE:CXX>>:-O1>)
+
 # oscar_test(NAME SRCS ... DEPS modules... [PRIVATE_DEPS ...] [LABEL fast|slow|soak|gpu] [ARGS ...])
 # One GoogleTest binary, one ctest entry. Test data lives under tests/data (OSCAR_TEST_DATA).
 function(oscar_test name)
@@ -43,6 +47,7 @@ function(oscar_test name)
   add_executable(${name} ${ARG_SRCS})
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
   target_link_libraries(${name} PRIVATE ${ARG_DEPS} ${ARG_PRIVATE_DEPS} oscar_flags GTest::gmock GTest::gtest_main)
+  target_compile_options(${name} PRIVATE ${OSCAR_TEST_CODE})
   target_compile_definitions(${name} PRIVATE OSCAR_TEST_DATA="${CMAKE_SOURCE_DIR}/tests/data"
     OSCAR_DEMO_MODEL="${CMAKE_SOURCE_DIR}/models/demo")
   add_test(NAME ${name} COMMAND ${name} ${ARG_ARGS})
