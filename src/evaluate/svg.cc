@@ -227,8 +227,14 @@ std::string ScatterChart(const std::vector<ChartPoint>& points, bool frontier,
     const double px = x.At(point.x), py = y.At(point.y);
     taken.push_back({px - 6, py - 6, px + 6, py + 6});
   }
+  // From the top down, so that the higher of two close points has the higher label.
+  std::vector<size_t> order;
   for (size_t i = 0; i < points.size(); ++i) {
-    if (!std::isfinite(points[i].x) || !std::isfinite(points[i].y)) continue;
+    if (std::isfinite(points[i].x) && std::isfinite(points[i].y)) order.push_back(i);
+  }
+  std::stable_sort(order.begin(), order.end(),
+                   [&](size_t a, size_t b) { return points[a].y > points[b].y; });
+  for (const size_t i : order) {
     const double px = x.At(points[i].x), py = y.At(points[i].y);
     const double width = 6.6 * static_cast<double>(points[i].label.size());
     bool left = px + 8 + width > o.width - kRight;
@@ -243,10 +249,15 @@ std::string ScatterChart(const std::vector<ChartPoint>& points, bool frontier,
       if (!overlaps(box) && ty > kTop && ty < o.height - kBottom) break;
     }
     taken.push_back(box);
+    if (ty != py + 4) {  // a label that stepped aside points back at its own
+      out += fmt::format(
+          "<line x1=\"{:.1f}\" y1=\"{:.1f}\" x2=\"{:.1f}\" y2=\"{:.1f}\" class=\"leader\"/>\n", px,
+          py, left ? px - 7 : px + 7, ty - 4);
+    }
     out += fmt::format(
         "<circle cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"5\" fill=\"{}\" stroke=\"{}\" "
         "stroke-width=\"1.6\"><title>{}: {:.3g}, {:.4g}</title></circle>"
-        "<text x=\"{:.1f}\" y=\"{:.1f}\" class=\"tick\" text-anchor=\"{}\">{}</text>\n",
+        "<text x=\"{:.1f}\" y=\"{:.1f}\" class=\"point\" text-anchor=\"{}\">{}</text>\n",
         px, py, points[i].hollow ? "none" : ColorOf(i), ColorOf(i), EscapeHtml(points[i].label),
         points[i].x, points[i].y, left ? px - 8 : px + 8, ty, left ? "end" : "start",
         EscapeHtml(points[i].label));
@@ -387,6 +398,8 @@ svg {{ width: 100%; height: auto; font-family: inherit; }}
 svg .title {{ font-size: 14px; font-weight: 600; fill: var(--ink); }}
 svg .label {{ font-size: 12px; fill: var(--faint); }}
 svg .tick {{ font-size: 11px; fill: var(--ink); }}
+svg .point {{ font-size: 11px; fill: var(--ink); paint-order: stroke; stroke: var(--page); stroke-width: 3px; }}
+svg .leader {{ stroke: var(--faint); stroke-width: 0.8; }}
 svg .cell {{ font-size: 11px; }}
 svg .grid {{ stroke: var(--line); stroke-width: 1; }}
 svg .axis {{ stroke: var(--faint); stroke-width: 1; }}
