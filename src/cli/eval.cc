@@ -15,6 +15,7 @@
 #include "cli/model_options.h"
 #include "engine/loaded_model.h"
 #include "evaluate/benchmarks.h"
+#include "evaluate/comparison.h"
 #include "evaluate/endpoint_evaluation.h"
 #include "evaluate/evaluation.h"
 #include "evaluate/report.h"
@@ -197,11 +198,18 @@ Status RunEval(const EvalArguments& arguments) {
 
 struct ReportArguments {
   fs::path input;
+  fs::path against;
   fs::path out;
 };
 
 Status RunReport(const ReportArguments& arguments) {
   fs::path input = arguments.input;
+  if (!arguments.against.empty()) {
+    OSCAR_ASSIGN_OR_RETURN(const std::vector<ItemRecord> items, ReadItems(input));
+    OSCAR_ASSIGN_OR_RETURN(const std::vector<ItemRecord> others, ReadItems(arguments.against));
+    fmt::print("{}", ComparisonToTable(CompareRuns(items, others)));
+    return {};
+  }
   if (fs::is_directory(input)) input /= "results.json";
   OSCAR_ASSIGN_OR_RETURN(const std::string text, ReadFile(input, uint64_t{1} << 28));
   OSCAR_ASSIGN_OR_RETURN(const EvalResults results, ResultsFromJson(text, input.string()));
@@ -297,6 +305,9 @@ void AddReportCommand(CLI::App& app, RunFunction& run) {
       app.add_subcommand("report", "Write report.html, results.csv and the table of an evaluation");
   command->add_option("results", arguments->input, "results.json, or the directory that holds it")
       ->required();
+  command->add_option("--against", arguments->against,
+                      "Compare item by item with this run's items.jsonl, or the directory that "
+                      "holds it, instead: where strict scores differ, at which token, how closely");
   command->add_option("--out", arguments->out, "Directory; default: beside the results");
   command->callback([arguments, &run] { run = [arguments] { return RunReport(*arguments); }; });
 }

@@ -334,6 +334,7 @@ Status Evaluator::RunJobs(MethodState& state, const std::vector<const Job*>& job
     record.repeat = job.repeat;
     if (!job.reference.empty()) record.strict = outcome.strict;
     record.first_wrong = outcome.first_wrong;
+    record.margins = outcome.margins;
     record.prompt_tokens = static_cast<int64_t>(job.prompt.size());
     record.output_tokens = static_cast<int64_t>(outcome.output.size());
     record.bits = state.model->kv().StoredBits(std::max<int64_t>(outcome.tokens, 1));

@@ -169,6 +169,9 @@ std::string ToJsonLine(const ItemRecord& r) {
                       {"bits", r.bits},
                       {"cache_bytes", r.cache_bytes},
                       {"output", r.output}};
+  for (const TokenMargin& m : r.margins) {
+    out["margins"].push_back({m.token, std::round(m.margin * 1e4) / 1e4});
+  }
   if (!r.bucket.empty()) out["bucket"] = r.bucket;
   return out.dump(-1, ' ', false, ordered_json::error_handler_t::replace) + "\n";
 }
@@ -193,6 +196,14 @@ Result<ItemRecord> ParseItemRecord(std::string_view line) {
   r.output_tokens = Field<int64_t>(object, "output_tokens", 0);
   r.bits = Field(object, "bits", 0.0);
   r.cache_bytes = Field<uint64_t>(object, "cache_bytes", 0);
+  if (const json margins = object.value("margins", json::array()); margins.is_array()) {
+    for (const json& pair : margins) {
+      if (!pair.is_array() || pair.size() != 2 || !pair[0].is_number() || !pair[1].is_number()) {
+        continue;
+      }
+      r.margins.push_back({pair[0].get<int64_t>(), pair[1].get<double>()});
+    }
+  }
   r.bucket = Field<std::string>(object, "bucket", "");
   r.output = Field<std::string>(object, "output", "");
   return r;

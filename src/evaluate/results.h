@@ -16,6 +16,16 @@
 
 namespace oscar {
 
+// How nearly a token of the reference was missed, or was hit: its logit less the largest of the
+// others. Negative: missed.
+struct TokenMargin {
+  int64_t token = 0;  // index into the reference
+  double margin = 0;
+  friend bool operator==(const TokenMargin&, const TokenMargin&) = default;
+};
+// Margins kept an item: those nearest to zero. Another device parts from this one at one of them.
+inline constexpr size_t kMaxMargins = 8;
+
 struct ItemRecord {
   std::string settings;  // hash of everything that decides the outcome, less the item
   std::string method;    // the label: "oscar+", "oscar+@rotation"
@@ -25,6 +35,8 @@ struct ItemRecord {
   std::optional<bool> strict;  // none: the item has no reference
   std::optional<double> answer;
   int64_t first_wrong = -1;  // index of the first output token off the reference
+  // Of the tokens up to there, the smallest first, at most kMaxMargins.
+  std::vector<TokenMargin> margins;
   int64_t prompt_tokens = 0;
   int64_t output_tokens = 0;
   double bits = 0;           // stored bits a number, at the item's final length

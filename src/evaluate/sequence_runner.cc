@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstring>
+#include <limits>
 
 #include "base/check.h"
 #include "cache/page_layout.h"
@@ -30,6 +32,23 @@ void RotateHead(const SideTransform& rotation, int kv_head, std::span<float> row
     default:
       rotation.Apply(kv_head, row);
   }
+}
+
+double MarginOf(std::span<const float> logits, int32_t token) {
+  float best = -std::numeric_limits<float>::infinity();
+  for (size_t i = 0; i < logits.size(); ++i) {
+    if (i != static_cast<size_t>(token)) best = std::max(best, logits[i]);
+  }
+  return double{logits[static_cast<size_t>(token)]} - best;
+}
+
+// Keeps the margins nearest to zero, the nearest first.
+void AddMargin(TokenMargin margin, std::vector<TokenMargin>& margins) {
+  const auto nearer = [](const TokenMargin& a, const TokenMargin& b) {
+    return std::fabs(a.margin) < std::fabs(b.margin);
+  };
+  margins.insert(std::upper_bound(margins.begin(), margins.end(), margin, nearer), margin);
+  if (margins.size() > kMaxMargins) margins.pop_back();
 }
 
 // A row of a BF16 page, wherever its layout puts it: 8 numbers lie together in every order.
@@ -167,6 +186,9 @@ void SequenceRunner::Take(Running& running, std::span<const float> logits) {
       greedy ? static_cast<int32_t>(simd::ArgMax(logits)) : running.sampler->Sample(logits);
   out.output.push_back(token);
   running.next = token;
+  if (greedy && out.first_wrong < 0 && at < task.reference.size()) {
+    AddMargin({static_cast<int64_t>(at), MarginOf(logits, task.reference[at])}, out.margins);
+  }
   if (!task.reference.empty() && out.first_wrong < 0 &&
       (at >= task.reference.size() || token != task.reference[at])) {
     out.first_wrong = static_cast<int64_t>(at);

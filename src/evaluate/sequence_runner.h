@@ -17,6 +17,7 @@
 #include "cache/sequence_cache.h"
 #include "engine/loaded_model.h"
 #include "engine/sampler.h"
+#include "evaluate/results.h"
 #include "oscar/options.h"
 #include "oscar/status.h"
 
@@ -41,10 +42,11 @@ struct SequenceTask {
 
 struct SequenceOutcome {
   bool strict = false;
-  int64_t first_wrong = -1;     // index into the reference; -1: none
-  std::vector<int32_t> output;  // end token included where there was one
-  int64_t tokens = 0;           // in the cache at the end
-  uint64_t peak_bytes = 0;      // of the pages of this sequence
+  int64_t first_wrong = -1;          // index into the reference; -1: none
+  std::vector<TokenMargin> margins;  // as in ItemRecord
+  std::vector<int32_t> output;       // end token included where there was one
+  int64_t tokens = 0;                // in the cache at the end
+  uint64_t peak_bytes = 0;           // of the pages of this sequence
   uint64_t saturated = 0;
 };
 
