@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <span>
@@ -14,6 +15,9 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "engine/generator.h"
+#include "engine/sampler.h"
+#include "io/safetensors.h"
+#include "model/sameness.h"
 #include "simd/page_writer.h"
 
 namespace oscar {
@@ -28,7 +32,8 @@ inline std::unique_ptr<WeightSource> DemoWeights(const ModelSpec& spec, WeightFo
 struct DemoModel {
   explicit DemoModel(const KvPlanOptions& options, int num_threads = 2,
                      uint64_t budget = uint64_t{1} << 30,
-                     WeightFormat format = WeightFormat::kCheckpoint)
+                     WeightFormat format = WeightFormat::kCheckpoint,
+                     const CpuModelOptions& cpu = {})
       : threads(num_threads), pool(budget) {
     const auto config = ReadModelConfig(OSCAR_DEMO_MODEL);
     const auto spec = MakeModelSpec(*config);
@@ -36,7 +41,7 @@ struct DemoModel {
     auto made = KvPlan::Make(*spec, options, simd::WritePage);
     if (!made.has_value()) ADD_FAILURE() << made.error().ToString();
     plan = std::move(*made);
-    auto loaded = LoadCpuModel(*spec, *source, *plan, threads, {});
+    auto loaded = LoadCpuModel(*spec, *source, *plan, threads, cpu);
     if (!loaded.has_value()) ADD_FAILURE() << loaded.error().ToString();
     model = std::move(*loaded);
   }
@@ -88,6 +93,78 @@ inline Difference Compare(std::span<const float> a, std::span<const float> b) {
 
 inline nlohmann::json LoadGoldenJson() {
   return *ParseJson(*ReadFile(OSCAR_TEST_DATA "/golden/golden.json", 1 << 20), "golden.json");
+}
+
+// The logits of transformers, to the BF16 budget.
+inline void ExpectGoldenLogits(Model& model, BlockPool& pool) {
+  const auto golden = LoadGoldenJson();
+  auto tensors = SafetensorsFile::Open(OSCAR_TEST_DATA "/golden/golden.safetensors");
+  ASSERT_TRUE(tensors.has_value());
+  for (size_t i = 0; i < golden["texts"].size(); ++i) {
+    const auto ids = golden["texts"][i]["ids"].get<std::vector<int32_t>>();
+    const auto expected = *ToFloatVector(*tensors->Get("logits_" + std::to_string(i)));
+    const Difference d = Compare(LogitsOf(model, pool, ids, 4), expected);
+    std::printf("text %zu: max %.4f rms %.5f\n", i, d.max, d.rms);
+    EXPECT_LE(d.max, 8e-2) << "text " << i;
+    EXPECT_LE(d.rms, 1.5e-2) << "text " << i;
+  }
+}
+
+// Greedy answers, token by token.
+inline void ExpectGoldenChats(Model& model, BlockPool& pool) {
+  const auto golden = LoadGoldenJson();
+  ASSERT_EQ(golden["chats"].size(), 4u);
+  for (const auto& chat : golden["chats"]) {
+    Generator generator(model, pool);
+    GenerateRequest request;
+    request.prompt = chat["prompt_ids"].get<std::vector<int32_t>>();
+    request.sampling.temperature = 0.0f;
+    request.stop_tokens = model.spec().stop_tokens;
+    const auto result = generator.Generate(request);
+    ASSERT_TRUE(result.has_value()) << result.error().ToString();
+    EXPECT_EQ(result->tokens, chat["greedy_ids"].get<std::vector<int32_t>>()) << chat["user"];
+    EXPECT_EQ(result->reason, FinishReason::kStop);
+  }
+}
+
+// Two models over a prompt and then over `steps` generated tokens, both fed the first one's
+// choices.
+struct Followed {
+  double worst_max = 0.0, worst_rms = 0.0;  // of a row of logits
+  int parted = 0;                           // steps at which the second would have chosen otherwise
+  double widest_gap = 0.0;                  // of the first's two largest logits at such steps
+  int64_t sealed_pages[2] = {};
+};
+inline Followed Follow(Model& first, BlockPool& first_pool, Model& second, BlockPool& second_pool,
+                       std::span<const int32_t> prompt, int steps) {
+  Followed out;
+  Generator generators[2] = {Generator(first, first_pool), Generator(second, second_pool)};
+  std::vector<float> logits[2];
+  for (int i = 0; i < 2; ++i) {
+    const Status status = generators[i].Prefill(
+        prompt, 1,
+        [&](int64_t, std::span<const float> row) { logits[i].assign(row.begin(), row.end()); });
+    EXPECT_TRUE(status.ok()) << status.ToString();
+    if (!status.ok()) return out;
+  }
+  for (int step = 0; step < steps; ++step) {
+    const Difference d = Compare(logits[1], logits[0]);
+    out.worst_max = std::max(out.worst_max, d.max);
+    out.worst_rms = std::max(out.worst_rms, d.rms);
+    const auto top = TopLogprobs(logits[0], 2);
+    if (TopLogprobs(logits[1], 1)[0].token != top[0].token) {
+      ++out.parted;
+      out.widest_gap = std::max(out.widest_gap, double{top[0].logprob} - top[1].logprob);
+    }
+    for (int i = 0; i < 2; ++i) {
+      const auto next = generators[i].Step(top[0].token);
+      EXPECT_TRUE(next.has_value());
+      if (!next.has_value()) return out;
+      logits[i].assign(next->begin(), next->end());
+    }
+  }
+  for (int i = 0; i < 2; ++i) out.sealed_pages[i] = generators[i].cache().Usage().sealed_pages;
+  return out;
 }
 
 // Tokens of no meaning but with the repetitions that make attention look far back.

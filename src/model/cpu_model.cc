@@ -10,6 +10,7 @@
 #include "base/check.h"
 #include "base/progress.h"
 #include "cache/layered_append.h"
+#include "model/forward_items.h"
 #include "model/model.h"
 #include "model/rope.h"
 #include "simd/attention.h"
@@ -72,6 +73,9 @@ class CpuModel : public Model {
   Result<bool> ContinueCell(CellRead& read, int64_t row_layers, std::span<float> logits) override;
 
  private:
+  simd::GemmPath path() const {
+    return options_.fp32_activations ? simd::GemmPath::kFma : simd::DefaultGemmPath();
+  }
   size_t hidden() const { return static_cast<size_t>(spec_.hidden); }
   size_t dim() const { return static_cast<size_t>(spec_.head_dim); }
   size_t q_width() const { return static_cast<size_t>(spec_.num_heads) * dim(); }
@@ -81,7 +85,6 @@ class CpuModel : public Model {
 
   Status LoadLayer(const WeightSource& source, int index);
   void Embed(int32_t token, std::span<float> out) const;
-  Status Prepare(std::span<const ForwardItem> items);
   void GrowBuffers(size_t num_rows);
   void PrepareRows(std::span<const ForwardItem> items, size_t num_rows);
   void AddRow(SequenceCache* cache, LayeredAppend* append, int64_t position);
@@ -142,7 +145,7 @@ Status CpuModel::Load(const WeightSource& source) {
   {
     std::vector<Bf16> staged(table_size);
     OSCAR_RETURN_IF_ERROR(source.LoadBf16(names.embedding, table, staged));
-    head_ = PackedMatrix(spec_.vocab_size, spec_.hidden);
+    head_ = PackedMatrix(spec_.vocab_size, spec_.hidden, path());
     if (names.head.empty()) {
       head_.PackRows(threads_, 0, spec_.vocab_size, std::span<const Bf16>(staged));
     } else {
@@ -194,8 +197,8 @@ Status CpuModel::LoadLayer(const WeightSource& source, int index) {
     matrix->PackRows(threads_, first, outputs, std::span<const Bf16>(staged));
     return {};
   };
-  layer.qkv = PackedMatrix(q + 2 * kv, spec_.hidden);
-  layer.o = PackedMatrix(spec_.hidden, q);
+  layer.qkv = PackedMatrix(q + 2 * kv, spec_.hidden, path());
+  layer.o = PackedMatrix(spec_.hidden, q, path());
   OSCAR_RETURN_IF_ERROR(pack(names.q, q, spec_.hidden, 0, &layer.qkv));
   OSCAR_RETURN_IF_ERROR(pack(names.k, kv, spec_.hidden, q, &layer.qkv));
   std::vector<float> v_bias;
@@ -220,8 +223,8 @@ Status CpuModel::LoadLayer(const WeightSource& source, int index) {
     layer.qkv_bias.insert(layer.qkv_bias.end(), v_bias.begin(), v_bias.end());
   }
   OSCAR_RETURN_IF_ERROR(vector(names.o_bias, spec_.hidden, &layer.o_bias));
-  layer.gate_up = PackedMatrix(2 * spec_.intermediate, spec_.hidden);
-  layer.down = PackedMatrix(spec_.hidden, spec_.intermediate);
+  layer.gate_up = PackedMatrix(2 * spec_.intermediate, spec_.hidden, path());
+  layer.down = PackedMatrix(spec_.hidden, spec_.intermediate, path());
   OSCAR_RETURN_IF_ERROR(pack(names.gate, spec_.intermediate, spec_.hidden, 0, &layer.gate_up));
   OSCAR_RETURN_IF_ERROR(
       pack(names.up, spec_.intermediate, spec_.hidden, spec_.intermediate, &layer.gate_up));
@@ -239,39 +242,8 @@ void CpuModel::Embed(int32_t token, std::span<float> out) const {
 }
 
 Status CpuModel::SetTap(QkvTap tap) {
-  for (int i = 0; i < spec_.num_layers && tap; ++i) {
-    if (plan_.v(i).kind != RotationKind::kNone) {
-      return InvalidArgument(
-          "calibration needs a cache method that leaves values unrotated, such as bf16");
-    }
-  }
+  if (tap) OSCAR_RETURN_IF_ERROR(CheckTapPlan(plan_, spec_.num_layers));
   tap_ = std::move(tap);
-  return {};
-}
-
-Status CpuModel::Prepare(std::span<const ForwardItem> items) {
-  int64_t total = 0;
-  for (const ForwardItem& item : items) {
-    SequenceCache& cache = *item.cache;
-    const auto count = static_cast<int64_t>(item.tokens.size());
-    OSCAR_CHECK(count > 0 && (item.is_prompt || count == 1));
-    const int64_t cell = cache.config().cell;
-    OSCAR_CHECK(!item.is_prompt || cache.length() / cell == (cache.length() + count - 1) / cell,
-                "a prompt chunk crosses a cell boundary");
-    total += count;
-  }
-  OSCAR_CHECK(total <= options_.max_batch_tokens, "{} tokens in one pass", total);
-  for (const ForwardItem& item : items) {
-    OSCAR_RETURN_IF_ERROR(item.is_prompt ? item.cache->SealForPrompt(threads_)
-                                         : item.cache->SealForGeneration(threads_));
-  }
-  // Room for every item or for none: pages that an earlier item got are given back.
-  for (size_t i = 0; i < items.size(); ++i) {
-    Status status = items[i].cache->Reserve(static_cast<int64_t>(items[i].tokens.size()));
-    if (status.ok()) continue;
-    for (size_t j = 0; j < i; ++j) items[j].cache->Trim(items[j].cache->length());
-    return status;
-  }
   return {};
 }
 
@@ -538,7 +510,8 @@ void CpuModel::RunLayer(int index, float* stream, const Attention& attend) {
 }
 
 Status CpuModel::Forward(std::span<const ForwardItem> items, std::span<float> logits) {
-  OSCAR_RETURN_IF_ERROR(Prepare(items));
+  CheckItems(items, options_.max_batch_tokens);
+  OSCAR_RETURN_IF_ERROR(MakeRoom(items, threads_));
   size_t num_rows = 0;
   for (const ForwardItem& item : items) num_rows += item.tokens.size();
   if (num_rows == 0) return {};
@@ -550,9 +523,7 @@ Status CpuModel::Forward(std::span<const ForwardItem> items, std::span<float> lo
     });
   }
   WriteLogits(items, logits);
-  for (const ForwardItem& item : items) {
-    item.cache->Advance(static_cast<int64_t>(item.tokens.size()));
-  }
+  AdvanceAll(items);
   return {};
 }
 

@@ -96,6 +96,8 @@ class Model {
 
 struct CpuModelOptions {
   int max_batch_tokens = 512;
+  // Activations stay fp32 in products, whatever this machine would choose (OSCAR_GEMM=fma).
+  bool fp32_activations = false;
 };
 
 // Packs the weights for this processor; `threads` and `plan` must outlive the model.
