@@ -53,7 +53,7 @@ Status WriteTokens(const AttentionShape& shape, const WriteArguments& args, Stre
     return Unimplemented(fmt::format("no write kernel for head dim {}", shape.head_dim));
   }
   WriteKernelParams params{};
-  params.qkv = reinterpret_cast<const uint16_t*>(args.qkv);
+  params.qkv = args.qkv;
   params.qkv_stride = args.qkv_stride;
   params.positions = args.positions;
   params.table_rows = args.table_rows;
@@ -73,6 +73,7 @@ Status WriteTokens(const AttentionShape& shape, const WriteArguments& args, Stre
   params.num_kv_heads = shape.num_kv_heads;
   params.rotations = args.rotations;
   params.norm_epsilon = args.norm_epsilon;
+  params.q_scale = args.q_scale;
   const int tiles = (args.tokens * (shape.group_size() + 1) + 15) / 16;
   const dim3 grid(static_cast<unsigned>((tiles + kWriteWarps - 1) / kWriteWarps),
                   static_cast<unsigned>(shape.num_kv_heads + 1));

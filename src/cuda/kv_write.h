@@ -15,14 +15,16 @@ namespace oscar::cuda {
 enum class Rotation : uint8_t { kNone, kHadamard, kMatrix };
 
 struct WriteArguments {
-  const Bf16* qkv = nullptr;  // [tokens, qkv_stride], device: q heads, k heads, v heads; V absorbed
-  int64_t qkv_stride = 0;     // elements, a multiple of 8
+  const float* qkv =
+      nullptr;             // [tokens, qkv_stride], device: q heads, k heads, v heads; V absorbed
+  int64_t qkv_stride = 0;  // elements, a multiple of 8
   const int32_t* positions = nullptr;   // [tokens], device; negative: a padded row
   const int32_t* table_rows = nullptr;  // [tokens], device
   const float* cos_sin = nullptr;       // [max position + 1, D / 2, 2], device; null: no RoPE
   const float* q_norm = nullptr;        // [D], device; null: no norm
   const float* k_norm = nullptr;        // [D], device
   float norm_epsilon = 1e-6f;
+  float q_scale = 1.0f;  // multiplies q before its one rounding
   Rotation rotation = Rotation::kNone;
   const uint32_t* rotation_fragments = nullptr;  // PackRotation's words, device
   int rotations = 1;                             // matrices: 1 or one a KV head

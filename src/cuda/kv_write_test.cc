@@ -11,13 +11,14 @@ namespace oscar::cuda {
 namespace {
 
 // Norm, RoPE and rotation in fp64.
-std::vector<double> ReferenceRow(const Bf16* row, int dims, const float* norm, double epsilon,
-                                 const float* cos_sin, const std::vector<float>& rotation) {
+std::vector<double> ReferenceRow(const float* row, int dims, const float* norm, double epsilon,
+                                 const float* cos_sin, const std::vector<float>& rotation,
+                                 double scale = 1.0) {
   const auto n = static_cast<size_t>(dims);
   std::vector<double> x(n), out(n);
   double sum = 0.0;
   for (size_t d = 0; d < n; ++d) {
-    x[d] = ToFloat(row[d]);
+    x[d] = row[d];
     sum += x[d] * x[d];
   }
   if (norm != nullptr) {
@@ -30,6 +31,7 @@ std::vector<double> ReferenceRow(const Bf16* row, int dims, const float* norm, d
       x[d + n / 2] = b * c + a * s;
     }
   }
+  for (double& value : x) value *= scale;
   if (rotation.empty()) return x;
   for (size_t j = 0; j < n; ++j) {
     for (size_t d = 0; d < n; ++d) out[j] += x[d] * rotation[d * n + j];
@@ -91,8 +93,8 @@ TEST_P(KvWriteTest, MatchesTheReference) {
   cache.Upload();
   const Philox rng(3, 0);
   const size_t stride = heads * dims + 8;
-  std::vector<Bf16> qkv(static_cast<size_t>(c.tokens) * stride);
-  for (size_t i = 0; i < qkv.size(); ++i) qkv[i] = ToBf16(rng.Normal(i));
+  std::vector<float> qkv(static_cast<size_t>(c.tokens) * stride);
+  for (size_t i = 0; i < qkv.size(); ++i) qkv[i] = rng.Normal(i);
   // Token i: row i % 3, consecutive positions from one that wraps the ring; some are padding.
   std::vector<int32_t> positions, rows;
   for (int i = 0; i < c.tokens; ++i) {
@@ -125,7 +127,7 @@ TEST_P(KvWriteTest, MatchesTheReference) {
       fragments.insert(fragments.end(), words.begin(), words.end());
     }
   }
-  const auto d_qkv = Unwrap(DeviceBuffer<Bf16>::Copy(qkv));
+  const auto d_qkv = Unwrap(DeviceBuffer<float>::Copy(qkv));
   const auto d_positions = Unwrap(DeviceBuffer<int32_t>::Copy(positions));
   const auto d_rows = Unwrap(DeviceBuffer<int32_t>::Copy(rows));
   const auto d_cos_sin = Unwrap(DeviceBuffer<float>::Copy(cos_sin));
@@ -145,6 +147,7 @@ TEST_P(KvWriteTest, MatchesTheReference) {
   args.rotation = c.rotation;
   args.rotation_fragments = d_fragments.data();
   args.rotations = matrices;
+  args.q_scale = 0.1275f;
   args.q_out = d_q.data();
   args.window_pool = cache.device_window();
   args.cache = cache.view();
@@ -172,7 +175,7 @@ TEST_P(KvWriteTest, MatchesTheReference) {
     }
   };
   for (int i = 0; i < c.tokens; ++i) {
-    const Bf16* token = qkv.data() + static_cast<size_t>(i) * stride;
+    const float* token = qkv.data() + static_cast<size_t>(i) * stride;
     const int position = positions[static_cast<size_t>(i)];
     for (int h = 0; h < c.q_heads; ++h) {
       const Bf16* out = &q_out[static_cast<size_t>(i * c.q_heads + h) * dims];
@@ -184,7 +187,7 @@ TEST_P(KvWriteTest, MatchesTheReference) {
       check(ReferenceRow(token + static_cast<size_t>(h) * dims, c.head_dim,
                          c.norm ? q_norm.data() : nullptr, args.norm_epsilon,
                          c.rope ? &cos_sin[static_cast<size_t>(position) * dims] : nullptr,
-                         rotations[static_cast<size_t>(c.per_head ? kv : 0)]),
+                         rotations[static_cast<size_t>(c.per_head ? kv : 0)], args.q_scale),
             [&](size_t d) { return out[d]; });
     }
     if (position < 0) continue;
@@ -204,9 +207,9 @@ TEST_P(KvWriteTest, MatchesTheReference) {
                          c.rope ? &cos_sin[static_cast<size_t>(position) * dims] : nullptr,
                          rotations[static_cast<size_t>(c.per_head ? h : 0)]),
             [&](size_t d) { return read(layout.KCode(position % 64, static_cast<int>(d))); });
-      const Bf16* v = token + static_cast<size_t>(c.q_heads + c.kv_heads + h) * dims;
+      const float* v = token + static_cast<size_t>(c.q_heads + c.kv_heads + h) * dims;
       for (size_t d = 0; d < dims; ++d) {
-        ASSERT_EQ(read(layout.VCode(position % 64, static_cast<int>(d))), v[d]);
+        ASSERT_EQ(read(layout.VCode(position % 64, static_cast<int>(d))), ToBf16(v[d]));
       }
     }
   }

@@ -121,13 +121,12 @@ Result<Blas::Plan*> Blas::Find(int out_stride, int outputs, int inputs, int rows
       "describing a product"));
   const auto m = static_cast<uint64_t>(outputs), k = static_cast<uint64_t>(inputs),
              n = static_cast<uint64_t>(rows);
-  const cudaDataType_t out_type = output == ProductOutput::kBf16 ? CUDA_R_16BF : CUDA_R_32F;
   OSCAR_RETURN_IF_ERROR(
       BlasStatus(lib.layout_create(&plan->w, CUDA_R_16BF, k, m, inputs), "describing weights"));
   OSCAR_RETURN_IF_ERROR(
       BlasStatus(lib.layout_create(&plan->x, CUDA_R_16BF, k, n, inputs), "describing inputs"));
-  OSCAR_RETURN_IF_ERROR(
-      BlasStatus(lib.layout_create(&plan->out, out_type, m, n, out_stride), "describing outputs"));
+  OSCAR_RETURN_IF_ERROR(BlasStatus(lib.layout_create(&plan->out, CUDA_R_32F, m, n, out_stride),
+                                   "describing outputs"));
   cublasLtMatmulPreference_t preference = nullptr;
   OSCAR_RETURN_IF_ERROR(BlasStatus(lib.preference_create(&preference), "choosing a product"));
   const size_t limit = kWorkspaceBytes;

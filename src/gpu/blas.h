@@ -25,7 +25,7 @@ class Blas {
   static Result<std::unique_ptr<Blas>> Load(void* workspace);
   ~Blas();
 
-  // out [rows, out_stride] = x [rows, inputs] * weights [outputs, inputs]^T; kBf16, kFloat or kAdd,
+  // out [rows, out_stride] = x [rows, inputs] * weights [outputs, inputs]^T; kFloat or kAdd,
   // without bias. Asynchronous; may be captured once the shape has been seen.
   Status Product(const Bf16* weights, const Bf16* x, void* out, int out_stride, int outputs,
                  int inputs, int rows, ProductOutput output, Stream stream);

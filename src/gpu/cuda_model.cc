@@ -1,5 +1,7 @@
-// The decoder on one CUDA device: fp32 residual stream, BF16 activations, BF16 or FP8 weights, fp32
-// sums; attention straight from the pages.
+// The decoder on one CUDA device: fp32 residual stream, BF16 or FP8 weights, fp32 sums; attention
+// straight from the pages. Numbers are rounded to BF16 where they enter a product or the cache and
+// nowhere else, the places where the CPU's BF16 paths round them: norms, scaled queries, keys,
+// values, attention's outputs, gated products.
 #include "gpu/cuda_model.h"
 
 #include <cuda_runtime_api.h>
@@ -27,6 +29,7 @@
 #include "gpu/products.h"
 #include "gpu/step_kernels.h"
 #include "gpu/token_write.h"
+#include "model/forward_items.h"
 
 namespace oscar {
 namespace {
@@ -40,6 +43,16 @@ using gpu::ProductOutput;
 // Left to the driver, to code and to graphs when the page arena takes the rest.
 constexpr uint64_t kReserve = uint64_t{1} << 30;
 constexpr int kMinLogitRows = 64;
+// Rows whose gates and ups are computed at once: they are fp32 and the largest of the activations.
+constexpr int kFeedForwardRows = 2048;
+
+// Queries carry the softmax's scale and log2(e) before they are rounded, as on the CPU.
+float QueryScale(int head_dim) {
+  return static_cast<float>(1.4426950408889634 / std::sqrt(static_cast<double>(head_dim)));
+}
+// What is left of the scale for kernels that multiply by it and by log2(e) themselves.
+constexpr float kScaledQuerySoftmax = 0.69314718f;
+static_assert(kScaledQuerySoftmax * 1.4426950408889634f == 1.0f);
 
 cuda::AttentionShape ShapeOf(const ModelSpec& spec, const KvPlan& plan) {
   cuda::AttentionShape shape;
@@ -111,15 +124,8 @@ class CudaDecoder final : public CudaModel {
   Status Logits(const float* x, const int32_t* sources, int rows);
   Status RunTap(int layer, const Pass& pass, std::span<const ForwardItem> items);
   Result<cudaGraphExec_t> GraphFor(int bucket);
-  // K is rounded once, after its rotation, except where the kernel that rotates takes BF16.
-  bool WritesFromBf16(const gpu::DeviceLayer& layer) const {
-    return !gpu::HasTokenWrite(shape_, layer.rotation);
-  }
-  gpu::NormedInput Normed(const float* norm) const { return {x_, norm, spec_.norm_eps, normed_}; }
-  static void AdvanceAll(std::span<const ForwardItem> items) {
-    for (const ForwardItem& item : items) {
-      item.cache->Advance(static_cast<int64_t>(item.tokens.size()));
-    }
+  gpu::NormedInput Normed(const float* norm, int first_row = 0) const {
+    return {x_ + int64_t{first_row} * spec_.hidden, norm, spec_.norm_eps, normed_};
   }
 
   const ModelSpec spec_;
@@ -153,10 +159,10 @@ class CudaDecoder final : public CudaModel {
   // In work_memory_.
   float* x_ = nullptr;        // [rows, hidden]
   Bf16* normed_ = nullptr;    // [rows, hidden]
-  float* qkv_ = nullptr;      // [rows, qkv]; BF16 where WritesFromBf16
+  float* qkv_ = nullptr;      // [rows, qkv]
   Bf16* q_ = nullptr;         // [rows, q]
   Bf16* attended_ = nullptr;  // [rows, q]
-  Bf16* gate_up_ = nullptr;   // [rows, 2 intermediate]
+  float* gate_up_ = nullptr;  // [at most kFeedForwardRows, 2 intermediate]
   Bf16* product_ = nullptr;   // [rows, intermediate]
   float* logits_ = nullptr;   // [logit_rows_, vocab]
   std::byte* inputs_ = nullptr;
@@ -196,7 +202,7 @@ void CudaDecoder::CarveWork(gpu::DeviceCarver& carver) {
   qkv_ = carver.Take<float>(rows * static_cast<size_t>(QkvWidth()));
   q_ = carver.Take<Bf16>(rows * static_cast<size_t>(QWidth()));
   attended_ = carver.Take<Bf16>(rows * static_cast<size_t>(QWidth()));
-  gate_up_ = carver.Take<Bf16>(rows * 2 * middle);
+  gate_up_ = carver.Take<float>(std::min<size_t>(rows, kFeedForwardRows) * 2 * middle);
   product_ = carver.Take<Bf16>(rows * middle);
   logits_ = carver.Take<float>(logit_rows * static_cast<size_t>(spec_.vocab_size));
   inputs_ = carver.Take<std::byte>(gpu::PassPlanner::InputBytes(options_.max_batch_tokens));
@@ -354,12 +360,7 @@ Result<cudaGraphExec_t> CudaDecoder::GraphFor(int bucket) {
 }
 
 Status CudaDecoder::SetTap(QkvTap tap) {
-  for (int i = 0; i < spec_.num_layers && tap; ++i) {
-    if (plan_.v(i).kind != RotationKind::kNone) {
-      return InvalidArgument(
-          "calibration needs a cache method that leaves values unrotated, such as bf16");
-    }
-  }
+  if (tap) OSCAR_RETURN_IF_ERROR(CheckTapPlan(plan_, spec_.num_layers));
   if (tap && tap_memory_.size() == 0) {
     OSCAR_ASSIGN_OR_RETURN(
         tap_memory_, DeviceBuffer<float>::Allocate(static_cast<size_t>(options_.max_batch_tokens) *
@@ -370,35 +371,17 @@ Status CudaDecoder::SetTap(QkvTap tap) {
 }
 
 Status CudaDecoder::Prepare(std::span<const ForwardItem> items) {
-  int64_t total = 0;
+  CheckItems(items, options_.max_batch_tokens);
   for (const ForwardItem& item : items) {
     SequenceCache& cache = *item.cache;
-    const auto count = static_cast<int64_t>(item.tokens.size());
-    OSCAR_CHECK(count > 0 && (item.is_prompt || count == 1));
-    const int64_t cell = cache.config().cell;
-    OSCAR_CHECK(!item.is_prompt || cache.length() / cell == (cache.length() + count - 1) / cell,
-                "a prompt chunk crosses a cell boundary");
-    if (cache.length() + count > positions_) {
+    const int64_t end = cache.length() + static_cast<int64_t>(item.tokens.size());
+    if (end > positions_) {
       return OutOfRange(fmt::format("position {} is beyond the {} that the device was set up for",
-                                    cache.length() + count - 1, positions_));
+                                    end - 1, positions_));
     }
-    total += count;
-  }
-  OSCAR_CHECK(total <= options_.max_batch_tokens, "{} tokens in one pass", total);
-  for (const ForwardItem& item : items) {
-    SequenceCache& cache = *item.cache;
     if (cache.attachment() == nullptr) OSCAR_RETURN_IF_ERROR(cache.SealGaps(threads_));
-    OSCAR_RETURN_IF_ERROR(item.is_prompt ? cache.SealForPrompt(threads_)
-                                         : cache.SealForGeneration(threads_));
   }
-  // Room for every item or for none: pages that an earlier item got are given back.
-  for (size_t i = 0; i < items.size(); ++i) {
-    Status status = items[i].cache->Reserve(static_cast<int64_t>(items[i].tokens.size()));
-    if (status.ok()) continue;
-    for (size_t j = 0; j < i; ++j) items[j].cache->Trim(items[j].cache->length());
-    return status;
-  }
-  return {};
+  return MakeRoom(items, threads_);
 }
 
 Status CudaDecoder::Attend(const Pass& pass, int layer) {
@@ -408,10 +391,9 @@ Status CudaDecoder::Attend(const Pass& pass, int layer) {
   cuda::CacheView view = tables_->view();
   view.window_pool = pages_->arena() + open.BlockOffset(layer, 0);
   view.history_pool = pages_->arena() + history.BlockOffset(layer, 0);
-  const float scale = 1.0f / std::sqrt(static_cast<float>(spec_.head_dim));
 
   cuda::WriteArguments write;
-  write.qkv = reinterpret_cast<const Bf16*>(qkv_);
+  write.qkv = qkv_;
   write.qkv_stride = QkvWidth();
   write.positions = pass.positions;
   write.table_rows = pass.table_rows;
@@ -419,6 +401,7 @@ Status CudaDecoder::Attend(const Pass& pass, int layer) {
   write.q_norm = weights.q_norm;
   write.k_norm = weights.k_norm;
   write.norm_epsilon = spec_.norm_eps;
+  write.q_scale = QueryScale(spec_.head_dim);
   write.rotation = weights.rotation;
   write.rotation_fragments = weights.rotation_fragments;
   write.rotations = weights.rotations;
@@ -426,9 +409,9 @@ Status CudaDecoder::Attend(const Pass& pass, int layer) {
   write.window_pool = const_cast<std::byte*>(view.window_pool);
   write.cache = view;
   write.tokens = pass.rows;
-  OSCAR_RETURN_IF_ERROR(WritesFromBf16(weights)
-                            ? cuda::WriteTokens(shape_, write, stream_)
-                            : gpu::LaunchTokenWrite(shape_, write, qkv_, stream_));
+  OSCAR_RETURN_IF_ERROR(gpu::HasTokenWrite(shape_, weights.rotation)
+                            ? gpu::LaunchTokenWrite(shape_, write, stream_)
+                            : cuda::WriteTokens(shape_, write, stream_));
 
   for (int first = 0; first < pass.decodes; first += options_.max_sequences) {
     cuda::DecodeArguments args;
@@ -436,7 +419,7 @@ Status CudaDecoder::Attend(const Pass& pass, int layer) {
     args.sequences = pass.decode_views + first;
     args.q = q_ + int64_t{first} * QWidth();
     args.out = attended_ + int64_t{first} * QWidth();
-    args.softmax_scale = scale;
+    args.softmax_scale = kScaledQuerySoftmax;
     args.batch = std::min(options_.max_sequences, pass.decodes - first);
     args.workspace = attention_workspace_;
     args.overlap_predecessor = first == 0;
@@ -449,7 +432,7 @@ Status CudaDecoder::Attend(const Pass& pass, int layer) {
   args.chunks = pass.chunk_rows;
   args.q = q_;
   args.out = attended_;
-  args.softmax_scale = scale;
+  args.softmax_scale = kScaledQuerySoftmax;
   args.batch = pass.chunks;
   args.max_query_tokens = pass.longest_chunk;
   return prefill_->Launch(args, stream_);
@@ -457,27 +440,31 @@ Status CudaDecoder::Attend(const Pass& pass, int layer) {
 
 Status CudaDecoder::Project(const gpu::DeviceLayer& layer, int rows) {
   const gpu::NormedInput x = Normed(layer.attention_norm);
-  const bool bf16 = WritesFromBf16(layer);
-  const ProductOutput output = bf16 ? ProductOutput::kBf16 : ProductOutput::kFloat;
-  OSCAR_RETURN_IF_ERROR(
-      products_->OfNormed(layer.qkv, x, qkv_, QkvWidth(), rows, output, layer.qkv_bias, stream_));
+  OSCAR_RETURN_IF_ERROR(products_->OfNormed(layer.qkv, x, qkv_, QkvWidth(), rows,
+                                            ProductOutput::kFloat, layer.qkv_bias, stream_));
   if (layer.v.outputs == 0) return {};
   const int first = layer.qkv.outputs;
-  void* const v = bf16 ? static_cast<void*>(reinterpret_cast<Bf16*>(qkv_) + first) : qkv_ + first;
-  return products_->OfNormed(layer.v, x, v, QkvWidth(), rows, output,
+  return products_->OfNormed(layer.v, x, qkv_ + first, QkvWidth(), rows, ProductOutput::kFloat,
                              layer.qkv_bias == nullptr ? nullptr : layer.qkv_bias + first, stream_);
 }
 
 Status CudaDecoder::FeedForward(const gpu::DeviceLayer& layer, int rows) {
   const int middle = spec_.intermediate;
-  const gpu::NormedInput x = Normed(layer.feed_forward_norm);
   if (products_->TakesSiluMul(layer.gate_up, rows)) {
-    OSCAR_RETURN_IF_ERROR(products_->OfNormed(layer.gate_up, x, product_, middle, rows,
-                                              ProductOutput::kSiluMul, nullptr, stream_));
+    OSCAR_RETURN_IF_ERROR(products_->OfNormed(layer.gate_up, Normed(layer.feed_forward_norm),
+                                              product_, middle, rows, ProductOutput::kSiluMul,
+                                              nullptr, stream_));
   } else {
-    OSCAR_RETURN_IF_ERROR(products_->OfNormed(layer.gate_up, x, gate_up_, 2 * middle, rows,
-                                              ProductOutput::kBf16, nullptr, stream_));
-    OSCAR_RETURN_IF_ERROR(gpu::LaunchSiluMul(gate_up_, product_, rows, middle, stream_));
+    OSCAR_ASSIGN_OR_RETURN(const gpu::DeviceMatrix gate_up,
+                           products_->Expanded(layer.gate_up, rows, stream_));
+    for (int first = 0; first < rows; first += kFeedForwardRows) {
+      const int count = std::min(kFeedForwardRows, rows - first);
+      OSCAR_RETURN_IF_ERROR(products_->OfNormed(gate_up, Normed(layer.feed_forward_norm, first),
+                                                gate_up_, 2 * middle, count, ProductOutput::kFloat,
+                                                nullptr, stream_));
+      OSCAR_RETURN_IF_ERROR(
+          gpu::LaunchSiluMul(gate_up_, product_ + int64_t{first} * middle, count, middle, stream_));
+    }
   }
   return products_->Of(layer.down, product_, x_, spec_.hidden, rows, ProductOutput::kAdd, nullptr,
                        stream_);
@@ -510,7 +497,6 @@ Status CudaDecoder::RunTap(int layer, const Pass& pass, std::span<const ForwardI
   const gpu::DeviceLayer& weights = weights_.layers[static_cast<size_t>(layer)];
   gpu::TapArguments args;
   args.qkv = qkv_;
-  args.is_bf16 = WritesFromBf16(weights);
   args.positions = pass.positions;
   args.cos_sin = weights_.cos_sin;
   args.q_norm = weights.q_norm;

@@ -13,13 +13,12 @@ namespace {
 // Up to here reading the weights once is all there is to do; beyond, the library's tiles are
 // faster.
 constexpr int kBf16Rows = 8;
-// FP8 matrices are read once for every 16 rows. Multiplying them out (a byte read, two written, two
-// read by the product) costs as much as three such reads.
-constexpr int kFp8Rows = 3 * kSkinnyRows;
+// FP8 matrices are read once for every 32 rows. Multiplying them out (a byte read, two written, two
+// read by the product) costs as much as two such reads.
+constexpr int kFp8Rows = 2 * kFp8SkinnyRows;
 
 size_t SizeOf(ProductOutput output) {
-  return output == ProductOutput::kBf16 || output == ProductOutput::kSiluMul ? sizeof(Bf16)
-                                                                             : sizeof(float);
+  return output == ProductOutput::kSiluMul ? sizeof(Bf16) : sizeof(float);
 }
 
 }  // namespace
@@ -30,10 +29,21 @@ bool Products::IsSkinny(const DeviceMatrix& matrix, int rows) const {
          FitsSkinny(matrix.inputs, matrix.is_fp8());
 }
 
+Result<DeviceMatrix> Products::Expanded(const DeviceMatrix& matrix, int rows, Stream stream) {
+  if (!matrix.is_fp8() || IsSkinny(matrix, rows)) return matrix;
+  OSCAR_RETURN_IF_ERROR(LaunchMultiplyOut(matrix, scratch_, stream));
+  DeviceMatrix expanded;
+  expanded.weights = scratch_;
+  expanded.outputs = matrix.outputs;
+  expanded.inputs = matrix.inputs;
+  return expanded;
+}
+
 Status Products::Of(const DeviceMatrix& matrix, const Bf16* x, void* out, int out_stride, int rows,
                     ProductOutput output, const float* bias, Stream stream) {
   if (IsSkinny(matrix, rows)) {
-    for (int first = 0; first < rows; first += kSkinnyRows) {
+    const int most = SkinnyRows(matrix.is_fp8() && !invariant_);
+    for (int first = 0; first < rows; first += most) {
       SkinnyArguments args;
       args.matrix = matrix;
       args.x = x + int64_t{first} * matrix.inputs;
@@ -41,7 +51,7 @@ Status Products::Of(const DeviceMatrix& matrix, const Bf16* x, void* out, int ou
                  static_cast<size_t>(int64_t{first} * out_stride) * SizeOf(output);
       args.out_stride = out_stride;
       args.bias = bias;
-      args.rows = std::min(kSkinnyRows, rows - first);
+      args.rows = std::min(most, rows - first);
       args.output = output;
       args.invariant = invariant_;
       OSCAR_RETURN_IF_ERROR(LaunchSkinny(args, stream));
@@ -51,15 +61,11 @@ Status Products::Of(const DeviceMatrix& matrix, const Bf16* x, void* out, int ou
   if (blas_ == nullptr) {
     return Unimplemented(fmt::format("a product with {} inputs needs cuBLASLt", matrix.inputs));
   }
-  if (matrix.is_fp8()) OSCAR_RETURN_IF_ERROR(LaunchMultiplyOut(matrix, scratch_, stream));
-  OSCAR_RETURN_IF_ERROR(blas_->Product(matrix.is_fp8() ? scratch_ : matrix.weights, x, out,
-                                       out_stride, matrix.outputs, matrix.inputs, rows, output,
-                                       stream));
+  OSCAR_ASSIGN_OR_RETURN(const DeviceMatrix expanded, Expanded(matrix, rows, stream));
+  OSCAR_RETURN_IF_ERROR(blas_->Product(expanded.weights, x, out, out_stride, matrix.outputs,
+                                       matrix.inputs, rows, output, stream));
   if (bias == nullptr) return {};
-  return output == ProductOutput::kBf16 ? LaunchAddBias(static_cast<Bf16*>(out), bias, rows,
-                                                        matrix.outputs, out_stride, stream)
-                                        : LaunchAddBias(static_cast<float*>(out), bias, rows,
-                                                        matrix.outputs, out_stride, stream);
+  return LaunchAddBias(static_cast<float*>(out), bias, rows, matrix.outputs, out_stride, stream);
 }
 
 Status Products::OfNormed(const DeviceMatrix& matrix, const NormedInput& x, void* out,

@@ -33,6 +33,9 @@ class Products {
             ProductOutput output, const float* bias, Stream stream);
   Status OfNormed(const DeviceMatrix& matrix, const NormedInput& x, void* out, int out_stride,
                   int rows, ProductOutput output, const float* bias, Stream stream);
+  // The matrix as Of reads it for that many rows, multiplied out where it has to be: for several
+  // products in a row, and until the next one that multiplies out.
+  Result<DeviceMatrix> Expanded(const DeviceMatrix& matrix, int rows, Stream stream);
   bool TakesSiluMul(const DeviceMatrix& matrix, int rows) const { return IsSkinny(matrix, rows); }
 
  private:

@@ -37,7 +37,7 @@ struct Case {
 std::string NameOf(const testing::TestParamInfo<Case>& info) {
   const Case& c = info.param;
   const char* kinds[] = {"Bf16", "Rows", "Blocks", "BlockRows"};
-  const char* outputs[] = {"Bf16", "Float", "Add", "SiluMul"};
+  const char* outputs[] = {"Float", "Add", "SiluMul"};
   return std::string(kinds[static_cast<int>(c.kind)]) + std::to_string(c.outputs) + "x" +
          std::to_string(c.inputs) + "x" + std::to_string(c.rows) +
          outputs[static_cast<int>(c.output)] + (c.normed ? "Normed" : "") +
@@ -147,7 +147,7 @@ TEST_P(ProductTest, AsInDoublePrecision) {
   auto scratch = *DeviceBuffer<Bf16>::Allocate(rows * inputs);
   auto multiplied = *DeviceBuffer<Bf16>::Allocate(static_cast<size_t>(c.outputs) * inputs);
   auto blas_workspace = *DeviceBuffer<std::byte>::Allocate(Blas::kWorkspaceBytes);
-  const bool bf16 = c.output == ProductOutput::kBf16 || pair;
+  const bool bf16 = pair;
   const size_t element = bf16 ? 2 : 4;
   auto out = *DeviceBuffer<std::byte>::Allocate(rows * static_cast<size_t>(stride) * element);
   ASSERT_TRUE(out.Fill(bf16 ? 0xff : 0).ok());
@@ -208,14 +208,14 @@ TEST_P(ProductTest, AsInDoublePrecision) {
     }
   }
   // BF16 activations or results: 2^-9 each; weights multiplied out are rounded once more.
-  EXPECT_LE(std::sqrt(error / energy), bf16 || c.normed || c.rows > 48 ? 5e-3 : 2e-6);
+  EXPECT_LE(std::sqrt(error / energy), bf16 || c.normed || c.rows > 64 ? 5e-3 : 2e-6);
 }
 
 std::vector<Case> Cases() {
   std::vector<Case> cases;
   for (const Kind kind : {Kind::kBf16, Kind::kRows, Kind::kBlocks, Kind::kBlockRows}) {
-    for (const auto output : {ProductOutput::kBf16, ProductOutput::kFloat, ProductOutput::kAdd,
-                              ProductOutput::kSiluMul}) {
+    for (const auto output :
+         {ProductOutput::kFloat, ProductOutput::kAdd, ProductOutput::kSiluMul}) {
       cases.push_back({kind, 160, 384, 1, output});
       cases.push_back({kind, 96, 4224, 5, output});  // more than a stage, and not a whole one
       const bool whole = kind == Kind::kBf16 && output == ProductOutput::kSiluMul;
@@ -224,8 +224,16 @@ std::vector<Case> Cases() {
       if (output != ProductOutput::kAdd) cases.push_back({kind, 160, 2432, 3, output, true});
     }
     cases.push_back({kind, 160, 384, 40, ProductOutput::kFloat});
+    if (kind == Kind::kBf16) continue;
+    for (const auto output :  // two launches, the second not full
+         {ProductOutput::kFloat, ProductOutput::kAdd, ProductOutput::kSiluMul}) {
+      cases.push_back({kind, 160, 384, 17, output});
+      cases.push_back({kind, 4192, 2176, 57, output});
+    }
+  }
+  for (const Kind kind : {Kind::kBf16, Kind::kRows, Kind::kBlocks, Kind::kBlockRows}) {
     cases.push_back({kind, 160, 384, 200, ProductOutput::kFloat});
-    cases.push_back({kind, 160, 384, 200, ProductOutput::kBf16, true});
+    cases.push_back({kind, 160, 384, 200, ProductOutput::kFloat, true});
   }
   return cases;
 }

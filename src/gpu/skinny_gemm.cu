@@ -1,10 +1,13 @@
-// out[n, m] = sum_k w[m, k] x[n, k] for n <= 16 on tensor cores, at the speed of reading w.
+// out[n, m] = sum_k w[m, k] x[n, k] for n <= 16 (FP8: 32) on tensor cores, at the speed of reading
+// w.
 //
 // Grid       two blocks an SM, each with its share of tiles of 16 weight rows (32 where n > 8, or a
-//            gate and an up tile).
-// Pipeline   a producer warp copies 32 KiB of a tile at a time into a ring of three stages (bulk
-//            copies on mbarriers), eight consumer warps take an eighth of its k each. The producer
-//            starts before the kernel that writes x has ended (programmatic dependent launch).
+//            gate and an up tile). n > 16: one block, because operands fill the registers, and for
+//            gates and ups tiles of 64 rows, which halves how often x is read.
+// Pipeline   a producer warp copies 32 KiB of a tile (64 KiB where it has 64 rows) at a time into a
+//            ring of stages (bulk copies on mbarriers), eight consumer warps take an eighth of its
+//            k each. The producer starts before the kernel that writes x has ended (programmatic
+//            dependent launch).
 // Operands   m16n8k16 with the weights as A. The sum over k may run in any order, so a lane's
 //            16-byte load, 8 consecutive k of a row, serves as its operands of two steps; x is
 //            loaded the same way as B. Rows in shared memory are 64 bytes further apart than they
@@ -27,11 +30,22 @@
 namespace oscar::gpu {
 namespace {
 
-constexpr int kWarps = 8;              // consumers
-constexpr int kTileBytes = 16 * 2048;  // of weights a stage
-constexpr int kPad = 64;               // bytes between rows
-// As many as let two blocks share an SM.
-constexpr int StagesFor(int n_tiles) { return n_tiles == 1 ? 3 : 2; }
+constexpr int kWarps = 8;  // consumers
+constexpr int kPad = 64;   // bytes between rows
+
+// What fits an SM: tiles of 8 rows of x and of 16 rows of weights.
+template <int kNTiles, int kRTiles>
+struct Fit {
+  static constexpr int kBlocks = kNTiles > 2 ? 1 : 2;
+  static constexpr int kRows = kRTiles * 16;
+  static constexpr int kRowBytes = (kRTiles > 2 ? 65536 : 32768) / kRows;  // of a stage
+  static constexpr int kPitch = kRowBytes + kPad;
+  static constexpr int kStages = kNTiles == 1 ? 3 : kNTiles == 2 || kRTiles > 2 ? 2 : 4;
+  static constexpr int kRingBytes = kStages * kRows * kPitch;
+  static constexpr int kColumns = kNTiles * 8 + 1;  // of partial sums: rows in different banks
+  static constexpr int kSharedBytes = kRingBytes + kWarps * kRows * kColumns * 4;
+  static_assert(kBlocks * (kSharedBytes + 1536) <= 227 * 1024);
+};
 
 enum class Format { kBf16, kFp8Rows, kFp8Blocks };  // FP8: what a scale is for
 
@@ -80,20 +94,24 @@ __device__ __forceinline__ uint32_t RaiseForFp8(uint32_t pair) {
 }
 
 template <int kNTiles, int kRTiles, bool kNorm, ProductOutput kOut, Format kFormat>
-__global__ void __launch_bounds__((kWarps + 1) * 32, 2) SkinnyKernel(const Params p) {
+__global__ void __launch_bounds__((kWarps + 1) * 32, Fit<kNTiles, kRTiles>::kBlocks)
+    SkinnyKernel(const Params p) {
+  using F = Fit<kNTiles, kRTiles>;
   constexpr bool kPair = kOut == ProductOutput::kSiluMul;
   constexpr bool kFp8 = kFormat != Format::kBf16;
   constexpr int kWidth = kFp8 ? 1 : 2;  // bytes of a weight
   constexpr int kChunkK = 64 / kWidth;  // k of a chunk, which is 64 bytes of a row
   constexpr int kLoads = kFp8 ? 2 : 1;  // of 16 bytes of x, a lane's share of a chunk
-  constexpr int kRows = kRTiles * 16, kStages = StagesFor(kNTiles);
-  constexpr int kRowBytes = kTileBytes / kRows, kPitch = kRowBytes + kPad;
-  constexpr int kSpan = kRowBytes / kWidth;          // k of a stage
-  constexpr int kChunks = kSpan / kChunkK / kWarps;  // a warp's share of a stage
-  static_assert(kChunks % 2 == 0);                   // whole blocks of 128 k
+  constexpr int kRows = F::kRows, kStages = F::kStages;
+  constexpr int kRowBytes = F::kRowBytes, kPitch = F::kPitch;
+  constexpr int kTileRows = kPair ? kRows / 2 : kRows;  // of the output
+  constexpr int kSpan = kRowBytes / kWidth;             // k of a stage
+  constexpr int kChunks = kSpan / kChunkK / kWarps;     // a warp's share of a stage
+  static_assert(kChunks % 2 == 0);                      // whole blocks of 128 k
   extern __shared__ __align__(128) unsigned char ring[];
   __shared__ uint64_t barriers[2 * kStages];
-  __shared__ float partial[kWarps][kRows][kNTiles * 8 + 1];  // columns in different banks
+  auto* const partial =
+      reinterpret_cast<float(*)[kRows][F::kColumns]>(ring + F::kRingBytes);  // [kWarps]
   __shared__ float squares[kWarps][8];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = lane / 4, quad = lane % 4;
   const auto full = [&](int slot) { return cuda::SharedAddress(&barriers[slot]); };
@@ -107,8 +125,7 @@ __global__ void __launch_bounds__((kWarps + 1) * 32, 2) SkinnyKernel(const Param
   }
   __syncthreads();
   cuda::LetSuccessorStart();
-  const int tile_rows = kPair ? 16 : kRows;  // of the output
-  const int tiles = (p.outputs + tile_rows - 1) / tile_rows;
+  const int tiles = (p.outputs + kTileRows - 1) / kTileRows;
   const int total_rows = kPair ? 2 * p.outputs : p.outputs;
   const int stages = (p.inputs + kSpan - 1) / kSpan, chunks = p.inputs / kChunkK;
 
@@ -126,11 +143,11 @@ __global__ void __launch_bounds__((kWarps + 1) * 32, 2) SkinnyKernel(const Param
         // One addition a row; the last tile repeats the last row.
 #pragma unroll
         for (int half = 0; half < (kPair ? 2 : 1); ++half) {
-          const int row = tile * tile_rows + half * p.outputs;
+          const int row = tile * kTileRows + half * p.outputs;
           const unsigned char* from = p.w + min(row, total_rows - 1) * pitch + k * kWidth;
 #pragma unroll
-          for (int r = 0; r < (kPair ? 16 : kRows); ++r) {
-            fill.Copy(to + static_cast<uint32_t>((half * 16 + r) * kPitch), from,
+          for (int r = 0; r < kTileRows; ++r) {
+            fill.Copy(to + static_cast<uint32_t>((half * kTileRows + r) * kPitch), from,
                       static_cast<uint32_t>(bytes));
             if (row + r + 1 < total_rows) from += pitch;
           }
@@ -176,7 +193,7 @@ __global__ void __launch_bounds__((kWarps + 1) * 32, 2) SkinnyKernel(const Param
   };
   // Which row of the matrix row `r` of a tile is.
   const auto matrix_row = [&](int tile, int r) {
-    const int row = tile * tile_rows + (kPair && r >= 16 ? p.outputs + r - 16 : r);
+    const int row = tile * kTileRows + (r >= kTileRows ? p.outputs + r - kTileRows : r);
     return min(row, total_rows - 1);
   };
   // A warp's operands of a stage. Unpacking FP8 leaves less time to wait for them, so each is asked
@@ -285,9 +302,8 @@ __global__ void __launch_bounds__((kWarps + 1) * 32, 2) SkinnyKernel(const Param
       for (int i = 0; i < kWarps; ++i) sum += partial[i][row][n];
       return sum;
     };
-    constexpr int kOutRows = kPair ? 16 : kRows;
-    for (int i = threadIdx.x; i < kOutRows * kNTiles * 8; i += kWarps * 32) {
-      const int row = i % kOutRows, n = i / kOutRows, m = tile * tile_rows + row;
+    for (int i = threadIdx.x; i < kTileRows * kNTiles * 8; i += kWarps * 32) {
+      const int row = i % kTileRows, n = i / kTileRows, m = tile * kTileRows + row;
       if (n >= p.rows || m >= p.outputs) continue;
       float factor = kFp8 ? kHalfOfFp8 : 1.0f;
       if constexpr (kNorm) {
@@ -299,7 +315,7 @@ __global__ void __launch_bounds__((kWarps + 1) * 32, 2) SkinnyKernel(const Param
       float value = total(row, n) * factor;
       if constexpr (kFormat == Format::kFp8Rows) value *= p.scales[m];
       if constexpr (kPair) {
-        float up = total(16 + row, n) * factor;
+        float up = total(kTileRows + row, n) * factor;
         if constexpr (kFormat == Format::kFp8Rows) up *= p.scales[p.outputs + m];
         value = value / (1.0f + __expf(-value)) * up;
       } else if (p.bias != nullptr) {
@@ -321,20 +337,26 @@ __global__ void __launch_bounds__((kWarps + 1) * 32, 2) SkinnyKernel(const Param
 // Which kernel, how many weight rows its tiles have and what shared memory it takes.
 struct Choice {
   const void* kernel;
-  int tile_rows, shared_bytes;
+  int tile_rows, shared_bytes, blocks;  // of an SM
 };
 
 template <int kNTiles, int kRTiles, bool kNorm, ProductOutput kOut, Format kFormat>
 Choice Make() {
-  constexpr int kRows = kRTiles * 16;
+  using F = Fit<kNTiles, kRTiles>;
   return {reinterpret_cast<const void*>(&SkinnyKernel<kNTiles, kRTiles, kNorm, kOut, kFormat>),
-          kOut == ProductOutput::kSiluMul ? 16 : kRows,
-          StagesFor(kNTiles) * (kTileBytes + kRows * kPad)};
+          kOut == ProductOutput::kSiluMul ? F::kRows / 2 : F::kRows, F::kSharedBytes, F::kBlocks};
 }
 
 template <ProductOutput kOut, Format kFormat>
 Choice Choose(int rows, bool norm, bool invariant) {
   constexpr int kFew = kOut == ProductOutput::kSiluMul ? 2 : 1;  // tiles where rows are few
+  if constexpr (kFormat != Format::kBf16) {
+    // Other matrices would have too few tiles of 64 rows for all SMs, and sums of blocks take as
+    // many registers as the sums themselves.
+    constexpr bool kWide = kOut == ProductOutput::kSiluMul && kFormat == Format::kFp8Rows;
+    constexpr int kTiles = kWide ? 4 : 2;
+    if (rows > 16) return Make<4, kTiles, false, kOut, kFormat>();
+  }
   if (rows > 8 || invariant) return Make<2, 2, false, kOut, kFormat>();
   if constexpr (kOut != ProductOutput::kAdd) {
     if (norm) return Make<1, kFew, true, kOut, kFormat>();
@@ -345,8 +367,6 @@ Choice Choose(int rows, bool norm, bool invariant) {
 template <Format kFormat>
 Choice Choose(ProductOutput output, int rows, bool norm, bool invariant) {
   switch (output) {
-    case ProductOutput::kBf16:
-      return Choose<ProductOutput::kBf16, kFormat>(rows, norm, invariant);
     case ProductOutput::kFloat:
       return Choose<ProductOutput::kFloat, kFormat>(rows, norm, invariant);
     case ProductOutput::kAdd:
@@ -370,11 +390,13 @@ Status LaunchSkinny(const SkinnyArguments& args, Stream stream) {
   const bool norm = args.residual != nullptr;
   const DeviceMatrix& matrix = args.matrix;
   const int outputs = args.output == ProductOutput::kSiluMul ? matrix.outputs / 2 : matrix.outputs;
-  if (args.rows < 1 || args.rows > (norm ? kNormedRows : kSkinnyRows) || outputs < 1 ||
-      !FitsSkinny(matrix.inputs, matrix.is_fp8()) || (norm && args.output == ProductOutput::kAdd)) {
+  if (args.rows < 1 ||
+      args.rows > (norm ? kNormedRows : SkinnyRows(matrix.is_fp8() && !args.invariant)) ||
+      outputs < 1 || !FitsSkinny(matrix.inputs, matrix.is_fp8()) ||
+      (norm && args.output == ProductOutput::kAdd)) {
     return InvalidArgument(
-        "a skinny product takes 1 to 16 rows (4 with its norm) and inputs in "
-        "multiples of 32, of 128 in FP8");
+        "a skinny product takes 1 to 16 rows (FP8 32, with its norm 4) and inputs in multiples of "
+        "32, of 128 in FP8");
   }
   Params params{};
   params.w = matrix.is_fp8() ? reinterpret_cast<const unsigned char*>(matrix.codes)
@@ -411,8 +433,8 @@ Status LaunchSkinny(const SkinnyArguments& args, Stream stream) {
   overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   overlap.val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config{};
-  config.gridDim =
-      dim3(static_cast<unsigned>(tiles < 2 * multiprocessors ? tiles : 2 * multiprocessors));
+  const int blocks = choice.blocks * multiprocessors;
+  config.gridDim = dim3(static_cast<unsigned>(tiles < blocks ? tiles : blocks));
   config.blockDim = dim3((kWarps + 1) * 32);
   config.dynamicSmemBytes = static_cast<size_t>(choice.shared_bytes);
   config.stream = stream;

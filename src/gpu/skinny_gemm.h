@@ -13,11 +13,13 @@ namespace oscar::gpu {
 
 using cuda::Stream;
 
-inline constexpr int kSkinnyRows = 16;  // activations a launch, at most
+// Activations a launch, at most; FP8 matrices take more where sums need not be the same for any
+// number of them.
+inline constexpr int kSkinnyRows = 16, kFp8SkinnyRows = 32;
+constexpr int SkinnyRows(bool wide) { return wide ? kFp8SkinnyRows : kSkinnyRows; }
 
 enum class ProductOutput : uint8_t {
-  kBf16,     // out[n][m] = sum + bias
-  kFloat,    // the same in fp32
+  kFloat,    // out[n][m] = sum + bias, fp32
   kAdd,      // out[n][m] += sum + bias, fp32: the residual stream
   kSiluMul,  // weights are gate rows, then up rows; out[n][m] = silu(gate) * up, BF16
 };
@@ -49,8 +51,8 @@ struct SkinnyArguments {
   void* out = nullptr;  // [rows, out_stride], of which each row's first numbers are written
   int out_stride = 0;
   const float* bias = nullptr;  // [outputs]; null: none
-  int rows = 0;                 // 1 to kSkinnyRows
-  ProductOutput output = ProductOutput::kBf16;
+  int rows = 0;                 // 1 to SkinnyRows
+  ProductOutput output = ProductOutput::kFloat;
   // One kernel for any number of rows, so that launches of different sizes agree bit for bit.
   bool invariant = false;
 };

@@ -76,39 +76,28 @@ __global__ void __launch_bounds__(kNormThreads)
   }
 }
 
-// Eight numbers a thread; `width` is a multiple of 8.
-__global__ void SiluMulKernel(const uint16_t* gate_up, uint16_t* out, int64_t vectors, int width) {
-  const int per_row = width / 8;
+__device__ __forceinline__ float SiluMul(float gate, float up) {
+  return gate / (1.0f + __expf(-gate)) * up;
+}
+
+// Four numbers a thread; `width` is a multiple of 4.
+__global__ void SiluMulKernel(const float* gate_up, uint16_t* out, int64_t vectors, int width) {
+  const int per_row = width / 4;
   for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < vectors;
        i += int64_t{gridDim.x} * blockDim.x) {
-    const int64_t row = i / per_row, column = i % per_row * 8;
-    const uint4 g = *reinterpret_cast<const uint4*>(gate_up + row * 2 * width + column);
-    const uint4 u = *reinterpret_cast<const uint4*>(gate_up + row * 2 * width + width + column);
-    uint4 product;
-    const uint32_t* gates = &g.x;
-    const uint32_t* ups = &u.x;
-    uint32_t* products = &product.x;
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      const float2 a = UnpackBf16(gates[j]), b = UnpackBf16(ups[j]);
-      const __nv_bfloat162 pair = __floats2bfloat162_rn(a.x / (1.0f + __expf(-a.x)) * b.x,
-                                                        a.y / (1.0f + __expf(-a.y)) * b.y);
-      products[j] = *reinterpret_cast<const uint32_t*>(&pair);
-    }
-    *reinterpret_cast<uint4*>(out + row * width + column) = product;
+    const int64_t row = i / per_row, column = i % per_row * 4;
+    const float* at = gate_up + row * 2 * width + column;
+    const float4 g = *reinterpret_cast<const float4*>(at);
+    const float4 u = *reinterpret_cast<const float4*>(at + width);
+    *reinterpret_cast<uint2*>(out + row * width + column) =
+        PackBf16({SiluMul(g.x, u.x), SiluMul(g.y, u.y), SiluMul(g.z, u.z), SiluMul(g.w, u.w)});
   }
 }
 
-__device__ __forceinline__ void Accumulate(float* out, float bias) { *out += bias; }
-__device__ __forceinline__ void Accumulate(__nv_bfloat16* out, float bias) {
-  *out = __float2bfloat16_rn(__bfloat162float(*out) + bias);
-}
-
-template <typename T>
-__global__ void AddBiasKernel(T* out, const float* bias, int64_t count, int width, int stride) {
+__global__ void AddBiasKernel(float* out, const float* bias, int64_t count, int width, int stride) {
   for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < count;
        i += int64_t{gridDim.x} * blockDim.x) {
-    Accumulate(out + i / width * stride + i % width, bias[i % width]);
+    out[i / width * stride + i % width] += bias[i % width];
   }
 }
 
@@ -126,8 +115,7 @@ __global__ void TapKernel(const TapArguments p) {
             head = static_cast<int>(blockIdx.x) % heads;
   const int d = static_cast<int>(threadIdx.x), half = p.head_dim / 2;
   const int64_t at = int64_t{blockIdx.x} * p.head_dim + d;
-  float v = p.is_bf16 ? __uint_as_float(uint32_t{static_cast<const uint16_t*>(p.qkv)[at]} << 16)
-                      : static_cast<const float*>(p.qkv)[at];
+  float v = p.qkv[at];
   const float* norm = head < p.heads ? p.q_norm : p.k_norm;
   if (head < p.heads + p.kv_heads) {
     if (norm != nullptr) {
@@ -244,18 +232,11 @@ Status LaunchNorm(const float* x, const float* weight, float epsilon, const int3
                     "launching RMSNorm");
 }
 
-Status LaunchSiluMul(const Bf16* gate_up, Bf16* out, int rows, int width, Stream stream) {
-  const int64_t vectors = int64_t{rows} * width / 8;
+Status LaunchSiluMul(const float* gate_up, Bf16* out, int rows, int width, Stream stream) {
+  const int64_t vectors = int64_t{rows} * width / 4;
   SiluMulKernel<<<BlocksFor(vectors, 256), 256, 0, stream>>>(
-      reinterpret_cast<const uint16_t*>(gate_up), reinterpret_cast<uint16_t*>(out), vectors, width);
+      gate_up, reinterpret_cast<uint16_t*>(out), vectors, width);
   return CudaStatus(cudaGetLastError(), "launching SiLU");
-}
-
-Status LaunchAddBias(Bf16* out, const float* bias, int rows, int width, int stride, Stream stream) {
-  const int64_t count = int64_t{rows} * width;
-  AddBiasKernel<<<BlocksFor(count, 256), 256, 0, stream>>>(reinterpret_cast<__nv_bfloat16*>(out),
-                                                           bias, count, width, stride);
-  return CudaStatus(cudaGetLastError(), "launching the bias");
 }
 
 Status LaunchAddBias(float* out, const float* bias, int rows, int width, int stride,

@@ -25,11 +25,10 @@ Status LaunchEmbed(const int32_t* tokens, const int32_t* drawn, int num_drawn, c
 Status LaunchNorm(const float* x, const float* weight, float epsilon, const int32_t* sources,
                   Bf16* out, int rows, int hidden, Stream stream);
 
-// out[r][i] = silu(gate_up[r][i]) * gate_up[r][width + i].
-Status LaunchSiluMul(const Bf16* gate_up, Bf16* out, int rows, int width, Stream stream);
+// out[r][i] = silu(gate_up[r][i]) * gate_up[r][width + i], rounded once.
+Status LaunchSiluMul(const float* gate_up, Bf16* out, int rows, int width, Stream stream);
 
 // out[r][i] += bias[i] for i < width; rows are `stride` apart.
-Status LaunchAddBias(Bf16* out, const float* bias, int rows, int width, int stride, Stream stream);
 Status LaunchAddBias(float* out, const float* bias, int rows, int width, int stride, Stream stream);
 
 struct TableUpdate {
@@ -40,8 +39,7 @@ Status LaunchScatter(const TableUpdate* updates, int count, int32_t* table, Stre
 
 // What calibration sees: q and k after norm and RoPE, v, in fp32; [tokens, heads, D] each.
 struct TapArguments {
-  const void* qkv = nullptr;  // [tokens, (heads + 2 kv_heads) D], fp32 or BF16
-  bool is_bf16 = false;
+  const float* qkv = nullptr;  // [tokens, (heads + 2 kv_heads) D]
   const int32_t* positions = nullptr;
   const float* cos_sin = nullptr;  // [positions, D / 2, 2]
   const float* q_norm = nullptr;

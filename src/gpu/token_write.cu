@@ -23,7 +23,7 @@ struct Params {
   const int32_t* table_rows;
   const float2* cos_sin;
   const float *q_norm, *k_norm;
-  float epsilon;
+  float epsilon, q_scale;
   uint16_t* q_out;
   std::byte* window_pool;
   int64_t window_page_stride;
@@ -119,7 +119,7 @@ __global__ void __launch_bounds__(kWarps * 32) TokenWriteKernel(const Params p) 
 #pragma unroll
   for (int r = 0; r < kRegs; ++r) {
     const int d = lane + 32 * r;
-    const __nv_bfloat16 rounded = __float2bfloat16_rn(x[r]);
+    const __nv_bfloat16 rounded = __float2bfloat16_rn(is_q ? x[r] * p.q_scale : x[r]);
     if (is_q) {
       reinterpret_cast<__nv_bfloat16*>(p.q_out)[(int64_t{token} * p.q_heads + head) * kDim + d] =
           rounded;
@@ -154,9 +154,9 @@ bool HasTokenWrite(const cuda::AttentionShape& shape, cuda::Rotation rotation) {
 }
 
 Status LaunchTokenWrite(const cuda::AttentionShape& shape, const cuda::WriteArguments& args,
-                        const float* qkv, cuda::Stream stream) {
+                        cuda::Stream stream) {
   Params params{};
-  params.qkv = qkv;
+  params.qkv = args.qkv;
   params.qkv_stride = args.qkv_stride;
   params.positions = args.positions;
   params.table_rows = args.table_rows;
@@ -164,6 +164,7 @@ Status LaunchTokenWrite(const cuda::AttentionShape& shape, const cuda::WriteArgu
   params.q_norm = args.q_norm;
   params.k_norm = args.k_norm;
   params.epsilon = args.norm_epsilon;
+  params.q_scale = args.q_scale;
   params.q_out = reinterpret_cast<uint16_t*>(args.q_out);
   params.window_pool = args.window_pool;
   params.window_page_stride = args.cache.window_page_stride;

@@ -6,7 +6,7 @@
 //            RoPE none. The last y row copies V.
 // Shared     none: a rotation (64 KiB at D 128, high and low halves) is read as ready B fragments
 //            and stays in L1.
-// Bytes      tokens x (2 q_heads + 4 kv_heads) x D x 2, and the rotation.
+// Bytes      tokens x (6 q_heads + 12 kv_heads) x D (fp32 in, BF16 out), and the rotation.
 // Bound      memory at small D; at D 128 the products: three BF16 MMAs (x_hi R_hi + x_lo R_hi +
 //            x_hi R_lo) stand for an fp32 one, relative error about 2^-16.
 #pragma once
@@ -38,11 +38,13 @@ __device__ void CopyValues(const WriteKernelParams& p) {
     const int head = static_cast<int>(i / kChunks % p.num_kv_heads);
     const int token = static_cast<int>(i / kChunks / p.num_kv_heads);
     if (p.positions[token] < 0) continue;
-    const uint4 v = *reinterpret_cast<const uint4*>(
+    const auto* v = reinterpret_cast<const float4*>(
         p.qkv + token * p.qkv_stride + (p.num_q_heads + p.num_kv_heads + head) * int64_t{kDim} +
         chunk * 8);
+    const float4 a = v[0], b = v[1];
     const uint32_t at = kLayout.VCode(p.positions[token] % kPageTokens, chunk * 8).offset;
-    *reinterpret_cast<uint4*>(WindowBlock<kDim>(p, token, head) + at) = v;
+    *reinterpret_cast<uint4*>(WindowBlock<kDim>(p, token, head) + at) = {
+        PackBf16(a.x, a.y), PackBf16(a.z, a.w), PackBf16(b.x, b.y), PackBf16(b.z, b.w)};
   }
 }
 
@@ -53,16 +55,16 @@ struct RowTile {
   static constexpr int kSteps = kDim / 16;
   float x[kSteps][2][4];
 
-  __device__ void Load(int r, const uint16_t* row, int quad) {
+  __device__ void Load(int r, const float* row, int quad) {
 #pragma unroll
     for (int s = 0; s < kSteps; ++s) {
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
-        const uint32_t pair =
-            row == nullptr ? 0u
-                           : *reinterpret_cast<const uint32_t*>(row + s * 16 + j * 8 + quad * 2);
-        x[s][r][j * 2] = Bf16Low(pair);
-        x[s][r][j * 2 + 1] = Bf16High(pair);
+        const float2 pair = row == nullptr
+                                ? make_float2(0.0f, 0.0f)
+                                : *reinterpret_cast<const float2*>(row + s * 16 + j * 8 + quad * 2);
+        x[s][r][j * 2] = pair.x;
+        x[s][r][j * 2 + 1] = pair.y;
       }
     }
   }
@@ -85,6 +87,13 @@ struct RowTile {
         x[s][r][j * 2] *= f * w.x;
         x[s][r][j * 2 + 1] *= f * w.y;
       }
+    }
+  }
+  __device__ void Scale(int r, float factor) {
+#pragma unroll
+    for (int s = 0; s < kSteps; ++s) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) x[s][r][j] *= factor;
     }
   }
   // Pairs (i, i + D / 2) lie in steps s and s + kSteps / 2 of the same lane.
@@ -177,7 +186,7 @@ __global__ void __launch_bounds__(kWriteWarps * 32)
     const int token = index / per_token, head = index % per_token;
     const int position = token < p.tokens ? p.positions[token] : -1;
     const bool is_k = head == per_token - 1;
-    const uint16_t* source = nullptr;
+    const float* source = nullptr;
     if (position >= 0) {
       const int q_head = kv_head * (per_token - 1) + head;
       source =
@@ -191,6 +200,7 @@ __global__ void __launch_bounds__(kWriteWarps * 32)
     }
     rows.Load(r, source, quad);
     rows.Norm(r, is_k ? p.k_norm : p.q_norm, p.norm_epsilon, quad);
+    if (!is_k) rows.Scale(r, p.q_scale);
     if (p.cos_sin != nullptr && position >= 0) {
       rows.Rope(r, p.cos_sin + int64_t{position} * (kDim / 2), quad);
     }

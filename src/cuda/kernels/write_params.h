@@ -10,7 +10,7 @@
 namespace oscar::cuda {
 
 struct WriteKernelParams {
-  const uint16_t* qkv;        // [tokens, qkv_stride] BF16: q heads, k heads, v heads
+  const float* qkv;           // [tokens, qkv_stride]: q heads, k heads, v heads
   int64_t qkv_stride;         // elements
   const int32_t* positions;   // [tokens]; negative: a padded row, nothing is read or written
   const int32_t* table_rows;  // [tokens]
@@ -26,6 +26,7 @@ struct WriteKernelParams {
   int32_t tokens, num_q_heads, num_kv_heads;
   int32_t rotations;  // 1 or num_kv_heads
   float norm_epsilon;
+  float q_scale;
 };
 
 enum class RotationKind : uint8_t { kNone, kHadamard, kMatrix };
