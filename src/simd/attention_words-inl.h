@@ -36,8 +36,8 @@ namespace oscar::simd::HWY_NAMESPACE {
 inline constexpr float kWordLimit = 32700.0f;
 inline constexpr int kChunkDims = 16;    // of keys
 inline constexpr int kChunkTokens = 32;  // of values
-// The running reference m of the softmax may fall this far (in powers of two) below a page's
-// largest logit before everything summed so far is scaled: rarely, and never waited for.
+// The reference of the softmax may fall this far (in powers of two) below a page's largest logit
+// before it and everything summed so far are brought up: rarely, and never waited for.
 inline constexpr float kSlack = 8.0f;
 
 // Fetches blocks to come into L2, a few lines at each step; L1 is full of tables.
@@ -135,6 +135,10 @@ HWY_INLINE __m512i AddProducts(__m512i sum, __m512i a, __m512i b) {
   asm("vpdpwssd %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
   return sum;
 }
+// The same pair of words b for every lane.
+HWY_INLINE void AddProducts(__m512i& sum, __m512i a, const int32_t& b) {
+  asm("vpdpwssd %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(a), "m"(b));
+}
 
 // sum += table[index], four times over: four permutes, then four additions, as one block. Order
 // matters twice. Left to itself the compiler keeps a dozen entries to add later, and spills; and a
@@ -167,78 +171,95 @@ HWY_INLINE void AddLongEntry(__m512i& sum, __m512i table, __m512i upper, __m512i
       : "v"(upper), "v"(index));
 }
 
-// As CodeLogits, for 2 bits.
+// Looks up both vectors of tokens for one or two heads; `kFirst` begins their sums.
+template <int kCount, int kHeads>
+HWY_INLINE void AddKeys(bool first, int t, int h, const int16_t (&tables)[4][kMaxBlockHeads][32],
+                        const __m512i (&index)[2], __m512i (&acc)[kHeads][2]) {
+  const __m512i ta = _mm512_load_si512(tables[t][h]);
+  if constexpr (kCount == 2) {
+    const __m512i tb = _mm512_load_si512(tables[t][h + 1]);
+    if (first) {
+      acc[h][0] = _mm512_permutexvar_epi16(index[0], ta);
+      acc[h][1] = _mm512_permutexvar_epi16(index[1], ta);
+      acc[h + 1][0] = _mm512_permutexvar_epi16(index[0], tb);
+      acc[h + 1][1] = _mm512_permutexvar_epi16(index[1], tb);
+    } else if (t < 2) {
+      AddEntries(acc[h][0], acc[h][1], acc[h + 1][0], acc[h + 1][1], ta, ta, tb, tb, index[0],
+                 index[1], index[0], index[1]);
+    } else {
+      AddLongEntries(acc[h][0], acc[h][1], acc[h + 1][0], acc[h + 1][1], ta, ta, tb, tb,
+                     _mm512_load_si512(tables[3][h]), _mm512_load_si512(tables[3][h + 1]), index[0],
+                     index[1], index[0], index[1]);
+    }
+  } else {
+    OSCAR_UNROLL
+    for (int i = 0; i < 2; ++i) {
+      if (first) {
+        acc[h][i] = _mm512_permutexvar_epi16(index[i], ta);
+      } else if (t < 2) {
+        AddEntry(acc[h][i], ta, index[i]);
+      } else {
+        AddLongEntry(acc[h][i], ta, _mm512_load_si512(tables[3][h]), index[i]);
+      }
+    }
+  }
+}
+
+// As CodeLogits, for 2 bits, less reference[head]. Every sum stays in a register: stores of chunks,
+// 4 KiB a page, would share their low 12 address bits with the loads of tables, which then wait for
+// them on Zen 4 (180 cycles a page).
 template <int kHeads>
-HWY_INLINE void WordLogits(const PageLayout& layout, const std::byte* HWY_RESTRICT block,
-                           const WordQuery& query, PagesPrefetch& prefetch,
-                           float (&logits)[kMaxBlockHeads][kPageTokens]) {
-  constexpr int kVectors = kChunkDims / 16;
+HWY_NOINLINE void WordLogits(const PageLayout& layout, const std::byte* HWY_RESTRICT block,
+                             const WordQuery& query, const float* reference,
+                             PagesPrefetch& prefetch,
+                             float (&logits)[kMaxBlockHeads][kPageTokens]) {
   const size_t tile_bytes = static_cast<size_t>(layout.head_dim()) * 4;
   const int group_chunks = layout.group_dims() / kChunkDims;
   const __m512i even = EvenWords(), odd = _mm512_add_epi16(even, _mm512_set1_epi16(1));
-  // Sums of a group's chunks, [chunk][head][pair of tiles of tokens].
-  alignas(64) int16_t chunk_sums[kMaxPageDims / kChunkDims][kHeads][2][32];
   for (int g = 0; g < layout.num_groups(); ++g) {
-    for (int chunk = 0; chunk < group_chunks; ++chunk) {
-      const int first = (g * group_chunks + chunk) * kVectors;
+    __m512i sum[kHeads][4];  // of words times their chunk's unit, by tile of 16 tokens
+    OSCAR_UNROLL
+    for (int h = 0; h < kHeads; ++h) {
+      OSCAR_UNROLL
+      for (int t = 0; t < 4; ++t) sum[h][t] = _mm512_setzero_si512();
+    }
+    for (int chunk = g * group_chunks; chunk < (g + 1) * group_chunks; ++chunk) {
+      prefetch.Step();
+      const std::byte* words = block + chunk * 64;
       __m512i acc[kHeads][2];
       OSCAR_UNROLL
-      for (int h = 0; h < kHeads; ++h) acc[h][0] = acc[h][1] = _mm512_setzero_si512();
-      OSCAR_UNROLL
-      for (int v = 0; v < kVectors; ++v) {
-        prefetch.Step();
-        const std::byte* words = block + (first + v) * 64;
+      for (int o = 0; o < 2; ++o) {
+        const auto& tables = query.tables[chunk][o];
+        __m512i index[2];
         OSCAR_UNROLL
-        for (int o = 0; o < 2; ++o) {
-          __m512i index[2];
+        for (int i = 0; i < 2; ++i) {
+          const std::byte* at = words + static_cast<size_t>(2 * i) * tile_bytes;
+          index[i] = _mm512_permutex2var_epi16(_mm512_loadu_si512(at), o == 0 ? even : odd,
+                                               _mm512_loadu_si512(at + tile_bytes));
+        }
+        OSCAR_UNROLL
+        for (int t = 0; t < 3; ++t) {
           OSCAR_UNROLL
-          for (int i = 0; i < 2; ++i) {
-            const std::byte* at = words + static_cast<size_t>(2 * i) * tile_bytes;
-            index[i] = _mm512_permutex2var_epi16(_mm512_loadu_si512(at), o == 0 ? even : odd,
-                                                 _mm512_loadu_si512(at + tile_bytes));
+          for (int h = 0; h < kHeads; h += 2) {
+            OSCAR_IN_ORDER();
+            if (h + 1 == kHeads) {
+              AddKeys<1>(o == 0 && t == 0, t, h, tables, index, acc);
+            } else {
+              AddKeys<2>(o == 0 && t == 0, t, h, tables, index, acc);
+            }
           }
-          OSCAR_UNROLL
-          for (int t = 0; t < 3; ++t) {
+          if (t < 2) {
             OSCAR_UNROLL
-            for (int h = 0; h + 1 < kHeads; h += 2) {
-              OSCAR_IN_ORDER();
-              const auto& tables = query.tables[first + v][o];
-              const __m512i ta = _mm512_load_si512(tables[t][h]);
-              const __m512i tb = _mm512_load_si512(tables[t][h + 1]);
-              if (t < 2) {
-                AddEntries(acc[h][0], acc[h][1], acc[h + 1][0], acc[h + 1][1], ta, ta, tb, tb,
-                           index[0], index[1], index[0], index[1]);
-              } else {
-                AddLongEntries(acc[h][0], acc[h][1], acc[h + 1][0], acc[h + 1][1], ta, ta, tb, tb,
-                               _mm512_load_si512(tables[3][h]), _mm512_load_si512(tables[3][h + 1]),
-                               index[0], index[1], index[0], index[1]);
-              }
-            }
-            if constexpr (kHeads % 2 == 1) {
-              OSCAR_IN_ORDER();
-              const auto& tables = query.tables[first + v][o];
-              const __m512i table = _mm512_load_si512(tables[t][kHeads - 1]);
-              OSCAR_UNROLL
-              for (int i = 0; i < 2; ++i) {
-                if (t < 2) {
-                  AddEntry(acc[kHeads - 1][i], table, index[i]);
-                } else {
-                  AddLongEntry(acc[kHeads - 1][i], table, _mm512_load_si512(tables[3][kHeads - 1]),
-                               index[i]);
-                }
-              }
-            }
-            if (t < 2) {
-              OSCAR_UNROLL
-              for (int i = 0; i < 2; ++i) index[i] = _mm512_srli_epi16(index[i], 5);
-            }
+            for (int i = 0; i < 2; ++i) index[i] = _mm512_srli_epi16(index[i], 5);
           }
         }
       }
       OSCAR_UNROLL
       for (int h = 0; h < kHeads; ++h) {
-        _mm512_store_si512(chunk_sums[chunk][h][0], acc[h][0]);
-        _mm512_store_si512(chunk_sums[chunk][h][1], acc[h][1]);
+        OSCAR_UNROLL
+        for (int t = 0; t < 4; ++t) {
+          AddProducts(sum[h][t], acc[h][t / 2], query.weight[t % 2][h][chunk]);
+        }
       }
     }
     F16x s[4], middle[4];
@@ -251,88 +272,96 @@ HWY_INLINE void WordLogits(const PageLayout& layout, const std::byte* HWY_RESTRI
     }
     OSCAR_UNROLL
     for (int h = 0; h < kHeads; ++h) {
-      __m512i sum[4];
-      OSCAR_UNROLL
-      for (int t = 0; t < 4; ++t) sum[t] = _mm512_setzero_si512();
-      for (int chunk = 0; chunk < group_chunks; ++chunk) {
-        const __m512i low = _mm512_set1_epi32(query.weight[0][h][g * group_chunks + chunk]);
-        const __m512i high = _mm512_set1_epi32(query.weight[1][h][g * group_chunks + chunk]);
-        OSCAR_UNROLL
-        for (int t = 0; t < 4; ++t) {
-          sum[t] = AddProducts(sum[t], _mm512_load_si512(chunk_sums[chunk][h][t / 2]),
-                               t % 2 == 0 ? low : high);
-        }
-      }
       const F16x unit = Set(query.unit[h][g]), q_sum = Set(query.sums[h][g]);
+      const F16x base = Set(-reference[h]);
       OSCAR_UNROLL
       for (int t = 0; t < 4; ++t) {
-        const F16x steps{{hn::ConvertTo(DF(), VI{sum[t]})}};
-        F16x value = MulAdd(Mul(steps, unit), s[t], Mul(middle[t], q_sum));
-        if (g > 0) value = Add(value, Load(logits[h] + t * 16));
-        Store(value, logits[h] + t * 16);
+        const F16x steps{{hn::ConvertTo(DF(), VI{sum[h][t]})}};
+        const F16x before = g == 0 ? base : Load(logits[h] + t * 16);
+        Store(MulAdd(steps, Mul(s[t], unit), MulAdd(middle[t], q_sum, before)), logits[h] + t * 16);
       }
     }
   }
 }
 
-// What one page and group of dims needs to be summed: p s in steps (as words in the order of
-// VPACKUSDW, and twice that), and the first four entries of every table.
-struct WordWeights {
-  alignas(64) uint16_t x[kMaxBlockHeads][kPageTokens];
-  alignas(64) uint16_t x2[kMaxBlockHeads][kPageTokens];
-  // [table][chunk][half][code of the table's first token]; those of half 0, table 0 also hold -3/2
-  // of the chunk's sum, which centres it.
-  alignas(64) uint16_t quarters[kMaxBlockHeads][3][2][4][4];
+// What one page and group of dims needs to be summed. A table of the tokens a, b, c (six bits, or
+// four without c) is made as it is used: entry[a + 4 b + 16 c] = quarter[a] + row[b + 4 (c % 2)],
+// and twice c's weight more where c is 2 or 3.
+//
+// On Zen 4 a load waits for an earlier store whose address has the same low 12 bits, so what values
+// load and what they store share a page of memory: V took 730 to 980 cycles by where it lay.
+struct alignas(4096) WordWeights {
+  alignas(64) uint16_t quarters[kMaxBlockHeads][3][2][4][4];  // [table][chunk][half]
+  alignas(64) uint16_t rows[kMaxBlockHeads][2][2][2][2][8];   // [chunk][half / 2, % 2][table]
+  // [chunk][half]: twice the weights of tokens 2 and 5, the weight of token 7.
+  alignas(64) uint16_t singles[kMaxBlockHeads][2][4][4];
+  alignas(64) int16_t sums[kMaxBlockHeads][4][32];  // of the first chunk, while values are added
+  alignas(16) int16_t centre[2][kMaxBlockHeads];    // of a chunk: -3/2 of all its steps
   alignas(16) float step[kMaxBlockHeads];
+  alignas(16) float inverse[kMaxBlockHeads];
+  alignas(64) float ps[kMaxBlockHeads][kPageTokens];  // p s, to be rounded to multiples of `step`
 };
 
-// Where VPACKUSDW of tokens [0, 16) and [16, 32) of a chunk leaves `token`.
-constexpr int WordPosition(int token) {
-  return token / 32 * 32 + token % 16 / 4 * 8 + token / 16 % 2 * 4 + token % 4;
-}
+// Token `n` of a half: halves are the even and the odd tokens of 16, twice.
+constexpr int HalfToken(int half, int n) { return half / 2 * 16 + n * 2 + half % 2; }
 
-// Where quarters[table] find their token among a page's words.
-struct TokenOrder {
-  alignas(64) uint16_t first[3][32];
+// Which words go where.
+struct WordOrder {
+  alignas(64) uint16_t low[32];          // the low halves of 32 lanes
+  alignas(64) uint16_t quarters[3][32];  // [table]: tokens a, from the words of two chunks
+  alignas(64) uint16_t second[2][32];    // [half / 2]: tokens b of four rows
+  alignas(64) uint16_t third[2][32];     // [half / 2]: tokens c
+  alignas(64) uint16_t singles[32];      // from the words of two chunks
+  alignas(64) uint16_t row[2][2][32];    // [half % 2][table]: row entries of a table's entries
 };
-inline constexpr TokenOrder kTokenOrder = [] {
-  TokenOrder order{};
-  for (int t = 0; t < 3; ++t) {
-    for (int i = 0; i < 32; ++i) {
-      const int half = i / 4 % 4, token = i / 16 * 32 + half / 2 * 16 + t * 6 + half % 2;
-      order.first[t][i] = static_cast<uint16_t>(WordPosition(token));
+inline constexpr WordOrder kWordOrder = [] {
+  WordOrder order{};
+  for (int i = 0; i < 32; ++i) {
+    order.low[i] = static_cast<uint16_t>(2 * i);
+    constexpr int kSingle[4] = {2, 5, 7, 7};
+    order.singles[i] =
+        static_cast<uint16_t>(i / 16 * kChunkTokens + HalfToken(i / 4 % 4, kSingle[i % 4]));
+    for (int t = 0; t < 3; ++t) {
+      order.quarters[t][i] =
+          static_cast<uint16_t>(i / 16 * kChunkTokens + HalfToken(i / 4 % 4, t * 3));
+    }
+    for (int k = 0; k < 2; ++k) {
+      const int half = 2 * k + i / 16, table = i / 8 % 2;
+      order.second[k][i] = static_cast<uint16_t>(HalfToken(half, table * 3 + 1));
+      order.third[k][i] = static_cast<uint16_t>(HalfToken(half, table * 3 + 2));
+      for (int t = 0; t < 2; ++t)
+        order.row[k][t][i] = static_cast<uint16_t>(16 * k + 8 * t + i / 4);
     }
   }
   return order;
 }();
 
-// Tokens 6 kTable, 6 kTable + 2, ... (two or three of them) of half kHalf of a chunk: a table for
-// each head, looked up for all dims. Halves are the even and the odd tokens of 16, twice.
+// Tokens 3 kTable, 3 kTable + 1, ... (two or three of them) of half kHalf of a chunk: one table a
+// head, looked up for all dims.
 template <int kHeads, int kVectors, int kHalf, int kTable>
 HWY_INLINE void AddValueTable(const WordWeights& weights, int chunk,
                               const __m512i (&index)[kVectors], __m512i (&acc)[kHeads][kVectors]) {
+  const __m512i row_order = _mm512_load_si512(kWordOrder.row[kHalf % 2][kTable % 2]);
   // The second token's code in an entry's number.
   const __m256i second_code =
       _mm256_set_epi64x(0x0003000300030003, 0x0002000200020002, 0x0001000100010001, 0);
   OSCAR_UNROLL
   for (int h = 0; h < kHeads; ++h) {
     OSCAR_IN_ORDER();
-    const uint16_t* x = weights.x[h] + chunk * kChunkTokens;
-    const uint16_t* x2 = weights.x2[h] + chunk * kChunkTokens;
-    const auto word = [](const uint16_t* from, int n) HWY_ATTR {
-      return static_cast<int16_t>(
-          from[WordPosition(kHalf / 2 * 16 + (kTable * 3 + n) * 2 + kHalf % 2)]);
-    };
     int64_t quarter;
     std::memcpy(&quarter, weights.quarters[h][kTable][chunk][kHalf], sizeof(quarter));
-    // Two tokens make 16 entries; the third adds its low bit to make 32, its high bit 64.
-    const __m256i pair =
-        _mm256_add_epi16(_mm256_set1_epi64x(quarter),
-                         _mm256_mullo_epi16(_mm256_set1_epi16(word(x, 1)), second_code));
-    __m512i table = _mm512_castsi256_si512(pair), upper = table;
+    const auto single = static_cast<int16_t>(weights.singles[h][chunk][kHalf][kTable]);
+    __m512i table, upper;
     if constexpr (kTable < 2) {
-      table = _mm512_inserti64x4(table, _mm256_add_epi16(pair, _mm256_set1_epi16(word(x, 2))), 1);
-      upper = _mm512_add_epi16(table, _mm512_set1_epi16(word(x2, 2)));
+      table =
+          _mm512_add_epi16(_mm512_set1_epi64(quarter),
+                           _mm512_permutexvar_epi16(
+                               row_order, _mm512_load_si512(weights.rows[h][chunk][kHalf / 2])));
+      upper = _mm512_add_epi16(table, _mm512_set1_epi16(single));
+    } else {
+      table = _mm512_castsi256_si512(_mm256_add_epi16(
+          _mm256_set1_epi64x(quarter), _mm256_mullo_epi16(_mm256_set1_epi16(single), second_code)));
+      upper = table;
     }
     __m512i(&sum)[kVectors] = acc[h];
     if constexpr (kVectors == 4) {
@@ -383,16 +412,14 @@ HWY_INLINE void AddValueHalf(const std::byte* HWY_RESTRICT codes, const WordWeig
 // o[h, :] += step[h] (sum over tokens of w[h, t] (code[t, :] - 3/2)) for kVectors x 32 dims; codes
 // and o begin at the first of them.
 template <int kHeads, int kVectors>
-HWY_INLINE void WordValues(const std::byte* HWY_RESTRICT codes, int dims,
-                           const WordWeights& weights, PagesPrefetch& prefetch,
-                           float* HWY_RESTRICT o) {
-  alignas(64) int16_t before[kHeads][kVectors][32];  // the first chunk's sums
+HWY_NOINLINE void WordValues(const std::byte* HWY_RESTRICT codes, int dims, WordWeights& weights,
+                             PagesPrefetch& prefetch, float* HWY_RESTRICT o) {
   for (int chunk = 0; chunk < 2; ++chunk) {
     __m512i acc[kHeads][kVectors];
     OSCAR_UNROLL
     for (int h = 0; h < kHeads; ++h) {
       OSCAR_UNROLL
-      for (int i = 0; i < kVectors; ++i) acc[h][i] = _mm512_setzero_si512();
+      for (int i = 0; i < kVectors; ++i) acc[h][i] = _mm512_set1_epi16(weights.centre[chunk][h]);
     }
     AddValueHalf<kHeads, kVectors, 0>(codes, weights, chunk, prefetch, acc);
     AddValueHalf<kHeads, kVectors, 1>(codes, weights, chunk, prefetch, acc);
@@ -402,7 +429,7 @@ HWY_INLINE void WordValues(const std::byte* HWY_RESTRICT codes, int dims,
       OSCAR_UNROLL
       for (int h = 0; h < kHeads; ++h) {
         OSCAR_UNROLL
-        for (int i = 0; i < kVectors; ++i) _mm512_store_si512(before[h][i], acc[h][i]);
+        for (int i = 0; i < kVectors; ++i) _mm512_store_si512(weights.sums[h][i], acc[h][i]);
       }
       continue;
     }
@@ -412,7 +439,7 @@ HWY_INLINE void WordValues(const std::byte* HWY_RESTRICT codes, int dims,
       const VF step = hn::Set(DF(), weights.step[h]);
       OSCAR_UNROLL
       for (int i = 0; i < kVectors; ++i) {
-        const __m512i other = _mm512_load_si512(before[h][i]);
+        const __m512i other = _mm512_load_si512(weights.sums[h][i]);
         OSCAR_UNROLL
         for (int part = 0; part < 2; ++part) {
           const __m512i one = part == 0 ? low : high;
@@ -426,198 +453,265 @@ HWY_INLINE void WordValues(const std::byte* HWY_RESTRICT codes, int dims,
   }
 }
 
-// 2^(x - m) for whole m to 3e-6; at least 2^-126.
-HWY_INLINE __m512 Exp2From(__m512 x, float m) {
-  constexpr float kMagic = 12582912.0f;  // 1.5 2^23: the last bit of a sum with it is worth 1
-  x = _mm512_max_ps(x, _mm512_set1_ps(m - 126.0f));
-  const __m512 magic = _mm512_set1_ps(kMagic - m);
-  const __m512 shifted = _mm512_add_ps(x, magic);
-  const __m512 f = _mm512_sub_ps(x, _mm512_sub_ps(shifted, magic));
+// 2^x to 7.5e-5.
+HWY_INLINE __m512 Exp2(__m512 x) {
+  const __m512 whole = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  const __m512 f = _mm512_sub_ps(x, whole);
   // Minimax on [-1/2, 1/2].
-  __m512 p = _mm512_set1_ps(0.00957010143f);
-  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.0559178603f));
-  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.240247448f));
-  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.693121815f));
-  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.999999261f));
-  const __m512i exponent = _mm512_slli_epi32(_mm512_castps_si512(shifted), 23);
-  return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(p), exponent));
+  __m512 p = _mm512_set1_ps(0.05517167f);
+  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.24261113f));
+  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.69326097f));
+  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.99992806f));
+  return _mm512_scalef_ps(p, whole);
 }
 
-// The weights of one page: p = 2^(logit - m) in place of logits, d and `low` (what is added to all
-// dims of a group) brought up to date. False where the page is negligible.
+// The running softmax of a run of pages, in lanes: nothing that a page adds is summed over lanes
+// before the run ends.
+struct WordState {
+  alignas(64) float d[kMaxBlockHeads][16];
+  // Added to every dim of a group: lanes of a head, and (`centre`) one lane a head.
+  alignas(64) float low[kMaxPageGroups][kMaxBlockHeads][16];
+  alignas(16) float centre[kMaxPageGroups][kMaxBlockHeads];
+  float reference[kMaxBlockHeads];  // what logits are relative to: m, or 0 before the first page
+  float* o;                         // [heads, D]
+};
+
+// Brings the reference of every head up to the page's largest logit, and all that was summed with
+// it.
 template <int kHeads>
-HWY_INLINE bool WordSoftmax(float (&logits)[kMaxBlockHeads][kPageTokens], int visible, int dims,
-                            int groups, float* m, float* d, float (*low)[kMaxPageGroups],
-                            float* o) {
+HWY_NOINLINE void RaiseReference(int dims, int groups, bool first,
+                                 float (&logits)[kMaxBlockHeads][kPageTokens], WordState& state) {
+  for (int h = 0; h < kHeads; ++h) {
+    const F16x top = Max(Max(Load(logits[h]), Load(logits[h] + 16)),
+                         Max(Load(logits[h] + 32), Load(logits[h] + 48)));
+    const float largest = ReduceMax(top), rise = first ? largest : std::max(largest, 0.0f);
+    const F16x factor = Set(std::exp2(-rise));
+    state.reference[h] += rise;
+    for (int t = 0; t < kPageTokens; t += 16) {
+      Store(Sub(Load(logits[h] + t), Set(rise)), logits[h] + t);
+    }
+    if (first) continue;  // nothing was summed yet
+    Store(Mul(Load(state.d[h]), factor), state.d[h]);
+    for (int g = 0; g < groups; ++g) {
+      Store(Mul(Load(state.low[g][h]), factor), state.low[g][h]);
+      state.centre[g][h] *= std::exp2(-rise);
+    }
+    for (int i = h * dims; i < (h + 1) * dims; i += 16) {
+      Store(Mul(Load(state.o + i), factor), state.o + i);
+    }
+  }
+}
+
+// Lane sums of eight vectors: those of x[0..3], then of x[4..7].
+HWY_INLINE void SumEight(const __m512 (&x)[8], __m128& low, __m128& high) {
+  __m512 four[4], two[2];
+  OSCAR_UNROLL
+  for (int i = 0; i < 4; ++i) {  // 256-bit halves: x[i] below, x[i + 4] above
+    four[i] = _mm512_add_ps(_mm512_shuffle_f32x4(x[i], x[i + 4], 0x44),
+                            _mm512_shuffle_f32x4(x[i], x[i + 4], 0xee));
+  }
+  OSCAR_UNROLL
+  for (int i = 0; i < 2; ++i) {
+    two[i] = _mm512_add_ps(_mm512_unpacklo_ps(four[i], four[i + 2]),
+                           _mm512_unpackhi_ps(four[i], four[i + 2]));
+  }
+  const __m512 one =
+      _mm512_add_ps(_mm512_unpacklo_ps(two[0], two[1]), _mm512_unpackhi_ps(two[0], two[1]));
+  low = _mm_add_ps(_mm512_castps512_ps128(one), _mm512_extractf32x4_ps(one, 1));
+  high = _mm_add_ps(_mm512_extractf32x4_ps(one, 2), _mm512_extractf32x4_ps(one, 3));
+}
+
+// Scales of V's rows in group g, and what their codes are centred on.
+struct ValueScales {
+  __m512 s[4], middle[4];
+
+  HWY_INLINE ValueScales(const PageLayout& layout, const std::byte* block, int g) {
+    // 64 of each in a row.
+    const auto* scale = reinterpret_cast<const uint16_t*>(block + layout.VScale(0, g));
+    const auto* min = reinterpret_cast<const uint16_t*>(block + layout.VMin(0, g));
+    OSCAR_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      s[i] = LoadFp16(scale + i * 16).v[0].raw;
+      middle[i] = _mm512_fmadd_ps(s[i], _mm512_set1_ps(1.5f), LoadFp16(min + i * 16).v[0].raw);
+    }
+  }
+};
+
+// Chooses the step from the sums of p s over chunks, in lanes: four heads, twice.
+HWY_INLINE void ChooseSteps(const __m512 (&chunks)[8], int g, WordState& state, WordWeights& out) {
+  __m128 chunk0, chunk1;
+  SumEight(chunks, chunk0, chunk1);
+  const __m128 top = _mm_max_ps(_mm_max_ps(chunk0, chunk1), _mm_set1_ps(1e-30f));
+  const __m128 inverse = _mm_div_ps(_mm_set1_ps(kWordLimit / 1.5f), top);
+  const __m128 step = _mm_mul_ps(top, _mm_set1_ps(1.5f / kWordLimit));
+  const __m128 centre = _mm_mul_ps(inverse, _mm_set1_ps(-1.5f));
+  const __m128i centre0 = _mm_cvtps_epi32(_mm_mul_ps(chunk0, centre));
+  const __m128i centre1 = _mm_cvtps_epi32(_mm_mul_ps(chunk1, centre));
+  _mm_store_si128(reinterpret_cast<__m128i*>(out.centre[0]), _mm_packs_epi32(centre0, centre1));
+  _mm_store_ps(out.step, step);
+  _mm_store_ps(out.inverse, inverse);
+  // Whatever the centres, and (RoundWeights) the rounded weights, add to all dims is taken back.
+  _mm_store_ps(state.centre[g], _mm_fnmadd_ps(_mm_cvtepi32_ps(_mm_add_epi32(centre0, centre1)),
+                                              step, _mm_load_ps(state.centre[g])));
+}
+
+// p s of one page and group; p is what `weight_of` makes of `from`.
+template <int kHeads, typename WeightOf>
+HWY_INLINE void ScaleWeights(const PageLayout& layout, const std::byte* block, int g,
+                             const float (&from)[kMaxBlockHeads][kPageTokens], WordState& state,
+                             WordWeights& out, const WeightOf& weight_of) {
+  const ValueScales values(layout, block, g);
+  __m512 chunks[8];
+  OSCAR_UNROLL
+  for (int h = 0; h < 4; ++h) {
+    if (h >= kHeads) {
+      chunks[h] = chunks[4 + h] = chunks[0];
+      continue;
+    }
+    OSCAR_IN_ORDER();
+    __m512 p[4], ps[4];
+    OSCAR_UNROLL
+    for (int i = 0; i < 4; ++i) p[i] = weight_of(_mm512_load_ps(from[h] + i * 16));
+    OSCAR_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      ps[i] = _mm512_mul_ps(p[i], values.s[i]);
+      _mm512_store_ps(out.ps[h] + i * 16, ps[i]);
+    }
+    chunks[h] = _mm512_add_ps(ps[0], ps[1]);
+    chunks[4 + h] = _mm512_add_ps(ps[2], ps[3]);
+    __m512 low = _mm512_load_ps(state.low[g][h]);
+    OSCAR_UNROLL
+    for (int i = 0; i < 4; ++i) low = _mm512_fmadd_ps(p[i], values.middle[i], low);
+    _mm512_store_ps(state.low[g][h], low);
+    if (g == 0) {
+      const __m512 sum = _mm512_add_ps(_mm512_add_ps(p[0], p[1]), _mm512_add_ps(p[2], p[3]));
+      _mm512_store_ps(state.d[h], _mm512_add_ps(_mm512_load_ps(state.d[h]), sum));
+    }
+  }
+  ChooseSteps(chunks, g, state, out);
+}
+
+// Weights of one page for group 0, from its logits; with more groups p = 2^logit takes the place of
+// those. False where the page is negligible.
+template <int kHeads>
+HWY_NOINLINE bool WordSoftmax(const PageLayout& layout, const std::byte* block,
+                              float (&logits)[kMaxBlockHeads][kPageTokens], WordState& state,
+                              WordWeights& out) {
   __mmask16 counts = 0, above = 0;
   OSCAR_UNROLL
   for (int h = 0; h < kHeads; ++h) {
-    for (int t = visible; t < kPageTokens; ++t) logits[h][t] = kEmptyMax;
-    const F16x top = Max(Max(Load(logits[h]), Load(logits[h] + 16)),
-                         Max(Load(logits[h] + 32), Load(logits[h] + 48)));
-    counts |= _mm512_cmp_ps_mask(top.v[0].raw, _mm512_set1_ps(m[h] - kNegligible), _CMP_GT_OQ);
-    above |= _mm512_cmp_ps_mask(top.v[0].raw, _mm512_set1_ps(m[h] + kSlack), _CMP_GT_OQ);
+    const __m512 top = _mm512_max_ps(
+        _mm512_max_ps(_mm512_load_ps(logits[h]), _mm512_load_ps(logits[h] + 16)),
+        _mm512_max_ps(_mm512_load_ps(logits[h] + 32), _mm512_load_ps(logits[h] + 48)));
+    counts |= _mm512_cmp_ps_mask(top, _mm512_set1_ps(-kNegligible), _CMP_GT_OQ);
+    above |= _mm512_cmp_ps_mask(top, _mm512_set1_ps(kSlack), _CMP_GT_OQ);
   }
   if (counts == 0) return false;
-  if (above != 0) {
-    for (int h = 0; h < kHeads; ++h) {
-      const F16x top = Max(Max(Load(logits[h]), Load(logits[h] + 16)),
-                           Max(Load(logits[h] + 32), Load(logits[h] + 48)));
-      const float largest = std::max(m[h], std::ceil(ReduceMax(top)));
-      const float factor = m[h] == kEmptyMax ? 0.0f : std::exp2(m[h] - largest);
-      m[h] = largest;
-      d[h] *= factor;
-      for (int g = 0; g < groups; ++g) low[h][g] *= factor;
-      for (int i = h * dims; i < (h + 1) * dims; i += 16) {
-        Store(Mul(Load(o + i), Set(factor)), o + i);
-      }
-    }
-  }
-  OSCAR_UNROLL
+  const int groups = layout.num_groups();
+  if (above != 0) RaiseReference<kHeads>(layout.head_dim(), groups, false, logits, state);
+  ScaleWeights<kHeads>(layout, block, 0, logits, state, out,
+                       [](__m512 x) HWY_ATTR { return Exp2(x); });
+  if (groups == 1) return true;
   for (int h = 0; h < kHeads; ++h) {
-    OSCAR_UNROLL
     for (int i = 0; i < kPageTokens; i += 16) {
-      _mm512_store_ps(logits[h] + i, Exp2From(_mm512_load_ps(logits[h] + i), m[h]));
+      _mm512_store_ps(logits[h] + i, Exp2(_mm512_load_ps(logits[h] + i)));
     }
   }
   return true;
 }
 
-// Rounds p s of group g into words.
+// Rounds them into words and lays out what tables are made of.
 template <int kHeads>
-HWY_INLINE void RoundWeights(const PageLayout& layout, const std::byte* block, int g,
-                             const float (&p)[kMaxBlockHeads][kPageTokens], float* d,
-                             float (*low)[kMaxPageGroups], WordWeights& out) {
-  F16x s[4], middle[4];
-  OSCAR_UNROLL
-  for (int i = 0; i < 4; ++i) {
-    s[i] = LoadFp16(reinterpret_cast<const uint16_t*>(block + layout.VScale(i * 16, g)));
-    middle[i] = MulAdd(s[i], Set(1.5f),
-                       LoadFp16(reinterpret_cast<const uint16_t*>(block + layout.VMin(i * 16, g))));
-  }
-  // Of a head: two chunks' sums of p s, the sum of p, the sum of p times the middle.
-  __m512 parts[16];
-  OSCAR_UNROLL
-  for (int h = 0; h < 4; ++h) {
-    if (h >= kHeads) {
-      parts[h] = parts[4 + h] = parts[8 + h] = parts[12 + h] = parts[0];
-      continue;
-    }
-    F16x x[4];
-    OSCAR_UNROLL
-    for (int i = 0; i < 4; ++i) x[i] = Load(p[h] + i * 16);
-    parts[h] = MulAdd(x[0], s[0], Mul(x[1], s[1])).v[0].raw;
-    parts[4 + h] = MulAdd(x[2], s[2], Mul(x[3], s[3])).v[0].raw;
-    parts[8 + h] = Add(Add(x[0], x[1]), Add(x[2], x[3])).v[0].raw;
-    parts[12 + h] = Add(MulAdd(x[0], middle[0], Mul(x[1], middle[1])),
-                        MulAdd(x[2], middle[2], Mul(x[3], middle[3])))
-                        .v[0]
-                        .raw;
-  }
-  const __m512 sums = SumSixteen(parts);
-  const __m128 chunk0 = _mm512_castps512_ps128(sums), chunk1 = _mm512_extractf32x4_ps(sums, 1);
-  const __m128 top = _mm_max_ps(_mm_max_ps(chunk0, chunk1), _mm_set1_ps(1e-30f));
-  const __m128 limit = _mm_set1_ps(kWordLimit / 1.5f);
-  const __m128 inverse = _mm_div_ps(limit, top);
-  const __m128 step = _mm_mul_ps(top, _mm_set1_ps(1.5f / kWordLimit));
-  const __m128 centre = _mm_mul_ps(inverse, _mm_set1_ps(-1.5f));
-  const __m128i centre0 = _mm_cvtps_epi32(_mm_mul_ps(chunk0, centre));
-  const __m128i centre1 = _mm_cvtps_epi32(_mm_mul_ps(chunk1, centre));
-  alignas(16) int16_t centre_words[8];
-  _mm_store_si128(reinterpret_cast<__m128i*>(centre_words), _mm_packs_epi32(centre0, centre1));
-  _mm_store_ps(out.step, step);
-  alignas(16) float inverses[4], p_sums[4], low_sums[4], centres[4];
-  _mm_store_ps(inverses, inverse);
-  _mm_store_ps(p_sums, _mm512_extractf32x4_ps(sums, 2));
-  _mm_store_ps(low_sums, _mm512_extractf32x4_ps(sums, 3));
-  _mm_store_ps(centres, _mm_cvtepi32_ps(_mm_add_epi32(centre0, centre1)));
-  constexpr __mmask32 kChunk0 = 0xf, kChunk1 = 0xf0000;  // half 0 of each
+HWY_NOINLINE void RoundWeights(int g, WordState& state, WordWeights& out) {
+  constexpr float kMagic = 12582912.0f;  // 1.5 2^23: the last bit of a sum with it is worth 1
+  constexpr __mmask32 kUpperFour = 0xf0f0f0f0, kLowerTwo = 0x33333333;
   const __m512i codes = _mm512_set1_epi64(0x0003000200010000);
-  F16x rounded[4];
+  const __m512i ones = _mm512_set1_epi16(1);
   OSCAR_UNROLL
-  for (int h = 0; h < 4; ++h) {
-    if (h >= kHeads) {
-      rounded[h] = rounded[0];
-      continue;
-    }
-    const F16x factor = Set(inverses[h]);
-    __m512i x[4];
-    OSCAR_UNROLL
-    for (int i = 0; i < 4; ++i) {
-      x[i] = _mm512_cvtps_epi32(Mul(Mul(Load(p[h] + i * 16), s[i]), factor).v[0].raw);
-    }
-    __m512i both[2];
+  for (int h = 0; h < kHeads; ++h) {
+    const __m512 factor = _mm512_set1_ps(out.inverse[h]);
+    __m512i words[2];
     OSCAR_UNROLL
     for (int c = 0; c < 2; ++c) {
-      const __m512i words = _mm512_packus_epi32(x[2 * c], x[2 * c + 1]);
-      _mm512_store_si512(out.x[h] + c * 32, words);
-      _mm512_store_si512(out.x2[h] + c * 32, _mm512_add_epi16(words, words));
-      both[c] = words;
+      __m512i part[2];
+      OSCAR_UNROLL
+      for (int i = 0; i < 2; ++i) {
+        part[i] = _mm512_castps_si512(_mm512_fmadd_ps(_mm512_load_ps(out.ps[h] + (2 * c + i) * 16),
+                                                      factor, _mm512_set1_ps(kMagic)));
+      }
+      words[c] = _mm512_permutex2var_epi16(part[0], _mm512_load_si512(kWordOrder.low), part[1]);
+      OSCAR_UNROLL
+      for (int k = 0; k < 2; ++k) {
+        const __m512i second =
+            _mm512_permutexvar_epi16(_mm512_load_si512(kWordOrder.second[k]), words[c]);
+        const __m512i third = _mm512_maskz_permutexvar_epi16(
+            kUpperFour, _mm512_load_si512(kWordOrder.third[k]), words[c]);
+        _mm512_store_si512(out.rows[h][c][k],
+                           _mm512_add_epi16(_mm512_mullo_epi16(second, codes), third));
+      }
     }
     OSCAR_UNROLL
     for (int t = 0; t < 3; ++t) {
-      __m512i entries = _mm512_mullo_epi16(
-          _mm512_permutex2var_epi16(both[0], _mm512_load_si512(kTokenOrder.first[t]), both[1]),
-          codes);
-      if (t == 0) {
-        entries =
-            _mm512_mask_add_epi16(entries, kChunk0, entries, _mm512_set1_epi16(centre_words[h]));
-        entries = _mm512_mask_add_epi16(entries, kChunk1, entries,
-                                        _mm512_set1_epi16(centre_words[4 + h]));
-      }
-      _mm512_store_si512(out.quarters[h][t], entries);
+      const __m512i first =
+          _mm512_permutex2var_epi16(words[0], _mm512_load_si512(kWordOrder.quarters[t]), words[1]);
+      _mm512_store_si512(out.quarters[h][t], _mm512_mullo_epi16(first, codes));
     }
-    rounded[h] = ToFloat(
-        I16x{{VI{_mm512_add_epi32(_mm512_add_epi32(x[0], x[1]), _mm512_add_epi32(x[2], x[3]))}}});
-  }
-  float rounded_sums[kMaxBlockHeads];
-  hn::StoreU(SumFour(rounded[0], rounded[1], rounded[2], rounded[3]), hn::Full128<float>(),
-             rounded_sums);
-  for (int h = 0; h < kHeads; ++h) {
-    if (g == 0) d[h] += p_sums[h];
-    low[h][g] += low_sums[h] - out.step[h] * (centres[h] + 1.5f * rounded_sums[h]);
+    const __m512i single =
+        _mm512_permutex2var_epi16(words[0], _mm512_load_si512(kWordOrder.singles), words[1]);
+    _mm512_store_si512(out.singles[h], _mm512_mask_add_epi16(single, kLowerTwo, single, single));
+    const __m512i sum = AddProducts(_mm512_madd_epi16(words[0], ones), words[1], ones);
+    const __m512 correction = _mm512_set1_ps(1.5f * out.step[h]);
+    _mm512_store_ps(state.low[g][h], _mm512_fnmadd_ps(_mm512_cvtepi32_ps(sum), correction,
+                                                      _mm512_load_ps(state.low[g][h])));
   }
 }
 
-// kHeads query heads over a run of sealed pages. While the weights of one page are waited for, the
-// keys of the next are worked on.
+// kHeads query heads over a run of sealed pages. Nothing that takes long to come is used at once:
+// the keys of page n + 1 lie between the step of page n's weights and its use, the values of page n
+// between the logits of page n + 1 and their softmax.
 template <int kHeads>
 HWY_NOINLINE void WordPages(const PageLayout& layout, const std::byte* const* blocks, int count,
                             int last_visible, const WordQuery& query, float* m, float* d,
                             float* o) {
+  constexpr float kUnseen = -1000.0f;
   const int dims = layout.head_dim(), groups = layout.num_groups();
   const int vectors = layout.group_dims() / 32;
-  // Added to every dim of a group at the end.
-  float low[kMaxBlockHeads][kMaxPageGroups] = {};
-  alignas(64) float p[2][kMaxBlockHeads][kPageTokens];
-  for (int h = 0; h < kHeads; ++h) {  // a whole reference, for Exp2From
-    if (m[h] == kEmptyMax || m[h] == std::ceil(m[h])) continue;
-    const float factor = std::exp2(m[h] - std::ceil(m[h]));
-    m[h] = std::ceil(m[h]);
-    d[h] *= factor;
-    for (int i = h * dims; i < (h + 1) * dims; i += 16) {
-      Store(Mul(Load(o + i), Set(factor)), o + i);
+  WordState state;
+  state.o = o;
+  const bool empty = m[0] == kEmptyMax;
+  for (int h = 0; h < kHeads; ++h) {
+    state.reference[h] = empty ? 0.0f : m[h];
+    Store(Set(0.0f), state.d[h]);
+    state.d[h][0] = d[h];
+    for (int g = 0; g < groups; ++g) {
+      Store(Set(0.0f), state.low[g][h]);
+      state.centre[g][h] = 0.0f;
     }
   }
-  PagesPrefetch none{nullptr, nullptr};
-  WordLogits<kHeads>(layout, blocks[0], query, none, p[0]);
-  for (int page = 0; page < count; ++page) {
-    const std::byte* block = blocks[page];
-    float(&weights)[kMaxBlockHeads][kPageTokens] = p[page % 2];
-    const int visible = page + 1 == count ? last_visible : kPageTokens;
-    const bool counts = WordSoftmax<kHeads>(weights, visible, dims, groups, m, d, low, o);
-    WordWeights words;
-    if (counts) RoundWeights<kHeads>(layout, block, 0, weights, d, low, words);
-    const std::byte* ahead = page + 2 < count ? blocks[page + 2] : nullptr;
-    PagesPrefetch prefetch{ahead, ahead == nullptr ? nullptr : ahead + layout.block_bytes()};
-    if (page + 1 < count) {
-      WordLogits<kHeads>(layout, blocks[page + 1], query, prefetch, p[(page + 1) % 2]);
+  alignas(64) float logits[2][kMaxBlockHeads][kPageTokens];  // of even and odd pages
+  WordWeights words;
+  PagesPrefetch prefetch{nullptr, nullptr};
+  const auto keys = [&](int page) HWY_ATTR {
+    WordLogits<kHeads>(layout, blocks[page], query, state.reference, prefetch, logits[page % 2]);
+    if (page + 1 < count) return;
+    for (int h = 0; h < kHeads; ++h) {
+      for (int t = last_visible; t < kPageTokens; ++t) logits[page % 2][h][t] = kUnseen;
     }
-    if (!counts) continue;
-    for (int g = 0; g < groups; ++g) {
-      if (g > 0) RoundWeights<kHeads>(layout, block, g, weights, d, low, words);
-      const std::byte* codes =
-          block + layout.v_codes_offset() + static_cast<size_t>(g * layout.group_dims()) * 16;
+  };
+  keys(0);
+  if (empty) RaiseReference<kHeads>(dims, groups, true, logits[0], state);
+  bool counts = WordSoftmax<kHeads>(layout, blocks[0], logits[0], state, words);
+  for (int page = 0; page < count; ++page) {
+    if (page + 2 < count) prefetch = {blocks[page + 2], blocks[page + 2] + layout.block_bytes()};
+    if (page + 1 < count) keys(page + 1);
+    for (int g = 0; counts && g < groups; ++g) {
+      if (g > 0) {
+        ScaleWeights<kHeads>(layout, blocks[page], g, logits[page % 2], state, words,
+                             [](__m512 p) HWY_ATTR { return p; });
+      }
+      RoundWeights<kHeads>(g, state, words);
+      const std::byte* codes = blocks[page] + layout.v_codes_offset() +
+                               static_cast<size_t>(g * layout.group_dims()) * 16;
       float* out = o + g * layout.group_dims();
       if (vectors == 1) {
         WordValues<kHeads, 1>(codes, dims, words, prefetch, out);
@@ -630,11 +724,19 @@ HWY_NOINLINE void WordPages(const PageLayout& layout, const std::byte* const* bl
         }
       }
     }
+    if (page + 1 < count) {
+      counts = WordSoftmax<kHeads>(layout, blocks[page + 1], logits[(page + 1) % 2], state, words);
+    }
   }
   for (int h = 0; h < kHeads; ++h) {
-    for (int i = 0; i < dims; i += 16) {
-      float* out = o + h * dims + i;
-      Store(Add(Load(out), Set(low[h][i / layout.group_dims()])), out);
+    m[h] = state.reference[h];
+    d[h] = ReduceSum(Load(state.d[h]));
+    for (int g = 0; g < groups; ++g) {
+      const F16x low = Set(ReduceSum(Load(state.low[g][h])) + state.centre[g][h]);
+      float* out = o + h * dims + g * layout.group_dims();
+      for (int i = 0; i < layout.group_dims(); i += 16) {
+        Store(Add(Load(out + i), low), out + i);
+      }
     }
   }
 }
