@@ -23,6 +23,8 @@
 #define OSCAR_SIMD_ATTENTION_WORDS_INL_H_
 #endif
 
+#include <type_traits>
+
 #include "simd/attention_codes-inl.h"
 
 #if HWY_TARGET == HWY_AVX3
@@ -34,19 +36,59 @@ namespace oscar::simd::HWY_NAMESPACE {
 
 // Largest centred sum of a chunk, short of 2^15 by what rounding its terms can add.
 inline constexpr float kWordLimit = 32700.0f;
-inline constexpr int kChunkDims = 16;    // of keys
+// 1.5 2^23: the last bit of a sum with it is worth 1, so its low word is the number rounded.
+inline constexpr float kMagic = 12582912.0f;
+inline constexpr int kChunkDims = 16;    // of keys: one vector of codes
 inline constexpr int kChunkTokens = 32;  // of values
 // The reference of the softmax may fall this far (in powers of two) below a page's largest logit
 // before it and everything summed so far are brought up: rarely, and never waited for.
 inline constexpr float kSlack = 8.0f;
 
-// Fetches blocks to come into L2, a few lines at each step; L1 is full of tables.
+// Token `n` of a half: halves are the even and the odd tokens of 16, twice.
+constexpr int HalfToken(int half, int n) { return half / 2 * 16 + n * 2 + half % 2; }
+
+// Which words go where.
+struct WordOrder {
+  alignas(64) uint16_t low[32];          // the low halves of 32 lanes
+  alignas(64) uint16_t quarters[3][32];  // [table]: tokens a, from the words of two chunks
+  alignas(64) uint16_t second[2][32];    // [half / 2]: tokens b of four rows
+  alignas(64) uint16_t third[2][32];     // [half / 2]: tokens c
+  alignas(64) uint16_t singles[32];      // from the words of two chunks
+  alignas(64) uint16_t row[2][2][32];    // [half % 2][table]: row entries of a table's entries
+};
+inline constexpr WordOrder kWordOrder = [] {
+  WordOrder order{};
+  for (int i = 0; i < 32; ++i) {
+    order.low[i] = static_cast<uint16_t>(2 * i);
+    constexpr int kSingle[4] = {2, 5, 7, 7};
+    order.singles[i] =
+        static_cast<uint16_t>(i / 16 * kChunkTokens + HalfToken(i / 4 % 4, kSingle[i % 4]));
+    for (int t = 0; t < 3; ++t) {
+      order.quarters[t][i] =
+          static_cast<uint16_t>(i / 16 * kChunkTokens + HalfToken(i / 4 % 4, t * 3));
+    }
+    for (int k = 0; k < 2; ++k) {
+      const int half = 2 * k + i / 16, table = i / 8 % 2;
+      order.second[k][i] = static_cast<uint16_t>(HalfToken(half, table * 3 + 1));
+      order.third[k][i] = static_cast<uint16_t>(HalfToken(half, table * 3 + 2));
+      for (int t = 0; t < 2; ++t)
+        order.row[k][t][i] = static_cast<uint16_t>(16 * k + 8 * t + i / 4);
+    }
+  }
+  return order;
+}();
+
+// Fetches blocks to come into L2, a few lines at each step; L1 is full of tables. May reach a few
+// lines past the end.
 struct PagesPrefetch {
   const std::byte* at;
   const std::byte* end;
 
   HWY_INLINE void Step() {
-    for (int i = 0; i < 5 && at < end; ++i, at += 64) __builtin_prefetch(at, 0, 2);
+    if (at >= end) return;
+    OSCAR_UNROLL
+    for (int i = 0; i < 5; ++i) __builtin_prefetch(at + i * 64, 0, 2);
+    at += 5 * 64;
   }
 };
 
@@ -63,60 +105,73 @@ struct WordQuery {
 inline void PrepareWordQuery(const float* q, const PageLayout& layout, float scale, int head,
                              WordQuery& out) {
   constexpr float kFinest = 1.0f / 2048;  // 16 chunks of 2^15 x 2^11 stay within 32 bits
-  VF signs[4];                            // of bit b of a lane's number
+  constexpr __mmask16 kSet[4] = {0xaaaa, 0xcccc, 0xf0f0, 0xff00};  // lanes whose number has bit b
+  __m512 signs[4];
   for (int b = 0; b < 4; ++b) {
-    constexpr __mmask16 kSet[4] = {0xaaaa, 0xcccc, 0xf0f0, 0xff00};
-    signs[b] = VF{_mm512_mask_blend_ps(kSet[b], _mm512_set1_ps(-1.0f), _mm512_set1_ps(1.0f))};
+    signs[b] = _mm512_mask_blend_ps(kSet[b], _mm512_set1_ps(-1.0f), _mm512_set1_ps(1.0f));
   }
+  const __m512i low_words = _mm512_load_si512(kWordOrder.low);
   for (int g = 0; g < layout.num_groups(); ++g) {
     const int begin = g * layout.group_dims(), chunks = layout.group_dims() / kChunkDims;
-    float bound[kMaxPageDims / kChunkDims];  // of a centred sum
-    float lowest = 3e38f, highest = 1e-30f;
-    F16x sum = Set(0.0f);
-    for (int c = 0; c < chunks; ++c) {
-      F16x absolute = Set(0.0f);
-      for (int d = begin + c * kChunkDims; d < begin + (c + 1) * kChunkDims; d += 16) {
-        absolute = Add(absolute, Abs(Load(q + d)));
-        sum = Add(sum, Load(q + d));
-      }
-      bound[c] = 1.5f * ReduceSum(absolute);
-      lowest = std::min(lowest, bound[c]);
-      highest = std::max(highest, bound[c]);
+    // One lane a chunk, as many as are in a group of 256.
+    __m512 sum = _mm512_setzero_ps(), absolute[16];
+    OSCAR_UNROLL
+    for (int c = 0; c < 16; ++c) {
+      absolute[c] = _mm512_setzero_ps();
+      if (c >= chunks) continue;
+      const __m512 dims = _mm512_loadu_ps(q + begin + c * kChunkDims);
+      sum = _mm512_add_ps(sum, dims);
+      absolute[c] = _mm512_abs_ps(dims);
     }
+    const auto used = static_cast<__mmask16>((1u << chunks) - 1);
+    const __m512 bound = _mm512_mul_ps(SumSixteen(absolute), _mm512_set1_ps(1.5f));
+    const float lowest = _mm512_mask_reduce_min_ps(used, bound);
+    const float highest = std::max(_mm512_mask_reduce_max_ps(used, bound), 1e-30f);
     const float unit = std::max(lowest, highest * kFinest) / kWordLimit;
     out.unit[head][g] = unit * scale;
-    out.sums[head][g] = ReduceSum(sum) * scale;
+    out.sums[head][g] = ReduceSum(F16x{{VF{sum}}}) * scale;
+    const __m512 multiple =
+        _mm512_max_ps(_mm512_set1_ps(1.0f),
+                      _mm512_roundscale_ps(_mm512_div_ps(bound, _mm512_set1_ps(unit * kWordLimit)),
+                                           _MM_FROUND_TO_POS_INF | _MM_FROUND_NO_EXC));
+    alignas(64) float halves[16];  // of a chunk's unit
+    _mm512_store_ps(halves, _mm512_div_ps(_mm512_set1_ps(0.5f / unit), multiple));
+    const __m512i weight = _mm512_cvtps_epi32(multiple);
+    const int first_chunk = begin / kChunkDims;
+    _mm512_mask_storeu_epi32(out.weight[0][head] + first_chunk, used, weight);
+    _mm512_mask_storeu_epi32(out.weight[1][head] + first_chunk, used,
+                             _mm512_slli_epi32(weight, 16));
     for (int c = 0; c < chunks; ++c) {
-      const int weight = std::max(1, static_cast<int>(std::ceil(bound[c] / (unit * kWordLimit))));
-      const int first = begin + c * kChunkDims;
-      out.weight[0][head][first / kChunkDims] = weight;
-      out.weight[1][head][first / kChunkDims] = weight << 16;
-      const float inverse = 0.5f / (unit * static_cast<float>(weight));
-      for (int v = first / 16; v < (first + kChunkDims) / 16; ++v) {
-        for (int odd = 0; odd < 2; ++odd) {
-          float x[16];  // what half a bit is worth
-          for (int i = 0; i < 16; ++i) {
-            x[i] = q[v * 16 + i / 2 * 2 + odd] * inverse * static_cast<float>(1 + i % 2);
+      // What half a bit is worth: dims of the same parity, once and twice.
+      const __m512 once = _mm512_set1_ps(halves[c]);
+      const __m512 worth = _mm512_mask_add_ps(once, kSet[0], once, once);
+      const __m512 of_chunk = _mm512_loadu_ps(q + begin + c * kChunkDims);
+      for (int odd = 0; odd < 2; ++odd) {
+        const __m512i dims = _mm512_add_epi32(
+            _mm512_setr_epi32(0, 0, 2, 2, 4, 4, 6, 6, 8, 8, 10, 10, 12, 12, 14, 14),
+            _mm512_set1_epi32(odd));
+        alignas(64) float x[16];
+        _mm512_store_ps(x, _mm512_mul_ps(worth, _mm512_permutexvar_ps(dims, of_chunk)));
+        OSCAR_UNROLL
+        for (int t = 0; t < 3; ++t) {
+          // Entries of four bits: -x or +x for each bit of the entry's number.
+          const float* bits = x + t * 5;
+          __m512 four = _mm512_mul_ps(signs[0], _mm512_set1_ps(bits[0]));
+          OSCAR_UNROLL
+          for (int b = 1; b < 4; ++b) {
+            four = _mm512_fmadd_ps(signs[b], _mm512_set1_ps(bits[b]), four);
           }
-          for (int t = 0; t < 3; ++t) {
-            // Entries of four bits: -x or +x for each bit of the entry's number.
-            const float* bits = x + t * 5;
-            VF four = hn::Mul(signs[0], hn::Set(DF(), bits[0]));
-            for (int b = 1; b < 4; ++b) {
-              four = hn::MulAdd(signs[b], hn::Set(DF(), bits[b]), four);
-            }
-            const auto store = [&](int table, float rest) HWY_ATTR {
-              for (int upper = 0; upper < 2; ++upper) {
-                const VF entry =
-                    hn::Add(four, hn::Set(DF(), rest + (upper == 0 ? -bits[4] : bits[4])));
-                _mm256_store_si256(
-                    reinterpret_cast<__m256i*>(out.tables[v][odd][table][head] + upper * 16),
-                    _mm512_cvtepi32_epi16(_mm512_cvtps_epi32(entry.raw)));
-              }
+          const auto store = [&](int table, float rest) HWY_ATTR {
+            const auto entry = [&](float x4) HWY_ATTR {
+              return _mm512_castps_si512(_mm512_add_ps(
+                  _mm512_add_ps(four, _mm512_set1_ps(rest + x4)), _mm512_set1_ps(kMagic)));
             };
-            store(t, t < 2 ? 0.0f : -x[15]);
-            if (t == 2) store(3, x[15]);
-          }
+            _mm512_store_si512(
+                out.tables[first_chunk + c][odd][table][head],
+                _mm512_permutex2var_epi16(entry(-bits[4]), low_words, entry(bits[4])));
+          };
+          store(t, t < 2 ? 0.0f : -x[15]);
+          if (t == 2) store(3, x[15]);
         }
       }
     }
@@ -152,15 +207,23 @@ HWY_INLINE void AddEntries(__m512i& s0, __m512i& s1, __m512i& s2, __m512i& s3, _
       : "+v"(s0), "+v"(s1), "+v"(s2), "+v"(s3), "+&v"(t0), "+&v"(t1), "+&v"(t2), "+&v"(t3)
       : "v"(i0), "v"(i1), "v"(i2), "v"(i3));
 }
-// The same with 64 entries, the upper 32 in u.
+// The same with 64 entries, the upper 32 in u (registers or memory).
+template <typename Upper>
 HWY_INLINE void AddLongEntries(__m512i& s0, __m512i& s1, __m512i& s2, __m512i& s3, __m512i t0,
-                               __m512i t1, __m512i t2, __m512i t3, __m512i u01, __m512i u23,
-                               __m512i i0, __m512i i1, __m512i i2, __m512i i3) {
-  asm("vpermt2w %8, %10, %4\n\tvpermt2w %8, %11, %5\n\tvpermt2w %9, %12, %6\n\t"
-      "vpermt2w %9, %13, %7\n\t"
-      "vpaddw %4, %0, %0\n\tvpaddw %5, %1, %1\n\tvpaddw %6, %2, %2\n\tvpaddw %7, %3, %3"
-      : "+v"(s0), "+v"(s1), "+v"(s2), "+v"(s3), "+&v"(t0), "+&v"(t1), "+&v"(t2), "+&v"(t3)
-      : "v"(u01), "v"(u23), "v"(i0), "v"(i1), "v"(i2), "v"(i3));
+                               __m512i t1, __m512i t2, __m512i t3, const Upper& u01,
+                               const Upper& u23, __m512i i0, __m512i i1, __m512i i2, __m512i i3) {
+#define OSCAR_LONG_ENTRIES(constraint)                                                     \
+  asm("vpermt2w %8, %10, %4\n\tvpermt2w %8, %11, %5\n\tvpermt2w %9, %12, %6\n\t"           \
+      "vpermt2w %9, %13, %7\n\t"                                                           \
+      "vpaddw %4, %0, %0\n\tvpaddw %5, %1, %1\n\tvpaddw %6, %2, %2\n\tvpaddw %7, %3, %3"   \
+      : "+v"(s0), "+v"(s1), "+v"(s2), "+v"(s3), "+&v"(t0), "+&v"(t1), "+&v"(t2), "+&v"(t3) \
+      : constraint(u01), constraint(u23), "v"(i0), "v"(i1), "v"(i2), "v"(i3))
+  if constexpr (std::is_same_v<Upper, __m512i>) {
+    OSCAR_LONG_ENTRIES("v");
+  } else {
+    OSCAR_LONG_ENTRIES("m");
+  }
+#undef OSCAR_LONG_ENTRIES
 }
 HWY_INLINE void AddEntry(__m512i& sum, __m512i table, __m512i index) {
   asm("vpermw %1, %2, %1\n\tvpaddw %1, %0, %0" : "+v"(sum), "+&v"(table) : "v"(index));
@@ -188,8 +251,7 @@ HWY_INLINE void AddKeys(bool first, int t, int h, const int16_t (&tables)[4][kMa
                  index[1], index[0], index[1]);
     } else {
       AddLongEntries(acc[h][0], acc[h][1], acc[h + 1][0], acc[h + 1][1], ta, ta, tb, tb,
-                     _mm512_load_si512(tables[3][h]), _mm512_load_si512(tables[3][h + 1]), index[0],
-                     index[1], index[0], index[1]);
+                     tables[3][h], tables[3][h + 1], index[0], index[1], index[0], index[1]);
     }
   } else {
     OSCAR_UNROLL
@@ -262,23 +324,19 @@ HWY_NOINLINE void WordLogits(const PageLayout& layout, const std::byte* HWY_REST
         }
       }
     }
-    F16x s[4], middle[4];
+    const auto* scale = reinterpret_cast<const uint16_t*>(block + layout.KScale(0, g));
+    const auto* min = reinterpret_cast<const uint16_t*>(block + layout.KMin(0, g));
     OSCAR_UNROLL
     for (int t = 0; t < 4; ++t) {
-      s[t] = LoadFp16(reinterpret_cast<const uint16_t*>(block + layout.KScale(t * 16, g)));
-      middle[t] =
-          MulAdd(s[t], Set(1.5f),
-                 LoadFp16(reinterpret_cast<const uint16_t*>(block + layout.KMin(t * 16, g))));
-    }
-    OSCAR_UNROLL
-    for (int h = 0; h < kHeads; ++h) {
-      const F16x unit = Set(query.unit[h][g]), q_sum = Set(query.sums[h][g]);
-      const F16x base = Set(-reference[h]);
+      OSCAR_IN_ORDER();
+      const F16x s = LoadFp16(scale + t * 16);
+      const F16x middle = MulAdd(s, Set(1.5f), LoadFp16(min + t * 16));
       OSCAR_UNROLL
-      for (int t = 0; t < 4; ++t) {
+      for (int h = 0; h < kHeads; ++h) {
         const F16x steps{{hn::ConvertTo(DF(), VI{sum[h][t]})}};
-        const F16x before = g == 0 ? base : Load(logits[h] + t * 16);
-        Store(MulAdd(steps, Mul(s[t], unit), MulAdd(middle[t], q_sum, before)), logits[h] + t * 16);
+        const F16x before = g == 0 ? Set(-reference[h]) : Load(logits[h] + t * 16);
+        const F16x rest = MulAdd(middle, Set(query.sums[h][g]), before);
+        Store(MulAdd(steps, Mul(s, Set(query.unit[h][g])), rest), logits[h] + t * 16);
       }
     }
   }
@@ -301,40 +359,6 @@ struct alignas(4096) WordWeights {
   alignas(16) float inverse[kMaxBlockHeads];
   alignas(64) float ps[kMaxBlockHeads][kPageTokens];  // p s, to be rounded to multiples of `step`
 };
-
-// Token `n` of a half: halves are the even and the odd tokens of 16, twice.
-constexpr int HalfToken(int half, int n) { return half / 2 * 16 + n * 2 + half % 2; }
-
-// Which words go where.
-struct WordOrder {
-  alignas(64) uint16_t low[32];          // the low halves of 32 lanes
-  alignas(64) uint16_t quarters[3][32];  // [table]: tokens a, from the words of two chunks
-  alignas(64) uint16_t second[2][32];    // [half / 2]: tokens b of four rows
-  alignas(64) uint16_t third[2][32];     // [half / 2]: tokens c
-  alignas(64) uint16_t singles[32];      // from the words of two chunks
-  alignas(64) uint16_t row[2][2][32];    // [half % 2][table]: row entries of a table's entries
-};
-inline constexpr WordOrder kWordOrder = [] {
-  WordOrder order{};
-  for (int i = 0; i < 32; ++i) {
-    order.low[i] = static_cast<uint16_t>(2 * i);
-    constexpr int kSingle[4] = {2, 5, 7, 7};
-    order.singles[i] =
-        static_cast<uint16_t>(i / 16 * kChunkTokens + HalfToken(i / 4 % 4, kSingle[i % 4]));
-    for (int t = 0; t < 3; ++t) {
-      order.quarters[t][i] =
-          static_cast<uint16_t>(i / 16 * kChunkTokens + HalfToken(i / 4 % 4, t * 3));
-    }
-    for (int k = 0; k < 2; ++k) {
-      const int half = 2 * k + i / 16, table = i / 8 % 2;
-      order.second[k][i] = static_cast<uint16_t>(HalfToken(half, table * 3 + 1));
-      order.third[k][i] = static_cast<uint16_t>(HalfToken(half, table * 3 + 2));
-      for (int t = 0; t < 2; ++t)
-        order.row[k][t][i] = static_cast<uint16_t>(16 * k + 8 * t + i / 4);
-    }
-  }
-  return order;
-}();
 
 // Tokens 3 kTable, 3 kTable + 1, ... (two or three of them) of half kHalf of a chunk: one table a
 // head, looked up for all dims.
@@ -521,22 +545,6 @@ HWY_INLINE void SumEight(const __m512 (&x)[8], __m128& low, __m128& high) {
   high = _mm_add_ps(_mm512_extractf32x4_ps(one, 2), _mm512_extractf32x4_ps(one, 3));
 }
 
-// Scales of V's rows in group g, and what their codes are centred on.
-struct ValueScales {
-  __m512 s[4], middle[4];
-
-  HWY_INLINE ValueScales(const PageLayout& layout, const std::byte* block, int g) {
-    // 64 of each in a row.
-    const auto* scale = reinterpret_cast<const uint16_t*>(block + layout.VScale(0, g));
-    const auto* min = reinterpret_cast<const uint16_t*>(block + layout.VMin(0, g));
-    OSCAR_UNROLL
-    for (int i = 0; i < 4; ++i) {
-      s[i] = LoadFp16(scale + i * 16).v[0].raw;
-      middle[i] = _mm512_fmadd_ps(s[i], _mm512_set1_ps(1.5f), LoadFp16(min + i * 16).v[0].raw);
-    }
-  }
-};
-
 // Chooses the step from the sums of p s over chunks, in lanes: four heads, twice.
 HWY_INLINE void ChooseSteps(const __m512 (&chunks)[8], int g, WordState& state, WordWeights& out) {
   __m128 chunk0, chunk1;
@@ -560,7 +568,14 @@ template <int kHeads, typename WeightOf>
 HWY_INLINE void ScaleWeights(const PageLayout& layout, const std::byte* block, int g,
                              const float (&from)[kMaxBlockHeads][kPageTokens], WordState& state,
                              WordWeights& out, const WeightOf& weight_of) {
-  const ValueScales values(layout, block, g);
+  const auto* scale = reinterpret_cast<const uint16_t*>(block + layout.VScale(0, g));
+  const auto* min = reinterpret_cast<const uint16_t*>(block + layout.VMin(0, g));
+  __m512 s[4], middle[4];
+  OSCAR_UNROLL
+  for (int i = 0; i < 4; ++i) {
+    s[i] = LoadFp16(scale + i * 16).v[0].raw;
+    middle[i] = _mm512_fmadd_ps(s[i], _mm512_set1_ps(1.5f), LoadFp16(min + i * 16).v[0].raw);
+  }
   __m512 chunks[8];
   OSCAR_UNROLL
   for (int h = 0; h < 4; ++h) {
@@ -574,14 +589,14 @@ HWY_INLINE void ScaleWeights(const PageLayout& layout, const std::byte* block, i
     for (int i = 0; i < 4; ++i) p[i] = weight_of(_mm512_load_ps(from[h] + i * 16));
     OSCAR_UNROLL
     for (int i = 0; i < 4; ++i) {
-      ps[i] = _mm512_mul_ps(p[i], values.s[i]);
+      ps[i] = _mm512_mul_ps(p[i], s[i]);
       _mm512_store_ps(out.ps[h] + i * 16, ps[i]);
     }
     chunks[h] = _mm512_add_ps(ps[0], ps[1]);
     chunks[4 + h] = _mm512_add_ps(ps[2], ps[3]);
     __m512 low = _mm512_load_ps(state.low[g][h]);
     OSCAR_UNROLL
-    for (int i = 0; i < 4; ++i) low = _mm512_fmadd_ps(p[i], values.middle[i], low);
+    for (int i = 0; i < 4; ++i) low = _mm512_fmadd_ps(p[i], middle[i], low);
     _mm512_store_ps(state.low[g][h], low);
     if (g == 0) {
       const __m512 sum = _mm512_add_ps(_mm512_add_ps(p[0], p[1]), _mm512_add_ps(p[2], p[3]));
@@ -623,7 +638,6 @@ HWY_NOINLINE bool WordSoftmax(const PageLayout& layout, const std::byte* block,
 // Rounds them into words and lays out what tables are made of.
 template <int kHeads>
 HWY_NOINLINE void RoundWeights(int g, WordState& state, WordWeights& out) {
-  constexpr float kMagic = 12582912.0f;  // 1.5 2^23: the last bit of a sum with it is worth 1
   constexpr __mmask32 kUpperFour = 0xf0f0f0f0, kLowerTwo = 0x33333333;
   const __m512i codes = _mm512_set1_epi64(0x0003000200010000);
   const __m512i ones = _mm512_set1_epi16(1);
