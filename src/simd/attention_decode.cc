@@ -30,7 +30,7 @@ CodePageFunction ChooseCodePage(int heads) {
 }
 
 #if HWY_TARGET == HWY_AVX3
-using WordPagesFunction = void (*)(const PageLayout&, const std::byte* const*, int, int,
+using WordPagesFunction = void (*)(const PageLayout&, const std::byte* const*, int, int, int,
                                    const WordQuery&, float*, float*, float*);
 WordPagesFunction ChooseWordPages(int heads) {
   constexpr WordPagesFunction kTable[kMaxBlockHeads] = {&WordPages<1>, &WordPages<2>, &WordPages<3>,
@@ -51,20 +51,26 @@ RowPageFunction ChooseRowPage(int heads) {
 // How codes meet numbers.
 enum class CodePath : uint8_t { kMadd, kVnni, kWords, kTiles };
 
-// The g query heads of one KV head over pages [first_page, end_page), at most kPagesPerSplit.
+// The g query heads of one KV head over pages [first_page, end_page): a state for every
+// kPagesPerSplit of them, `state_size` floats apart.
 template <CodePath kPath, bool kBf16>
-void DecodeSplit(const AttentionLayer& layer, const DecodeQuery& query, int kv_head,
-                 int64_t first_page, int64_t end_page, const AttentionState& state) {
+void DecodeSplits(const AttentionLayer& layer, const DecodeQuery& query, int kv_head,
+                  int64_t first_page, int64_t end_page, float* states, size_t state_size) {
   constexpr float kLog2E = 1.4426950408889634f;
   constexpr bool kVnni = kPath != CodePath::kMadd;
   const int dims = layer.head_dim(), g = layer.q_heads / layer.kv_heads;
   const bool has_codes = layer.sealed.kind() != PageKind::kBf16;
   const float scale = layer.softmax_scale * kLog2E;
+  const auto is_sealed = [&](int64_t page) { return query.sequence.is_sealed[page] != 0; };
   const auto block_of = [&](int64_t page) {
-    const bool sealed = query.sequence.is_sealed[page] != 0;
+    const bool sealed = is_sealed(page);
     const PageLayout& layout = sealed ? layer.sealed : layer.open;
     return query.sequence.pages[page] + (sealed ? layer.sealed_offset : layer.open_offset) +
            static_cast<size_t>(kv_head) * layout.block_bytes();
+  };
+  const auto visible_of = [&](int64_t page) {
+    const int64_t left = query.num_tokens - page * kPageTokens;
+    return left < kPageTokens ? static_cast<int>(left) : kPageTokens;
   };
   // Heads that share one pass: eight where tiles take INT2 pages, whose other pages then go by
   // fours.
@@ -81,7 +87,7 @@ void DecodeSplit(const AttentionLayer& layer, const DecodeQuery& query, int kv_h
     // The first blocks come in while q is prepared; later ones are fetched on the way.
     for (int64_t page = first_page; page < end_page && page < first_page + 2; ++page) {
       const std::byte* block = block_of(page);
-      const uint32_t bytes = query.sequence.is_sealed[page] != 0 ? layer.sealed.block_bytes() : 0;
+      const uint32_t bytes = is_sealed(page) ? layer.sealed.block_bytes() : 0;
       for (uint32_t at = 0; at < bytes; at += 64) __builtin_prefetch(block + at, 0, 2);
     }
     for (int h = 0; h < heads; ++h) {
@@ -106,81 +112,84 @@ void DecodeSplit(const AttentionLayer& layer, const DecodeQuery& query, int kv_h
         PrepareQuery<4>(q, layer.sealed, scale, at, codes[part]);
       }
     }
-    // On the stack, not in `state`: neighbouring states belong to other threads, and the hardware
-    // prefetcher that follows each pass over o would fetch their lines away (0.98 us a page of two
-    // threads against 0.79 of one).
-    alignas(64) float o[kHeadsAtOnce * kMaxPageDims];
-    float m[kHeadsAtOnce], d[kHeadsAtOnce];
-    std::fill_n(o, heads * dims, 0.0f);
-    std::fill_n(m, heads, kEmptyMax);
-    std::fill_n(d, heads, 0.0f);
-    for (int64_t page = first_page; page < end_page; ++page) {
-      const bool sealed = query.sequence.is_sealed[page] != 0;
-      const PageLayout& layout = sealed ? layer.sealed : layer.open;
-      const auto visible_of = [&](int64_t p) {
-        const int64_t left = query.num_tokens - p * kPageTokens;
-        return left < kPageTokens ? static_cast<int>(left) : kPageTokens;
-      };
+    for (int64_t first = first_page; first < end_page; first += kPagesPerSplit) {
+      const int64_t end = std::min(end_page, first + kPagesPerSplit);
+      // On the stack, not in the state: neighbouring states belong to other threads, and the
+      // hardware prefetcher that follows each pass over o would fetch their lines away (0.98 us a
+      // page of two threads against 0.79 of one).
+      alignas(64) float o[kHeadsAtOnce * kMaxPageDims];
+      float m[kHeadsAtOnce], d[kHeadsAtOnce];
+      std::fill_n(o, heads * dims, 0.0f);
+      std::fill_n(m, heads, kEmptyMax);
+      std::fill_n(d, heads, 0.0f);
+      for (int64_t page = first; page < end; ++page) {
+        const bool sealed = is_sealed(page);
+        const PageLayout& layout = sealed ? layer.sealed : layer.open;
 #if HWY_TARGET == HWY_AVX3
-      if constexpr (kPath == CodePath::kWords || kPath == CodePath::kTiles) {
-        if (sealed && layer.sealed.kind() == PageKind::kInt2) {
-          // The whole run of sealed pages at once.
-          const std::byte* run[kPagesPerSplit];
-          int count = 0;
-          for (; page + count < end_page && query.sequence.is_sealed[page + count] != 0; ++count) {
-            run[count] = block_of(page + count);
+        if constexpr (kPath == CodePath::kWords || kPath == CodePath::kTiles) {
+          if (sealed && layer.sealed.kind() == PageKind::kInt2) {
+            // The whole run of sealed pages at once, and two more to fetch.
+            const std::byte* run[kPagesPerSplit + 2];
+            int count = 0, known = 0;
+            for (; page + known < end_page && known < count + 2 && is_sealed(page + known);
+                 ++known) {
+              run[known] = block_of(page + known);
+              if (page + known < end) ++count;
+            }
+            page += count - 1;
+            if constexpr (kPath == CodePath::kTiles) {
+              TilePages<AmxTiles>(layout, run, count, visible_of(page), heads, tiles, m, d, o);
+            } else {
+              ChooseWordPages(heads)(layout, run, count, known, visible_of(page), words, m, d, o);
+            }
+            continue;
           }
-          page += count - 1;
-          if constexpr (kPath == CodePath::kTiles) {
-            TilePages<AmxTiles>(layout, run, count, visible_of(page), heads, tiles, m, d, o);
-          } else {
-            ChooseWordPages(heads)(layout, run, count, visible_of(page), words, m, d, o);
-          }
-          continue;
         }
-      }
 #endif
-      const std::byte* block = block_of(page);
-      const std::byte* next = page + 1 < end_page ? block_of(page + 1) : nullptr;
-      for (int part = 0; part * kMaxBlockHeads < heads; ++part) {
-        const int first = part * kMaxBlockHeads;
-        const int count = heads - first < kMaxBlockHeads ? heads - first : kMaxBlockHeads;
-        if (sealed && has_codes) {
-          const CodePageFunction code_page = layer.sealed.kind() == PageKind::kInt4
-                                                 ? ChooseCodePage<4, kVnni>(count)
-                                                 : ChooseCodePage<2, kVnni>(count);
-          code_page(layout, block, visible_of(page), next, codes[part], m + first, d + first,
-                    o + first * dims);
-        } else {
-          ChooseRowPage<kBf16>(count)(
-              reinterpret_cast<const Bf16*>(block),
-              reinterpret_cast<const Bf16*>(block + layout.v_codes_offset()),
-              reinterpret_cast<const Bf16*>(next), dims, visible_of(page), rows[part], m + first,
-              d + first, o + first * dims);
+        const std::byte* block = block_of(page);
+        const std::byte* next = page + 1 < end_page ? block_of(page + 1) : nullptr;
+        for (int part = 0; part * kMaxBlockHeads < heads; ++part) {
+          const int head = part * kMaxBlockHeads;
+          const int count = heads - head < kMaxBlockHeads ? heads - head : kMaxBlockHeads;
+          if (sealed && has_codes) {
+            const CodePageFunction code_page = layer.sealed.kind() == PageKind::kInt4
+                                                   ? ChooseCodePage<4, kVnni>(count)
+                                                   : ChooseCodePage<2, kVnni>(count);
+            code_page(layout, block, visible_of(page), next, codes[part], m + head, d + head,
+                      o + head * dims);
+          } else {
+            ChooseRowPage<kBf16>(count)(
+                reinterpret_cast<const Bf16*>(block),
+                reinterpret_cast<const Bf16*>(block + layout.v_codes_offset()),
+                reinterpret_cast<const Bf16*>(next), dims, visible_of(page), rows[part], m + head,
+                d + head, o + head * dims);
+          }
         }
       }
+      const AttentionState state(
+          states + static_cast<size_t>((first - first_page) / kPagesPerSplit) * state_size, g);
+      std::copy_n(o, heads * dims, state.o + base * dims);
+      std::copy_n(m, heads, state.m + base);
+      std::copy_n(d, heads, state.d + base);
     }
-    std::copy_n(o, heads * dims, state.o + base * dims);
-    std::copy_n(m, heads, state.m + base);
-    std::copy_n(d, heads, state.d + base);
   }
 }
 
 using DecodeFunction = void (*)(const AttentionLayer&, const DecodeQuery&, int, int64_t, int64_t,
-                                const AttentionState&);
+                                float*, size_t);
 DecodeFunction ChooseDecode([[maybe_unused]] Target target, [[maybe_unused]] bool bf16) {
 #if HWY_TARGET == HWY_AVX3
   if (target == Target::kAmxInt8) {
-    return bf16 ? &DecodeSplit<CodePath::kTiles, true> : &DecodeSplit<CodePath::kTiles, false>;
+    return bf16 ? &DecodeSplits<CodePath::kTiles, true> : &DecodeSplits<CodePath::kTiles, false>;
   }
   if (target == Target::kAvx512Words) {
-    return bf16 ? &DecodeSplit<CodePath::kWords, true> : &DecodeSplit<CodePath::kWords, false>;
+    return bf16 ? &DecodeSplits<CodePath::kWords, true> : &DecodeSplits<CodePath::kWords, false>;
   }
   if (HasVnni(target)) {
-    return bf16 ? &DecodeSplit<CodePath::kVnni, true> : &DecodeSplit<CodePath::kVnni, false>;
+    return bf16 ? &DecodeSplits<CodePath::kVnni, true> : &DecodeSplits<CodePath::kVnni, false>;
   }
 #endif
-  return &DecodeSplit<CodePath::kMadd, false>;
+  return &DecodeSplits<CodePath::kMadd, false>;
 }
 
 }  // namespace oscar::simd::HWY_NAMESPACE
@@ -198,11 +207,14 @@ HWY_AFTER_NAMESPACE();
 namespace oscar::simd {
 namespace {
 
-struct Split {
+// Consecutive splits of one (query, KV head) that one thread does in a row: q is prepared once.
+struct Task {
   int32_t query;
   int32_t kv_head;
-  int32_t index;  // of this split in its (query, KV head)
-  int32_t count;  // of splits there
+  int64_t first_page;
+  int64_t end_page;
+  int64_t first_state;  // of this (query, KV head)
+  int32_t count;        // of tasks there
 };
 
 void CheckLayer(const AttentionLayer& layer) {
@@ -218,13 +230,30 @@ void DecodeAttention(ThreadPool& pool, AttentionWorkspace& workspace, const Atte
                      std::span<const DecodeQuery> batch) {
   CheckLayer(layer);
   const int dims = layer.head_dim(), g = layer.q_heads / layer.kv_heads;
-  std::vector<Split> splits;
+  const auto pages_of = [](const DecodeQuery& query) {
+    return (query.num_tokens + kPageTokens - 1) / kPageTokens;
+  };
+  const auto splits_of = [](int64_t pages) {
+    return (pages + kPagesPerSplit - 1) / kPagesPerSplit;
+  };
+  int64_t splits = 0;
+  for (const DecodeQuery& query : batch) {
+    OSCAR_CHECK(query.num_tokens > 0);
+    splits += splits_of(pages_of(query)) * layer.kv_heads;
+  }
+  // Eight tasks a thread keep the threads busy to the end.
+  const int64_t task_pages =
+      std::clamp<int64_t>(splits / (8 * pool.num_threads()), 1, 8) * kPagesPerSplit;
+  std::vector<Task> tasks;
+  int64_t states = 0;
   for (size_t i = 0; i < batch.size(); ++i) {
-    OSCAR_CHECK(batch[i].num_tokens > 0);
-    const int64_t pages = (batch[i].num_tokens + kPageTokens - 1) / kPageTokens;
-    const auto count = static_cast<int32_t>((pages + kPagesPerSplit - 1) / kPagesPerSplit);
-    for (int h = 0; h < layer.kv_heads; ++h) {
-      for (int32_t s = 0; s < count; ++s) splits.push_back({static_cast<int32_t>(i), h, s, count});
+    const int64_t pages = pages_of(batch[i]);
+    const auto count = static_cast<int32_t>((pages + task_pages - 1) / task_pages);
+    for (int h = 0; h < layer.kv_heads; ++h, states += splits_of(pages)) {
+      for (int64_t first = 0; first < pages; first += task_pages) {
+        tasks.push_back({static_cast<int32_t>(i), h, first, std::min(pages, first + task_pages),
+                         states, count});
+      }
     }
   }
   const Target target = ActiveTarget();
@@ -232,26 +261,25 @@ void DecodeAttention(ThreadPool& pool, AttentionWorkspace& workspace, const Atte
                        ? N_AVX2::ChooseDecode(target, false)
                        : N_AVX3::ChooseDecode(target, layer.bf16_products && HasAvx512Bf16());
   const size_t state_size = AttentionState::Size(g, dims);
-  workspace.states.Grow(splits.size() * state_size);
-  // Splits done of each (query, KV head); whoever finishes the last one merges all, in order.
+  workspace.states.Grow(static_cast<size_t>(states) * state_size);
+  // Tasks done of each (query, KV head); whoever finishes the last one merges all splits, in order.
   const auto done =
       std::make_unique<std::atomic<int32_t>[]>(batch.size() * static_cast<size_t>(layer.kv_heads));
-  pool.ParallelFor(static_cast<int64_t>(splits.size()), [&](int64_t task, int) {
-    const Split& split = splits[static_cast<size_t>(task)];
-    const DecodeQuery& query = batch[static_cast<size_t>(split.query)];
-    const auto state_of = [&](int64_t index) {
-      return AttentionState(workspace.states.data() + static_cast<size_t>(index) * state_size, g);
+  pool.ParallelFor(static_cast<int64_t>(tasks.size()), [&](int64_t index, int) {
+    const Task& task = tasks[static_cast<size_t>(index)];
+    const DecodeQuery& query = batch[static_cast<size_t>(task.query)];
+    const auto memory_of = [&](int64_t split) {
+      return workspace.states.data() + static_cast<size_t>(task.first_state + split) * state_size;
     };
-    const int64_t pages = (query.num_tokens + kPageTokens - 1) / kPageTokens;
-    const int64_t first = split.index * kPagesPerSplit;
-    run(layer, query, split.kv_head, first, std::min(pages, first + kPagesPerSplit),
-        state_of(task));
-    auto& counter = done[static_cast<size_t>(split.query * layer.kv_heads + split.kv_head)];
-    if (counter.fetch_add(1, std::memory_order_acq_rel) + 1 != split.count) return;
-    const int64_t first_task = task - split.index;
-    const AttentionState whole = state_of(first_task);
-    for (int32_t s = 1; s < split.count; ++s) whole.Merge(state_of(first_task + s), g, dims);
-    float* out = query.out + static_cast<ptrdiff_t>(split.kv_head) * g * dims;
+    run(layer, query, task.kv_head, task.first_page, task.end_page,
+        memory_of(task.first_page / kPagesPerSplit), state_size);
+    auto& counter = done[static_cast<size_t>(task.query * layer.kv_heads + task.kv_head)];
+    if (counter.fetch_add(1, std::memory_order_acq_rel) + 1 != task.count) return;
+    const AttentionState whole(memory_of(0), g);
+    for (int64_t s = 1; s < splits_of(pages_of(query)); ++s) {
+      whole.Merge(AttentionState(memory_of(s), g), g, dims);
+    }
+    float* out = query.out + static_cast<ptrdiff_t>(task.kv_head) * g * dims;
     for (int h = 0; h < g; ++h) {
       const float inverse = 1.0f / whole.d[h];
       for (int i = h * dims; i < (h + 1) * dims; ++i) out[i] = whole.o[i] * inverse;

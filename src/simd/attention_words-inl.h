@@ -104,7 +104,9 @@ struct WordQuery {
 
 inline void PrepareWordQuery(const float* q, const PageLayout& layout, float scale, int head,
                              WordQuery& out) {
-  constexpr float kFinest = 1.0f / 2048;  // 16 chunks of 2^15 x 2^11 stay within 32 bits
+  // Units are multiples of one: enough times that for the multiple to fit well; not more than lets
+  // 16 chunks of 2^15 x 2^11 stay within 32 bits.
+  constexpr float kLeast = 1.0f / 8, kFinest = 1.0f / 2048;
   constexpr __mmask16 kSet[4] = {0xaaaa, 0xcccc, 0xf0f0, 0xff00};  // lanes whose number has bit b
   __m512 signs[4];
   for (int b = 0; b < 4; ++b) {
@@ -127,7 +129,7 @@ inline void PrepareWordQuery(const float* q, const PageLayout& layout, float sca
     const __m512 bound = _mm512_mul_ps(SumSixteen(absolute), _mm512_set1_ps(1.5f));
     const float lowest = _mm512_mask_reduce_min_ps(used, bound);
     const float highest = std::max(_mm512_mask_reduce_max_ps(used, bound), 1e-30f);
-    const float unit = std::max(lowest, highest * kFinest) / kWordLimit;
+    const float unit = std::max(lowest * kLeast, highest * kFinest) / kWordLimit;
     out.unit[head][g] = unit * scale;
     out.sums[head][g] = ReduceSum(F16x{{VF{sum}}}) * scale;
     const __m512 multiple =
@@ -141,37 +143,40 @@ inline void PrepareWordQuery(const float* q, const PageLayout& layout, float sca
     _mm512_mask_storeu_epi32(out.weight[0][head] + first_chunk, used, weight);
     _mm512_mask_storeu_epi32(out.weight[1][head] + first_chunk, used,
                              _mm512_slli_epi32(weight, 16));
+    // What half a bit is worth: dims of the same parity, once and twice. All of them first, since
+    // the tables load them one by one.
+    alignas(64) float worth[16][2][16];
     for (int c = 0; c < chunks; ++c) {
-      // What half a bit is worth: dims of the same parity, once and twice.
-      const __m512 once = _mm512_set1_ps(halves[c]);
-      const __m512 worth = _mm512_mask_add_ps(once, kSet[0], once, once);
-      const __m512 of_chunk = _mm512_loadu_ps(q + begin + c * kChunkDims);
-      for (int odd = 0; odd < 2; ++odd) {
-        const __m512i dims = _mm512_add_epi32(
-            _mm512_setr_epi32(0, 0, 2, 2, 4, 4, 6, 6, 8, 8, 10, 10, 12, 12, 14, 14),
-            _mm512_set1_epi32(odd));
-        alignas(64) float x[16];
-        _mm512_store_ps(x, _mm512_mul_ps(worth, _mm512_permutexvar_ps(dims, of_chunk)));
+      const __m512 once =
+          _mm512_mul_ps(_mm512_loadu_ps(q + begin + c * kChunkDims), _mm512_set1_ps(halves[c]));
+      const __m512 x = _mm512_moveldup_ps(once), y = _mm512_movehdup_ps(once);
+      _mm512_store_ps(worth[c][0], _mm512_mask_add_ps(x, kSet[0], x, x));
+      _mm512_store_ps(worth[c][1], _mm512_mask_add_ps(y, kSet[0], y, y));
+    }
+    for (int c = 0; c < 2 * chunks; ++c) {
+      const float(&x)[16] = worth[c / 2][c % 2];
+      OSCAR_UNROLL
+      for (int t = 0; t < 3; ++t) {
+        // Entries of four bits: -x or +x for each bit of the entry's number.
+        const float* bits = x + t * 5;
+        __m512 four = _mm512_mul_ps(signs[0], _mm512_set1_ps(bits[0]));
         OSCAR_UNROLL
-        for (int t = 0; t < 3; ++t) {
-          // Entries of four bits: -x or +x for each bit of the entry's number.
-          const float* bits = x + t * 5;
-          __m512 four = _mm512_mul_ps(signs[0], _mm512_set1_ps(bits[0]));
-          OSCAR_UNROLL
-          for (int b = 1; b < 4; ++b) {
-            four = _mm512_fmadd_ps(signs[b], _mm512_set1_ps(bits[b]), four);
-          }
-          const auto store = [&](int table, float rest) HWY_ATTR {
-            const auto entry = [&](float x4) HWY_ATTR {
-              return _mm512_castps_si512(_mm512_add_ps(
-                  _mm512_add_ps(four, _mm512_set1_ps(rest + x4)), _mm512_set1_ps(kMagic)));
-            };
-            _mm512_store_si512(
-                out.tables[first_chunk + c][odd][table][head],
-                _mm512_permutex2var_epi16(entry(-bits[4]), low_words, entry(bits[4])));
-          };
-          store(t, t < 2 ? 0.0f : -x[15]);
-          if (t == 2) store(3, x[15]);
+        for (int b = 1; b < 4; ++b) {
+          four = _mm512_fmadd_ps(signs[b], _mm512_set1_ps(bits[b]), four);
+        }
+        const auto store = [&](int table, __m512 rest) HWY_ATTR {
+          const __m512 fifth = _mm512_set1_ps(bits[4]), magic = _mm512_set1_ps(kMagic);
+          const __m512 lower = _mm512_add_ps(_mm512_sub_ps(rest, fifth), magic);
+          const __m512 upper = _mm512_add_ps(_mm512_add_ps(rest, fifth), magic);
+          _mm512_store_si512(out.tables[first_chunk + c / 2][c % 2][table][head],
+                             _mm512_permutex2var_epi16(_mm512_castps_si512(lower), low_words,
+                                                       _mm512_castps_si512(upper)));
+        };
+        if (t < 2) {
+          store(t, four);
+        } else {
+          store(2, _mm512_sub_ps(four, _mm512_set1_ps(x[15])));
+          store(3, _mm512_add_ps(four, _mm512_set1_ps(x[15])));
         }
       }
     }
@@ -680,12 +685,13 @@ HWY_NOINLINE void RoundWeights(int g, WordState& state, WordWeights& out) {
   }
 }
 
-// kHeads query heads over a run of sealed pages. Nothing that takes long to come is used at once:
-// the keys of page n + 1 lie between the step of page n's weights and its use, the values of page n
+// kHeads query heads over `count` sealed pages, of which the last has `last_visible` tokens; blocks
+// up to `known` come next and are fetched. Nothing that takes long to come is used at once: the
+// keys of page n + 1 lie between the step of page n's weights and its use, the values of page n
 // between the logits of page n + 1 and their softmax.
 template <int kHeads>
 HWY_NOINLINE void WordPages(const PageLayout& layout, const std::byte* const* blocks, int count,
-                            int last_visible, const WordQuery& query, float* m, float* d,
+                            int known, int last_visible, const WordQuery& query, float* m, float* d,
                             float* o) {
   constexpr float kUnseen = -1000.0f;
   const int dims = layout.head_dim(), groups = layout.num_groups();
@@ -716,7 +722,7 @@ HWY_NOINLINE void WordPages(const PageLayout& layout, const std::byte* const* bl
   if (empty) RaiseReference<kHeads>(dims, groups, true, logits[0], state);
   bool counts = WordSoftmax<kHeads>(layout, blocks[0], logits[0], state, words);
   for (int page = 0; page < count; ++page) {
-    if (page + 2 < count) prefetch = {blocks[page + 2], blocks[page + 2] + layout.block_bytes()};
+    if (page + 2 < known) prefetch = {blocks[page + 2], blocks[page + 2] + layout.block_bytes()};
     if (page + 1 < count) keys(page + 1);
     for (int g = 0; counts && g < groups; ++g) {
       if (g > 0) {
