@@ -29,6 +29,11 @@ Result<PrefillAttention> PrefillAttention::Create(const AttentionShape& shape, P
     self.kernel_ = kernel->function;
     self.threads_ = kernel->threads;
     self.shared_bytes_ = kernel->shared_bytes;
+    if (kernel->raw_pages == 0) continue;
+    // Raw blocks of two tiles where they fit, so that one is fetched while the other is expanded.
+    const int raw = kernel->raw_pages * static_cast<int>(shape.history_layout().block_bytes());
+    self.raw_slots_log2_ = self.shared_bytes_ + 2 * raw <= limits.shared_per_block ? 1 : 0;
+    self.shared_bytes_ += raw << self.raw_slots_log2_;
   }
   if (self.kernel_ == nullptr) {
     return Unexpected(
@@ -65,7 +70,9 @@ Status PrefillAttention::Launch(const PrefillArguments& args, Stream stream) con
   params.history_block_bytes = static_cast<int32_t>(shape_.history_layout().block_bytes());
   params.group_steps_log2 =
       std::countr_zero(static_cast<unsigned>(shape_.history_layout().group_dims() / 16));
+  params.raw_slots_log2 = raw_slots_log2_;
   params.out_fp32 = args.out_fp32;
+  params.precise = args.precision == PrefillPrecision::kPrecise;
   const dim3 grid(static_cast<unsigned>(shape_.num_q_heads),
                   static_cast<unsigned>((args.max_query_tokens + rows_ - 1) / rows_),
                   static_cast<unsigned>(args.batch));

@@ -13,6 +13,13 @@
 
 namespace oscar::cuda {
 
+// How P enters its product with BF16 values. Quantised values take it as fp16 either way.
+enum class PrefillPrecision : uint8_t {
+  kPrecise,  // as two BF16 numbers: outputs within 1e-3 (relative L2) before they are rounded
+  kFast,     // as one, rounded by up to 2^-9: a product in three less, outputs within 4e-3; at head
+             // dims other than 128 Hopper is precise all the same
+};
+
 struct PrefillArguments {
   CacheView cache;
   const SequenceView* sequences = nullptr;  // [batch], device; recent tokens include the chunk
@@ -20,6 +27,7 @@ struct PrefillArguments {
   const Bf16* q = nullptr;                  // [rows, q_heads, D], device, rotated
   void* out = nullptr;                      // [rows, q_heads, D], device
   bool out_fp32 = false;                    // else BF16
+  PrefillPrecision precision = PrefillPrecision::kPrecise;
   float softmax_scale = 0.0f;
   int batch = 0;
   int max_query_tokens = 0;  // of any chunk
@@ -40,6 +48,7 @@ class PrefillAttention {
   AttentionShape shape_;
   const void* kernel_ = nullptr;
   int shared_bytes_ = 0;
+  int raw_slots_log2_ = 0;
   int rows_ = 0;     // queries a block
   int threads_ = 0;  // of a block
 };

@@ -7,8 +7,8 @@ namespace {
 template <PageKind kKind, int kDim>
 PrefillKernelInfo Kernel() {
   using T = GenericPrefillTraits<kKind, kDim>;
-  return {kKind, kDim, kGenericThreads, T::kSharedBytes,
-          reinterpret_cast<const void*>(&PrefillAttentionKernel<T>)};
+  return {kKind,           kDim, kGenericThreads,
+          T::kSharedBytes, 0,    reinterpret_cast<const void*>(&PrefillAttentionKernel<T>)};
 }
 
 }  // namespace

@@ -9,7 +9,8 @@ struct PrefillKernelInfo {
   PageKind kind;
   int head_dim;
   int threads;
-  int shared_bytes;
+  int shared_bytes;  // without the raw blocks
+  int raw_pages;     // quantised blocks of a tile, as they lie in memory; 0: none, or counted
   const void* function;
 };
 

@@ -7,9 +7,12 @@ namespace {
 template <PageKind kKind, int kDim>
 PrefillKernelInfo Kernel() {
   using T = PrefillTraits<kKind, kDim>;
-  static_assert(T::kSharedBytes <= 227 * 1024);
-  return {kKind, kDim, T::kThreads, T::kSharedBytes,
-          reinterpret_cast<const void*>(&PrefillAttentionSm90Kernel<T>)};
+  constexpr int kRawPages = T::kQuantised ? T::kTilePages : 0;
+  static_assert(T::kSharedBytes + kRawPages * static_cast<int>(T::kLayout.block_bytes()) <=
+                227 * 1024);
+  return {kKind,       kDim,
+          T::kThreads, T::kSharedBytes,
+          kRawPages,   reinterpret_cast<const void*>(&PrefillAttentionSm90Kernel<T>)};
 }
 
 }  // namespace

@@ -28,7 +28,10 @@ struct GenericPrefillTraits {
   static constexpr int kSideBytes = kPageTokens * kDim * 2;
   static constexpr int kRawBytes = kQuantised ? static_cast<int>(kLayout.block_bytes()) : 0;
   static constexpr int kRawOffset = kStages * 2 * kSideBytes;
-  static constexpr int kSharedBytes = kRawOffset + kStages * kRawBytes;
+  static constexpr int kMinimaOffset = kRawOffset + kStages * kRawBytes;
+  static constexpr int kMinimaBytes = kPageTokens * 32;  // of a k-step
+  static constexpr int kSharedBytes =
+      kMinimaOffset + (kQuantised ? kMinimumSteps<kDim> * kMinimaBytes : 0);
 };
 
 template <typename T>
@@ -48,6 +51,12 @@ class GenericPrefill {
         quad_(lane_ & 3) {}
 
   __device__ void Run(int first_row, int rows, int64_t first_position) {
+    if constexpr (T::kQuantised) {  // slots of groups that are not there
+      for (int i = thread_; i < kMinimumSteps<T::kDim> * T::kMinimaBytes / 16;
+           i += kGenericThreads) {
+        reinterpret_cast<uint4*>(shared_ + T::kMinimaOffset)[i] = uint4{0, 0, 0, 0};
+      }
+    }
     LoadQ(first_row, rows);
     const int num_tiles = tiles_.UpTo(first_position + rows - 1);
     Fetch(0);
@@ -59,12 +68,14 @@ class GenericPrefill {
       const int stage = j % T::kStages;
       if constexpr (T::kQuantised) {
         if (half) {
+          ExpandKeys(stage, 0);
           const uint8_t* raw = shared_ + T::kRawOffset + stage * T::kRawBytes;
-          const uint32_t target = SharedAddress(shared_ + stage * 2 * T::kSideBytes);
-          ExpandPage<T::kBits, T::kDim, true, false>(
-              raw, p_.history_block_bytes, p_.group_steps_log2, target, kPageTokens * 128, thread_);
+          ExpandMinima<T::kBits, T::kDim>(raw, p_.group_steps_log2, shared_ + T::kMinimaOffset,
+                                          T::kMinimaBytes, thread_ % kPageTokens,
+                                          thread_ / kPageTokens, 2);
           ExpandPage<T::kBits, T::kDim, false, false>(
-              raw, p_.history_block_bytes, p_.group_steps_log2, target + T::kSideBytes, 0, thread_);
+              raw, p_.history_block_bytes, p_.group_steps_log2,
+              base_ + static_cast<uint32_t>((stage * 2 + 1) * T::kSideBytes), 0, thread_);
           __syncthreads();
         }
       }
@@ -121,6 +132,12 @@ class GenericPrefill {
     }
   }
 
+  __device__ __forceinline__ void ExpandKeys(int stage, int part) const {
+    ExpandPage<T::kBits, T::kDim, true, false>(
+        shared_ + T::kRawOffset + stage * T::kRawBytes, p_.history_block_bytes, p_.group_steps_log2,
+        base_ + static_cast<uint32_t>(stage * 2 * T::kSideBytes), kPageTokens * 128, thread_, part);
+  }
+
   // A operand: rows row_, row_ + 8.
   __device__ void LoadQ(int first_row, int rows) {
     float largest = 0.0f;
@@ -144,13 +161,43 @@ class GenericPrefill {
     for (int step = 1; step < 32; step *= 2) {
       largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, step));
     }
-    const int down = max(static_cast<int>(__float_as_uint(largest) >> 23) - 127 - 14, 0);
+    const int down = max(static_cast<int>(__float_as_uint(largest) >> 23) - 127 - 7, 0);
     half_down_ = __uint_as_float(static_cast<uint32_t>(127 - down) << 23);
     half_scale_ = p_.scale_log2 * __uint_as_float(static_cast<uint32_t>(127 + down) << 23);
 #pragma unroll
     for (int i = 0; i < T::kSteps * 2; ++i) {
 #pragma unroll
       for (int j = 0; j < 4; ++j) o_[i][j] = 0.0f;
+    }
+    if constexpr (T::kQuantised) SumQ();
+  }
+  // Sums of the query over groups, in the slots that meet the keys' minima: pair `quad` and pair
+  // 4 + `quad` of a k-step's eight, two pairs a group.
+  __device__ void SumQ() {
+#pragma unroll
+    for (int i = 0; i < kMinimumSteps<T::kDim> * 4; ++i) sums_[i / 4][i % 4] = 0u;
+    float sum[2] = {0.0f, 0.0f};
+#pragma unroll
+    for (int s = 0; s < T::kSteps; ++s) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        sum[i & 1] += (Bf16Low(q_[s][i]) + Bf16High(q_[s][i])) * half_down_;
+      }
+      const int group = s >> p_.group_steps_log2;
+      if (((s + 1) & ((1 << p_.group_steps_log2) - 1)) != 0) continue;
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        sum[r] += __shfl_xor_sync(~0u, sum[r], 1);
+        sum[r] += __shfl_xor_sync(~0u, sum[r], 2);
+        const HalfSum halves = SplitToHalf(sum[r]);
+#pragma unroll
+        for (int i = 0; i < kMinimumSteps<T::kDim> * 2; ++i) {
+          if (group == i * 2 + quad_ / 2) {
+            sums_[i / 2][i % 2 * 2 + r] = halves.high | halves.low << 16;
+          }
+        }
+        sum[r] = 0.0f;
+      }
     }
   }
 
@@ -165,10 +212,8 @@ class GenericPrefill {
   }
 
   template <bool kHalf>
-  __device__ __forceinline__ void Tile(const PrefillTile& tile, int stage, int64_t first_position) {
-    const uint32_t keys = base_ + stage * 2 * T::kSideBytes, values = keys + T::kSideBytes;
-    const float scale = kHalf ? half_scale_ : p_.scale_log2;
-    float s[8][4] = {};  // 64 tokens in tiles of 8
+  __device__ __forceinline__ void Scores(float (&s)[8][4], int stage) const {
+    const uint32_t keys = base_ + static_cast<uint32_t>(stage * 2 * T::kSideBytes);
 #pragma unroll
     for (int step = 0; step < T::kSteps; ++step) {
       uint32_t a[4];
@@ -189,6 +234,40 @@ class GenericPrefill {
         Mma<kHalf>(s[n * 2], a, b[0], b[1]);
         Mma<kHalf>(s[n * 2 + 1], a, b[2], b[3]);
       }
+    }
+  }
+  // What the groups' minima add to the scores.
+  __device__ __forceinline__ void MinimaScores(float (&s)[8][4]) const {
+#pragma unroll
+    for (int step = 0; step < kMinimumSteps<T::kDim>; ++step) {
+#pragma unroll
+      for (int n = 0; n < 4; ++n) {
+        const int token = n * 16 + (lane_ & 7) + (lane_ >> 4) * 8;
+        uint32_t b[4];
+        LoadMatrix4(b, base_ + static_cast<uint32_t>(
+                                   T::kMinimaOffset +
+                                   MinimumSlots(token, (lane_ >> 3 & 1) * 2, T::kMinimaBytes) +
+                                   step * T::kMinimaBytes));
+        Mma<true>(s[n * 2], sums_[step], b[0], b[1]);
+        Mma<true>(s[n * 2 + 1], sums_[step], b[2], b[3]);
+      }
+    }
+  }
+
+  template <bool kHalf>
+  __device__ __forceinline__ void Tile(const PrefillTile& tile, int stage, int64_t first_position) {
+    const uint32_t values = base_ + static_cast<uint32_t>((stage * 2 + 1) * T::kSideBytes);
+    const float scale = kHalf ? half_scale_ : p_.scale_log2;
+    float s[8][4] = {};  // 64 tokens in tiles of 8
+    Scores<kHalf>(s, stage);
+    if constexpr (kHalf) {
+      if constexpr (T::kBits == 4) {  // the low two bits of the codes, where the high ones were
+        __syncthreads();
+        ExpandKeys(stage, 1);
+        __syncthreads();
+        Scores<true>(s, stage);
+      }
+      MinimaScores(s);
     }
     float correction[2];
 #pragma unroll
@@ -228,12 +307,13 @@ class GenericPrefill {
     }
 #pragma unroll
     for (int k = 0; k < 4; ++k) {  // 16 tokens
-      uint32_t a[4];
+      uint32_t a[4], rest[4];      // BF16 P is the sum of both
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const float low = s[k * 2 + (i >> 1)][(i & 1) * 2],
-                    high = s[k * 2 + (i >> 1)][(i & 1) * 2 + 1];
-        a[i] = kHalf ? PackHalf(low, high) : PackBf16(low, high);
+        const float even = s[k * 2 + (i >> 1)][(i & 1) * 2],
+                    odd = s[k * 2 + (i >> 1)][(i & 1) * 2 + 1];
+        a[i] = kHalf ? PackHalf(even, odd) : PackBf16(even, odd);
+        rest[i] = PackBf16(even - Bf16Low(a[i]), odd - Bf16High(a[i]));
       }
 #pragma unroll
       for (int step = 0; step < T::kSteps; ++step) {  // 16 dims
@@ -249,6 +329,10 @@ class GenericPrefill {
         }
         Mma<kHalf>(o_[step * 2], a, b[0], b[1]);
         Mma<kHalf>(o_[step * 2 + 1], a, b[2], b[3]);
+        if (!kHalf && p_.precise) {
+          Mma<false>(o_[step * 2], rest, b[0], b[1]);
+          Mma<false>(o_[step * 2 + 1], rest, b[2], b[3]);
+        }
       }
     }
   }
@@ -285,6 +369,7 @@ class GenericPrefill {
   uint32_t q_[T::kSteps][4];
   float o_[T::kSteps * 2][4];
   float max_[2] = {-INFINITY, -INFINITY}, sum_[2] = {0.0f, 0.0f};
+  uint32_t sums_[kMinimumSteps<T::kDim>][4];
   float half_down_ = 1.0f, half_scale_ = 0.0f;
 };
 

@@ -5,15 +5,19 @@
 // Grid       (query heads, query tiles of 128, batch); long tiles first. Two consumer warpgroups of
 //            64 rows each, and one producer; two for quantised history up to D 128, one a side.
 // Shared     Q (32 KiB at D 128, twice for quantised history), two stages of K and of V (128
-// tokens;
-//            64 at D 256), raw blocks of two quantised tiles: 210 KiB.
+//            tokens; 64 at D 256), raw blocks of one or two quantised tiles: 224 KiB at most.
 // Bytes      K and V once a query tile and head, from L2 mostly.
-// Bound      tensor cores (4 D flops a query-key pair), then exponentials. H200:
-// docs/benchmarks.md.
+// Bound      tensor cores (4 D flops a query-key pair; 6 D against BF16 pages, see below), then
+//            exponentials. H200: docs/benchmarks.md.
 //
 // A consumer overlaps its softmax of tile j with the product P V of tile j - 1, and the two
 // consumers overlap each other. Quantised V is stored transposed (dims x tokens, as its fragments
 // lie), so its product reads B K-major; BF16 V is read MN-major.
+//
+// P against quantised V is fp16. Against BF16 V it is the sum of two BF16 numbers and takes two
+// products, or one number and one product where `precise` is off (2^-9 of each P lost). Both parts
+// and the next scores fit into registers where there is one producer (BF16 history); else the next
+// scores wait for the product of the low parts.
 #pragma once
 
 #include <cstdint>
@@ -31,9 +35,8 @@ struct PrefillTraits {
   static constexpr PageKind kKind = kKindV;
   static constexpr bool kQuantised = kKind != PageKind::kBf16;
   static constexpr int kDim = kDimV;
-  // The group size is data here; the smallest one has the largest blocks.
+  // The group size is data here.
   static constexpr PageLayout kLayout{kKind, CodeOrder::kTensorCore, kDim, 32};
-  static constexpr int kMaxBlockBytes = static_cast<int>(kLayout.block_bytes());
   static constexpr int kCodeBytes = static_cast<int>(kLayout.code_bytes());
   static constexpr int kBits = kLayout.bits();
   static constexpr int kPlanes = kDim / 64;
@@ -42,25 +45,39 @@ struct PrefillTraits {
   static constexpr int kSideBytes = kTokens * kDim * 2;  // K or V of a tile
   static constexpr int kPageSideBytes = kPageTokens * kDim * 2;
   static constexpr int kStages = kQuantised && kDim > 128 ? 1 : 2;
-  static constexpr int kRawSlots = kBits == 2 ? 2 : 1;
+  static constexpr int kKeyParts = kBits == 4 ? 2 : 1;  // products a quantised tile's K takes
   static constexpr int kQBytes = kPrefillRows * kDim * 2;
   // Expanding a tile of codes takes one warpgroup longer than its products take: K and V have one
   // each. Copying needs a single thread.
   // (At D 256 the consumers' products leave no registers for a second one.)
   static constexpr int kProducers = kQuantised && kDim <= 128 ? 2 : 1;
   static constexpr int kThreads = (kProducers + 2) * 128;
-  static constexpr int kProducerRegisters = kProducers == 2 ? 56 : 72;
-  static constexpr int kConsumerRegisters = kProducers == 2 ? 200 : 216;
+  // Whether both parts of P and the next scores fit into registers.
+  static constexpr bool kOverlapsLow = !kQuantised;
+  // Of what a launch takes, 168 a thread of three warpgroups and 128 of four.
+  static constexpr int kProducerRegisters = kQuantised ? 56 : 40;
+  static constexpr int kConsumerRegisters = kProducers == 2 ? 200 : kQuantised ? 224 : 232;
 
   static constexpr int kQOffset = 0;
   static constexpr int kHalfQOffset = kQOffset + kQBytes;
   static constexpr int kKOffset = kHalfQOffset + (kQuantised ? kQBytes : 0);
   static constexpr int kVOffset = kKOffset + kStages * kSideBytes;
-  static constexpr int kRawOffset = kVOffset + kStages * kSideBytes;
-  static constexpr int kRawTile = kQuantised ? kTilePages * kMaxBlockBytes : 0;
-  static constexpr int kBarOffset = kRawOffset + kRawSlots * kRawTile;
-  static constexpr int kSharedBytes = kBarOffset + 128 + 1024;  // and slack to align by 1024
+  // Slots of the groups' minima and of the query's sums (page_expand.cuh).
+  static constexpr int kMinimaBytes = kQuantised ? kTokens * 32 : 0;  // of a k-step
+  static constexpr int kSumBytes = kQuantised ? 64 * 32 : 0;          // of a k-step and consumer
+  static constexpr int kMinimaOffset = kVOffset + kStages * kSideBytes;
+  static constexpr int kSumsOffset = kMinimaOffset + kStages * kMinimumSteps<kDim> * kMinimaBytes;
+  static constexpr int kBarOffset = kSumsOffset + 2 * kMinimumSteps<kDim> * kSumBytes;
+  static constexpr int kRawOffset = kBarOffset + 128;
+  // Without the raw blocks, 1 << raw_slots_log2 tiles of them; and slack to align by 1024.
+  static constexpr int kSharedBytes = kRawOffset + 1024;
 };
+
+// Fills of K before tile j's first: a quantised tile has kKeyParts of them.
+template <typename T>
+__device__ __forceinline__ int KeyFills(const PrefillTiles& tiles, int j) {
+  return j + (T::kKeyParts - 1) * min(max(j - tiles.sink_tiles, 0), tiles.history_tiles);
+}
 
 // Barriers: K full, V full, K empty, V empty, raw K full, raw V full (two each).
 struct PrefillBars {
@@ -96,6 +113,13 @@ class PrefillProducer {
       const int begin = min(tiles_.sink_tiles, num_tiles_);
       const int end = min(begin + tiles_.history_tiles, num_tiles_);
       quantised_tiles_ = end - begin;
+      if constexpr (kFillsK) {
+        constexpr int kBytes = T::kStages * kMinimumSteps<T::kDim> * T::kMinimaBytes;
+        for (int i = thread_; i < kBytes / 16; i += 128) {
+          reinterpret_cast<uint4*>(Minima(0))[i] = uint4{0, 0, 0, 0};
+        }
+        NamedSync(1, 128);
+      }
       if (begin < end) {
         LoadIds(0);
         FetchRaw(0);
@@ -118,9 +142,9 @@ class PrefillProducer {
   __device__ uint32_t RawFull(int slot) const {
     return kFillsK ? bars_.RawK(slot) : bars_.RawV(slot);
   }
-  // Of the empty barrier of tile j's stage, before the tile.
-  __device__ static uint32_t EmptyParity(int j) {
-    return (static_cast<uint32_t>(j / T::kStages) & 1u) ^ 1u;
+  // Of the empty barrier of a stage, before its fill.
+  __device__ static uint32_t EmptyParity(int fill) {
+    return (static_cast<uint32_t>(fill / T::kStages) & 1u) ^ 1u;
   }
 
   __device__ void CopyTile(int j) {
@@ -131,8 +155,9 @@ class PrefillProducer {
 #pragma unroll
     for (int i = 0; i < T::kTilePages; ++i) pages[i] = i < count ? Bf16Page(tile, i) : nullptr;
     if constexpr (kFillsK) {
-      BarrierWait(bars_.KEmpty(stage), EmptyParity(j));
-      CopySide(pages, count, 0, T::kKOffset + stage * T::kSideBytes, bars_.KFull(stage));
+      const int fill = KeyFills<T>(tiles_, j), k_stage = fill % T::kStages;
+      BarrierWait(bars_.KEmpty(k_stage), EmptyParity(fill));
+      CopySide(pages, count, 0, T::kKOffset + k_stage * T::kSideBytes, bars_.KFull(k_stage));
     }
     if constexpr (kFillsV) {
       BarrierWait(bars_.VEmpty(stage), EmptyParity(j));
@@ -222,14 +247,14 @@ class PrefillProducer {
     if (thread_ != 0 || t >= quantised_tiles_) return;
     const int count = PagesOf(t);
     constexpr int kSides = (kFillsK ? 1 : 0) + (kFillsV ? 1 : 0);
-    const int slot = t % T::kRawSlots;
+    const int slot = RawSlot(t);
     const int meta_bytes = p_.history_block_bytes / 2 - T::kCodeBytes;
     const StageFill fill(RawFull(slot),
                          static_cast<uint32_t>(kSides * count * (T::kCodeBytes + meta_bytes)), 0);
 #pragma unroll
     for (int i = 0; i < T::kTilePages; ++i) {
       if (i >= count) continue;
-      const uint32_t target = base_ + T::kRawOffset + slot * T::kRawTile + i * T::kMaxBlockBytes;
+      const uint32_t target = base_ + static_cast<uint32_t>(RawBlock(slot, i));
       const std::byte* source = p_.cache.history_pool +
                                 int64_t{ids_[i]} * p_.cache.history_page_stride +
                                 int64_t{kv_head_} * p_.history_block_bytes;
@@ -243,20 +268,45 @@ class PrefillProducer {
     LoadIds(t + 1);
   }
 
-  template <bool kIsK, bool kOneGroup>
-  __device__ __forceinline__ void ExpandSide(int pages, int slot, int target) {
-    constexpr int kPageBytes = kIsK ? kPageTokens * 128 : T::kPageSideBytes;
+  __device__ uint8_t* Minima(int stage) const {
+    return shared_ + T::kMinimaOffset + stage * (kMinimumSteps<T::kDim> * T::kMinimaBytes);
+  }
+  __device__ int RawSlot(int t) const { return t & ((1 << p_.raw_slots_log2) - 1); }
+  __device__ int RawBlock(int slot, int page) const {
+    return T::kRawOffset + (slot * T::kTilePages + page) * p_.history_block_bytes;
+  }
+
+  template <bool kOneGroup>
+  __device__ __forceinline__ void ExpandKeys(int pages, int slot, int stage, int part) {
+    const int target = T::kKOffset + stage * T::kSideBytes;
 #pragma unroll 1
     for (int page = 0; page < pages; ++page) {
-      ExpandPage<T::kBits, T::kDim, kIsK, kOneGroup>(
-          shared_ + T::kRawOffset + slot * T::kRawTile + page * T::kMaxBlockBytes,
-          p_.history_block_bytes, p_.group_steps_log2, base_ + target + page * kPageBytes,
-          T::kTokens * 128, thread_);
+      const uint8_t* block = shared_ + RawBlock(slot, page);
+      ExpandPage<T::kBits, T::kDim, true, kOneGroup>(
+          block, p_.history_block_bytes, p_.group_steps_log2,
+          base_ + target + page * (kPageTokens * 128), T::kTokens * 128, thread_, part);
     }
-    if constexpr (!kIsK) {
-      for (int page = pages; page < T::kTilePages; ++page) {
-        ClearPage(shared_ + target + page * kPageBytes);
-      }
+    // A thread a token, or two at D 256; the slots of groups that are not there were cleared.
+    const int page = thread_ / kPageTokens % T::kTilePages;
+    if (part == 0 && page < pages) {
+      ExpandMinima<T::kBits, T::kDim>(shared_ + RawBlock(slot, page), p_.group_steps_log2,
+                                      Minima(stage) + page * (kPageTokens * 32), T::kMinimaBytes,
+                                      thread_ % kPageTokens, thread_ / T::kTokens,
+                                      128 / T::kTokens);
+    }
+    ProxyFence();
+  }
+  template <bool kOneGroup>
+  __device__ __forceinline__ void ExpandValues(int pages, int slot, int stage) {
+    const int target = T::kVOffset + stage * T::kSideBytes;
+#pragma unroll 1
+    for (int page = 0; page < pages; ++page) {
+      ExpandPage<T::kBits, T::kDim, false, kOneGroup>(
+          shared_ + RawBlock(slot, page), p_.history_block_bytes, p_.group_steps_log2,
+          base_ + target + page * T::kPageSideBytes, T::kTokens * 128, thread_);
+    }
+    for (int page = pages; page < T::kTilePages; ++page) {
+      ClearPage(shared_ + target + page * T::kPageSideBytes);
     }
     ProxyFence();
   }
@@ -264,22 +314,28 @@ class PrefillProducer {
   // Tiles [begin, end) of the sequence.
   template <bool kOneGroup>
   __device__ void ExpandTiles(int begin, int end) {
+    const bool ahead = p_.raw_slots_log2 > 0;
     for (int j = begin; j < end; ++j) {
-      const int t = j - begin, stage = j % T::kStages, slot = t % T::kRawSlots;
-      if constexpr (T::kRawSlots > 1) FetchRaw(t + 1);
-      BarrierWait(RawFull(slot), static_cast<uint32_t>(t / T::kRawSlots) & 1u);
+      const int t = j - begin, slot = RawSlot(t);
+      if (ahead) FetchRaw(t + 1);
+      BarrierWait(RawFull(slot), static_cast<uint32_t>(t >> p_.raw_slots_log2) & 1u);
       if constexpr (kFillsK) {
-        BarrierWait(bars_.KEmpty(stage), EmptyParity(j));
-        ExpandSide<true, kOneGroup>(PagesOf(t), slot, T::kKOffset + stage * T::kSideBytes);
-        BarrierArrive(bars_.KFull(stage));
+#pragma unroll 1
+        for (int part = 0; part < T::kKeyParts; ++part) {
+          const int fill = KeyFills<T>(tiles_, j) + part, stage = fill % T::kStages;
+          BarrierWait(bars_.KEmpty(stage), EmptyParity(fill));
+          ExpandKeys<kOneGroup>(PagesOf(t), slot, stage, part);
+          BarrierArrive(bars_.KFull(stage));
+        }
       }
       if constexpr (kFillsV) {
+        const int stage = j % T::kStages;
         BarrierWait(bars_.VEmpty(stage), EmptyParity(j));
-        ExpandSide<false, kOneGroup>(PagesOf(t), slot, T::kVOffset + stage * T::kSideBytes);
+        ExpandValues<kOneGroup>(PagesOf(t), slot, stage);
         BarrierArrive(bars_.VFull(stage));
       }
       NamedSync(kFillsK ? 1 : 4, 128);  // the raw slot may be filled again
-      if constexpr (T::kRawSlots == 1) FetchRaw(t + 1);
+      if (!ahead) FetchRaw(t + 1);
     }
   }
   __device__ void ClearPage(uint8_t* page) const {
@@ -329,45 +385,88 @@ class PrefillConsumer {
     max_[0] = max_[1] = -INFINITY;
     sum_[0] = sum_[1] = 0.0f;
 
-    PrefillTile tile = tiles_[0];
-    IssueScores(tile, 0);
-    WgmmaWait<0>();
-    Release(bars_.KEmpty(0));
-    Softmax(tile, first_position);
-    PackP(IsHalf(tile));
-    for (int j = 1; j < num_tiles; ++j) {
-      const bool previous_half = IsHalf(tile);
-      tile = tiles_[j];
-      IssueScores(tile, j);
-      IssueValues(previous_half, j - 1);
-      WgmmaWait<1>();
-      Release(bars_.KEmpty(j % T::kStages));
-      Softmax(tile, first_position);
-      WgmmaWait<0>();
-      Release(bars_.VEmpty((j - 1) % T::kStages));
-#pragma unroll
-      for (int i = 0; i < T::kDim / 2; i += 4) {
-        o_[i] *= correction_[0];
-        o_[i + 1] *= correction_[0];
-        o_[i + 2] *= correction_[1];
-        o_[i + 3] *= correction_[1];
+    if constexpr (T::kQuantised) {
+      const int sink_end = min(tiles_.sink_tiles, num_tiles);
+      const int history_end = min(sink_end + tiles_.history_tiles, num_tiles);
+#pragma unroll 1
+      for (int region = 0; region < 3; ++region) {
+        if (region == 1) {
+          Tiles<true, false>(sink_end, history_end, first_position);
+        } else {
+          Bf16Tiles(region == 0 ? 0 : history_end, region == 0 ? sink_end : num_tiles,
+                    first_position);
+        }
       }
-      PackP(IsHalf(tile));
+    } else {
+      Bf16Tiles(0, num_tiles, first_position);
     }
-    IssueValues(IsHalf(tile), num_tiles - 1);
-    WgmmaWait<0>();
-    Release(bars_.VEmpty((num_tiles - 1) % T::kStages));
     Store(chunk.query_begin + first_query, rows, q_head);
   }
 
  private:
   static constexpr int kScores = T::kTokens / 2;
 
-  __device__ static bool IsHalf(const PrefillTile& tile) {
-    return T::kQuantised && tile.region == 1;
+  __device__ __forceinline__ void Bf16Tiles(int begin, int end, int64_t first_position) {
+    if (T::kDim != kFastPrefillDim || p_.precise) {
+      Tiles<false, true>(begin, end, first_position);
+    } else {
+      Tiles<false, false>(begin, end, first_position);
+    }
   }
+  __device__ __forceinline__ void ScaleOutput() {
+#pragma unroll
+    for (int i = 0; i < T::kDim / 2; i += 4) {
+      o_[i] *= correction_[0];
+      o_[i + 1] *= correction_[0];
+      o_[i + 2] *= correction_[1];
+      o_[i + 3] *= correction_[1];
+    }
+  }
+  // Tiles [begin, end) of one kind. kHalf: quantised, in fp16. kPrecise: P in two parts.
+  template <bool kHalf, bool kPrecise>
+  __device__ __forceinline__ void Tiles(int begin, int end, int64_t first_position) {
+    if (begin >= end) return;
+    constexpr bool kInTurn = kPrecise && !T::kOverlapsLow;
+    IssueScores<kHalf>(begin);
+    WgmmaWait<0>();
+    ReleaseKeys<kHalf>(begin);
+    Softmax<kHalf>(tiles_[begin], first_position);
+    ScaleOutput();
+    PackP<kHalf, kPrecise>();
+    for (int j = begin + 1; j < end; ++j) {
+      if constexpr (kInTurn) {
+        IssueValues<kHalf, kPrecise>(j - 1);
+        WgmmaWait<1>();  // the low parts have been read: registers for the next scores
+        IssueScores<kHalf>(j);
+        WgmmaWait<0>();
+      } else {
+        IssueScores<kHalf>(j);
+        IssueValues<kHalf, kPrecise>(j - 1);
+        WgmmaWait<1>();
+      }
+      ReleaseKeys<kHalf>(j);
+      Softmax<kHalf>(tiles_[j], first_position);
+      WgmmaWait<0>();
+      Release(bars_.VEmpty((j - 1) % T::kStages));
+      ScaleOutput();
+      PackP<kHalf, kPrecise>();
+    }
+    IssueValues<kHalf, kPrecise>(end - 1);
+    WgmmaWait<0>();
+    Release(bars_.VEmpty((end - 1) % T::kStages));
+  }
+
   __device__ void Release(uint32_t bar) const {
     if (thread_ % 32 == 0) BarrierArrive(bar);
+  }
+  // Of the tile's last fill, or of all of them where each has a stage.
+  template <bool kHalf>
+  __device__ __forceinline__ void ReleaseKeys(int j) const {
+    const int fill = KeyFills<T>(tiles_, j);
+    constexpr int parts = kHalf ? T::kKeyParts : 1;
+    for (int part = T::kStages == 1 ? parts - 1 : 0; part < parts; ++part) {
+      Release(bars_.KEmpty((fill + part) % T::kStages));
+    }
   }
 
   // Q rows of this warpgroup: [planes][64][128 B], swizzled; as fp16 too, scaled down by a power of
@@ -389,12 +488,12 @@ class PrefillConsumer {
       }
     }
     if constexpr (T::kQuantised) {
-      // 2^15 and beyond needs scaling; the exponent of the largest value in this warpgroup.
+      // Below 2^8 sums of 256 values fit too; the exponent of the largest value in this warpgroup.
       uint32_t* shared_max = reinterpret_cast<uint32_t*>(shared_ + T::kBarOffset + 96) + group_;
       atomicMax(shared_max, largest);
       NamedSync(2 + group_, 128);
       const int exponent = static_cast<int>(*shared_max >> 23) - 127;
-      const int down = max(exponent - 14, 0);
+      const int down = max(exponent - 7, 0);
       half_scale_ = p_.scale_log2 * __uint_as_float(static_cast<uint32_t>(127 + down) << 23);
       const float f = __uint_as_float(static_cast<uint32_t>(127 - down) << 23);
       for (int i = thread_; i < 64 * T::kDim / 8; i += 128) {
@@ -405,66 +504,111 @@ class PrefillConsumer {
         *reinterpret_cast<uint4*>(target + (T::kHalfQOffset - T::kQOffset) + i * 16) = {
             convert(v.x), convert(v.y), convert(v.z), convert(v.w)};
       }
+      NamedSync(2 + group_, 128);
+      SumQ(target + (T::kHalfQOffset - T::kQOffset));
     }
     ProxyFence();
     NamedSync(2 + group_, 128);
   }
+  // The query's sums over groups, into the slots that meet those of the keys' minima.
+  __device__ void SumQ(const uint8_t* half_q) {
+    const int row = thread_ % 64, group_chunks = 2 << p_.group_steps_log2;
+    for (int group = thread_ / 64; group < 4 * kMinimumSteps<T::kDim>; group += 2) {
+      float sum = 0.0f;
+      for (int i = 0; i < group_chunks && (group + 1) * group_chunks <= T::kDim / 8; ++i) {
+        const int chunk = group * group_chunks + i;
+        const uint4 v = *reinterpret_cast<const uint4*>(half_q + (chunk / 8 * 64 + row) * 128 +
+                                                        ((chunk % 8) ^ (row & 7)) * 16);
+        for (const uint32_t pair : {v.x, v.y, v.z, v.w}) {
+          const float2 x = HalfPair(pair);
+          sum += x.x + x.y;
+        }
+      }
+      const HalfSum s = SplitToHalf(sum);
+      const uint32_t slots = s.high | s.low << 16;
+      *reinterpret_cast<uint2*>(shared_ + T::kSumsOffset +
+                                group_ * (kMinimumSteps<T::kDim> * T::kSumBytes) +
+                                MinimumSlots(row, group, T::kSumBytes)) = {slots, slots};
+    }
+  }
 
-  template <bool kBf16>
+  template <bool kHalf, bool kFirst>
   __device__ __forceinline__ void Scores(int stage) {
     const uint64_t q = SwizzledTile(
-        base_ + (kBf16 ? T::kQOffset : T::kHalfQOffset) + group_ * (64 * T::kDim * 2), 16, 1024);
+        base_ + (kHalf ? T::kHalfQOffset : T::kQOffset) + group_ * (64 * T::kDim * 2), 16, 1024);
     const uint64_t k = SwizzledTile(base_ + T::kKOffset + stage * T::kSideBytes, 16, 1024);
     WgmmaFence();
 #pragma unroll
     for (int step = 0; step < T::kDim / 16; ++step) {
-      Wgmma<T::kTokens, kBf16>::Shared(s_, Advance(q, step / 4 * (64 * 128) + step % 4 * 32),
-                                       Advance(k, step / 4 * (T::kTokens * 128) + step % 4 * 32),
-                                       step > 0);
-    }
-    WgmmaCommit();
-  }
-  __device__ __forceinline__ void IssueScores(const PrefillTile& tile, int j) {
-    const int stage = j % T::kStages;
-    BarrierWait(bars_.KFull(stage), static_cast<uint32_t>(j / T::kStages) & 1u);
-    if constexpr (T::kQuantised) {
-      if (IsHalf(tile)) {
-        Scores<false>(stage);
-        return;
+      const uint64_t a = Advance(q, step / 4 * (64 * 128) + step % 4 * 32);
+      const uint64_t b = Advance(k, step / 4 * (T::kTokens * 128) + step % 4 * 32);
+      if (kFirst && step == 0) {
+        Wgmma<T::kTokens, !kHalf>::First(s_, a, b);
+      } else {
+        Wgmma<T::kTokens, !kHalf>::Shared(s_, a, b);
       }
     }
-    Scores<true>(stage);
   }
-  __device__ __forceinline__ void IssueValues(bool half, int j) {
+  // What the groups' minima add to the scores.
+  __device__ __forceinline__ void MinimaScores(int stage) {
+    constexpr int kSteps = kMinimumSteps<T::kDim>;
+    const uint64_t q = PlainTile(base_ + T::kSumsOffset + group_ * (kSteps * T::kSumBytes));
+    const uint64_t k = PlainTile(base_ + T::kMinimaOffset + stage * (kSteps * T::kMinimaBytes));
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      Wgmma<T::kTokens, false>::Shared(s_, Advance(q, step * T::kSumBytes),
+                                       Advance(k, step * T::kMinimaBytes));
+    }
+  }
+  __device__ __forceinline__ void WaitForKeys(int fill) const {
+    BarrierWait(bars_.KFull(fill % T::kStages), static_cast<uint32_t>(fill / T::kStages) & 1u);
+  }
+  template <bool kHalf>
+  __device__ __forceinline__ void IssueScores(int j) {
+    const int fill = KeyFills<T>(tiles_, j);
+    WaitForKeys(fill);
+    Scores<kHalf, true>(fill % T::kStages);
+    if constexpr (kHalf) MinimaScores(fill % T::kStages);
+    WgmmaCommit();
+    if constexpr (kHalf && T::kKeyParts > 1) {
+      WgmmaWait<0>();
+      if constexpr (T::kStages == 1) Release(bars_.KEmpty(0));  // where the second part comes
+      WaitForKeys(fill + 1);
+      Scores<kHalf, false>((fill + 1) % T::kStages);
+      WgmmaCommit();
+    }
+  }
+  // kPrecise: the low parts are a group of their own, before the high ones.
+  template <bool kHalf, bool kPrecise>
+  __device__ __forceinline__ void IssueValues(int j) {
     const int stage = j % T::kStages;
     BarrierWait(bars_.VFull(stage), static_cast<uint32_t>(j / T::kStages) & 1u);
     const uint32_t v = base_ + T::kVOffset + stage * T::kSideBytes;
-    if constexpr (T::kQuantised) {
-      if (half) {
-        const uint64_t tile = SwizzledTile(v, 16, 1024);
-        WgmmaFence();
-#pragma unroll
-        for (int step = 0; step < T::kTokens / 16; ++step) {  // [pages][dims][64 tokens], K-major
-          Wgmma<T::kDim, false>::template Registers<0>(
-              o_, p_fragments_[step], Advance(tile, step / 4 * T::kPageSideBytes + step % 4 * 32));
-        }
-        WgmmaCommit();
-        return;
-      }
-    }
-    const uint64_t tile = SwizzledTile(v, T::kTokens * 128, 1024);
+    // fp16: [pages][dims][64 tokens], K-major. BF16: [planes][tokens][64 dims], MN-major.
+    const uint64_t tile = SwizzledTile(v, kHalf ? 16 : T::kTokens * 128, 1024);
+    const auto at = [&](int step) {
+      return Advance(tile,
+                     kHalf ? step / 4 * T::kPageSideBytes + step % 4 * 32 : step * (16 * 128));
+    };
     WgmmaFence();
+    if constexpr (kPrecise) {
 #pragma unroll
-    for (int step = 0; step < T::kTokens / 16; ++step) {  // [planes][tokens][64 dims], MN-major
-      Wgmma<T::kDim, true>::template Registers<1>(o_, p_fragments_[step],
-                                                  Advance(tile, step * (16 * 128)));
+      for (int step = 0; step < T::kTokens / 16; ++step) {
+        Wgmma<T::kDim, true>::template Registers<1>(o_, low_fragments_[step], at(step));
+      }
+      if constexpr (!T::kOverlapsLow) WgmmaCommit();
+    }
+#pragma unroll
+    for (int step = 0; step < T::kTokens / 16; ++step) {
+      Wgmma<T::kDim, !kHalf>::template Registers<kHalf ? 0 : 1>(o_, p_fragments_[step], at(step));
     }
     WgmmaCommit();
   }
 
   // Turns scores into P (in place), updates max and sum, leaves the factor for o in correction_.
+  template <bool kHalf>
   __device__ __forceinline__ void Softmax(const PrefillTile& tile, int64_t first_position) {
-    const float scale = IsHalf(tile) ? half_scale_ : p_.scale_log2;
+    const float scale = kHalf ? half_scale_ : p_.scale_log2;
     if (tile.valid < T::kTokens || tile.position + T::kTokens - 1 > first_position) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
@@ -504,17 +648,19 @@ class PrefillConsumer {
       sum_[r] = fmaf(sum_[r], correction_[r], sum);
     }
   }
-  __device__ __forceinline__ void PackP(bool half) {
+  // Fragments of P: a0: row, k 0; a1: row + 8, k 0; a2: row, k 8; a3.
+  __device__ static constexpr int ScoreOf(int step, int i) {
+    return (step * 2 + (i >> 1)) * 4 + (i & 1) * 2;
+  }
+  template <bool kHalf, bool kPrecise>
+  __device__ __forceinline__ void PackP() {
 #pragma unroll
-    for (int step = 0; step < T::kTokens / 16; ++step) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {  // a0: row, k 0; a1: row + 8, k 0; a2: row, k 8; a3
-        const int at = (step * 2 + (i >> 1)) * 4 + (i & 1) * 2;
-        if (T::kQuantised && half) {
-          p_fragments_[step][i] = PackHalf(s_[at], s_[at + 1]);
-        } else {
-          p_fragments_[step][i] = PackBf16(s_[at], s_[at + 1]);
-        }
+    for (int i = 0; i < kScores / 2; ++i) {
+      const int at = ScoreOf(i / 4, i % 4);
+      const uint32_t p = kHalf ? PackHalf(s_[at], s_[at + 1]) : PackBf16(s_[at], s_[at + 1]);
+      p_fragments_[i / 4][i % 4] = p;
+      if constexpr (kPrecise) {
+        low_fragments_[i / 4][i % 4] = PackBf16(s_[at] - Bf16Low(p), s_[at + 1] - Bf16High(p));
       }
     }
   }
@@ -551,7 +697,8 @@ class PrefillConsumer {
   float half_scale_ = 0.0f;
   float s_[kScores];
   float o_[T::kDim / 2];
-  uint32_t p_fragments_[T::kTokens / 16][4];
+  uint32_t p_fragments_[T::kTokens / 16][4];  // of BF16 P, the high part
+  uint32_t low_fragments_[T::kTokens / 16][4];
   float max_[2], sum_[2], correction_[2];
 };
 

@@ -24,7 +24,9 @@ struct PrefillKernelParams {
   int32_t num_q_heads, num_kv_heads;
   int32_t history_block_bytes;
   int32_t group_steps_log2;  // log2(group dims / 16)
+  int32_t raw_slots_log2;    // Hopper: of the raw blocks of quantised tiles
   bool out_fp32;
+  bool precise;  // P against BF16 V: two BF16 numbers, not one
 };
 
 // Tiles of `pages` pages; a tile never spans two regions, so the last of a region may be short.
@@ -86,6 +88,10 @@ struct PrefillTiles {
     return tile;
   }
 };
+
+// The one head dim whose Hopper kernels have a form that rounds P once; others are always precise,
+// which saves compiling a form nobody has timed.
+inline constexpr int kFastPrefillDim = 128;
 
 // Query rows a block. Hopper: two consumer warpgroups. Generic: four warps.
 inline constexpr int kPrefillRows = 128;

@@ -15,6 +15,13 @@ __device__ __forceinline__ uint64_t SwizzledTile(uint32_t address, uint32_t lead
          (uint64_t{stride >> 4} << 32) | (uint64_t{1} << 62);
 }
 
+// Of a K-major tile 16 numbers wide without swizzle: core matrices of 8 rows x 16 bytes, the two of
+// a row group 128 bytes apart, row groups 256.
+__device__ __forceinline__ uint64_t PlainTile(uint32_t address) {
+  return (uint64_t{address & 0x3ffffu} >> 4) | (uint64_t{128 >> 4} << 16) |
+         (uint64_t{256 >> 4} << 32);
+}
+
 // The descriptor `bytes` further on: an addition, where making a new one takes a chain of five.
 __device__ __forceinline__ uint64_t Advance(uint64_t tile, int bytes) {
   return tile + static_cast<uint32_t>(bytes >> 4);
@@ -31,7 +38,8 @@ __device__ __forceinline__ void WgmmaWait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
-// kBf16: operands are BF16, else fp16. Shared: A from shared memory, B K-major.
+// kBf16: operands are BF16, else fp16. Shared: A from shared memory, B K-major. First: the same
+// without accumulators before it, so that the compiler need not keep what was in d.
 template <int kN, bool kBf16>
 struct Wgmma;
 
@@ -39,6 +47,12 @@ struct Wgmma;
 #define OSCAR_C8(d, i)                                                                        \
   "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), \
       "+f"(d[i + 6]), "+f"(d[i + 7])
+#define OSCAR_E8(d, i)                                                                        \
+  "=f"(d[i]), "=f"(d[i + 1]), "=f"(d[i + 2]), "=f"(d[i + 3]), "=f"(d[i + 4]), "=f"(d[i + 5]), \
+      "=f"(d[i + 6]), "=f"(d[i + 7])
+#define OSCAR_E32(d, i) OSCAR_E8(d, i), OSCAR_E8(d, i + 8), OSCAR_E8(d, i + 16), OSCAR_E8(d, i + 24)
+#define OSCAR_E64(d, i) OSCAR_E32(d, i), OSCAR_E32(d, i + 32)
+#define OSCAR_E128(d, i) OSCAR_E64(d, i), OSCAR_E64(d, i + 64)
 #define OSCAR_C32(d, i) OSCAR_C8(d, i), OSCAR_C8(d, i + 8), OSCAR_C8(d, i + 16), OSCAR_C8(d, i + 24)
 #define OSCAR_C64(d, i) OSCAR_C32(d, i), OSCAR_C32(d, i + 32)
 #define OSCAR_C128(d, i) OSCAR_C64(d, i), OSCAR_C64(d, i + 64)
@@ -64,14 +78,17 @@ struct Wgmma;
 #define OSCAR_WGMMA_64(kIsBf16, kType)                                                       \
   template <>                                                                                \
   struct Wgmma<64, kIsBf16> {                                                                \
-    __device__ static __forceinline__ void Shared(float (&d)[32], uint64_t a, uint64_t b,    \
-                                                  int accumulate) {                          \
-      asm volatile(                                                                          \
-          "{ .reg .pred p; setp.ne.b32 p, %34, 0; "                                          \
-          "wgmma.mma_async.sync.aligned.m64n64k16.f32." kType " {" OSCAR_D32                 \
-          "}, %32, %33, p, 1, 1, 0, 0; }"                                                    \
-          : OSCAR_C32(d, 0)                                                                  \
-          : "l"(a), "l"(b), "r"(accumulate));                                                \
+    __device__ static __forceinline__ void First(float (&d)[32], uint64_t a, uint64_t b) {   \
+      asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32." kType " {" OSCAR_D32        \
+                   "}, %32, %33, 0, 1, 1, 0, 0;"                                             \
+                   : OSCAR_E32(d, 0)                                                         \
+                   : "l"(a), "l"(b));                                                        \
+    }                                                                                        \
+    __device__ static __forceinline__ void Shared(float (&d)[32], uint64_t a, uint64_t b) {  \
+      asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32." kType " {" OSCAR_D32        \
+                   "}, %32, %33, 1, 1, 1, 0, 0;"                                             \
+                   : OSCAR_C32(d, 0)                                                         \
+                   : "l"(a), "l"(b));                                                        \
     }                                                                                        \
     template <int kTransposeB>                                                               \
     __device__ static __forceinline__ void Registers(float (&d)[32], const uint32_t (&a)[4], \
@@ -87,14 +104,17 @@ OSCAR_WGMMA_64(false, "f16.f16")
 #define OSCAR_WGMMA_128(kIsBf16, kType)                                                      \
   template <>                                                                                \
   struct Wgmma<128, kIsBf16> {                                                               \
-    __device__ static __forceinline__ void Shared(float (&d)[64], uint64_t a, uint64_t b,    \
-                                                  int accumulate) {                          \
-      asm volatile(                                                                          \
-          "{ .reg .pred p; setp.ne.b32 p, %66, 0; "                                          \
-          "wgmma.mma_async.sync.aligned.m64n128k16.f32." kType " {" OSCAR_D64                \
-          "}, %64, %65, p, 1, 1, 0, 0; }"                                                    \
-          : OSCAR_C64(d, 0)                                                                  \
-          : "l"(a), "l"(b), "r"(accumulate));                                                \
+    __device__ static __forceinline__ void First(float (&d)[64], uint64_t a, uint64_t b) {   \
+      asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32." kType " {" OSCAR_D64       \
+                   "}, %64, %65, 0, 1, 1, 0, 0;"                                             \
+                   : OSCAR_E64(d, 0)                                                         \
+                   : "l"(a), "l"(b));                                                        \
+    }                                                                                        \
+    __device__ static __forceinline__ void Shared(float (&d)[64], uint64_t a, uint64_t b) {  \
+      asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32." kType " {" OSCAR_D64       \
+                   "}, %64, %65, 1, 1, 1, 0, 0;"                                             \
+                   : OSCAR_C64(d, 0)                                                         \
+                   : "l"(a), "l"(b));                                                        \
     }                                                                                        \
     template <int kTransposeB>                                                               \
     __device__ static __forceinline__ void Registers(float (&d)[64], const uint32_t (&a)[4], \
@@ -110,14 +130,17 @@ OSCAR_WGMMA_128(false, "f16.f16")
 #define OSCAR_WGMMA_256(kIsBf16, kType)                                                       \
   template <>                                                                                 \
   struct Wgmma<256, kIsBf16> {                                                                \
-    __device__ static __forceinline__ void Shared(float (&d)[128], uint64_t a, uint64_t b,    \
-                                                  int accumulate) {                           \
-      asm volatile(                                                                           \
-          "{ .reg .pred p; setp.ne.b32 p, %130, 0; "                                          \
-          "wgmma.mma_async.sync.aligned.m64n256k16.f32." kType " {" OSCAR_D128                \
-          "}, %128, %129, p, 1, 1, 0, 0; }"                                                   \
-          : OSCAR_C128(d, 0)                                                                  \
-          : "l"(a), "l"(b), "r"(accumulate));                                                 \
+    __device__ static __forceinline__ void First(float (&d)[128], uint64_t a, uint64_t b) {   \
+      asm volatile("wgmma.mma_async.sync.aligned.m64n256k16.f32." kType " {" OSCAR_D128       \
+                   "}, %128, %129, 0, 1, 1, 0, 0;"                                            \
+                   : OSCAR_E128(d, 0)                                                         \
+                   : "l"(a), "l"(b));                                                         \
+    }                                                                                         \
+    __device__ static __forceinline__ void Shared(float (&d)[128], uint64_t a, uint64_t b) {  \
+      asm volatile("wgmma.mma_async.sync.aligned.m64n256k16.f32." kType " {" OSCAR_D128       \
+                   "}, %128, %129, 1, 1, 1, 0, 0;"                                            \
+                   : OSCAR_C128(d, 0)                                                         \
+                   : "l"(a), "l"(b));                                                         \
     }                                                                                         \
     template <int kTransposeB>                                                                \
     __device__ static __forceinline__ void Registers(float (&d)[128], const uint32_t (&a)[4], \
