@@ -145,6 +145,12 @@ INSTANTIATE_TEST_SUITE_P(
         AttentionCase{.kv_heads = 1, .num_pages = 300, .pattern = AttentionPattern::kSharpLogits},
         AttentionCase{.kv_heads = 1, .num_pages = 300, .pattern = AttentionPattern::kMixedScales},
         AttentionCase{.kv_heads = 1, .num_pages = 300, .pattern = AttentionPattern::kEqualLogits},
+        // Small query dims beside a large one: 16 bits of the largest would be 3e-3.
+        AttentionCase{.kv_heads = 1,
+                      .sink_tokens = 0,
+                      .num_pages = 300,
+                      .recent_tokens = 0,
+                      .pattern = AttentionPattern::kOutlierQuery},
         AttentionCase{.num_pages = 2, .recent_tokens = 900}),
     [](const auto& test) { return test.param.Name(); });
 

@@ -13,10 +13,11 @@
 //            plan (24 B a row). INT2, D 128, 4 heads: 196 KiB.
 // Bytes      the cache once (4608 B a page and head at INT2, D 128, group 128), and 2 x heads x D x
 //            4 B of partial state a split, which stay in L2.
-// Bound      memory and issue slots alike: H200, INT2, 32 / 8 heads, D 128, 32 x 100K runs at 82 to
-//            93 % of the read roof, consumers wait for data 4 % of the time (docs/benchmarks.md).
+// Bound      memory: H200, INT2, 32 / 8 heads, D 128, 32 x 100K runs at 92 % of the read roof, 32 x
+//            30K at 85 % (docs/benchmarks.md).
 //
-// Quantised pages: a pair of codes masked out of a word is a pair of fp16 subnormals,
+// Quantised pages (DecodeConsumer; DecodeConsumerInt2 has integers): a pair of codes masked out of
+// a word is a pair of fp16 subnormals,
 //     bit  15..8         7 6     5 4     3 2     1 0        (and the same 16 bits above)
 //          other half    pos 3   pos 2   pos 1   pos 0      value = code * 2^(2 pos - 24)
 // which tensor cores take at full speed. 2^(2 pos) is folded into Q for K, into the epilogue for V;
@@ -45,17 +46,23 @@ __global__ void __maxnreg__(T::kRegisters)
   extern __shared__ __align__(128) uint8_t shared[];
   const DecodeShared<T> at(p.stages, min(p.group_size, T::kHeads), p.batch);
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
-  if (threadIdx.x == 0) {
+  if (lane == 0) {
     const uint32_t bars = SharedAddress(shared + at.bars);
-    for (int i = 0; i < T::kWarps * p.stages; ++i) BarrierInit(bars + i * 8, FullArrivals());
-    const uint32_t items = bars + T::kWarps * p.stages * 8;
-    for (int i = 0; i < 2; ++i) {
-      BarrierInit(items + (at.kItemFull + i) * 8, DecodeScheduler<T>::ItemArrivals());
-      BarrierInit(items + (at.kItemEmpty + i) * 8, (T::kWarps + 1) * 32);
+    if (warp < T::kWarps) {
+      for (int i = 0; i < p.stages; ++i) {
+        BarrierInit(bars + (warp * p.stages + i) * 8, FullArrivals());
+      }
+    } else if (warp == T::kWarps) {
+      const uint32_t items = bars + T::kWarps * p.stages * 8;
+      for (int i = 0; i < 2; ++i) {
+        BarrierInit(items + (at.kItemFull + i) * 8, DecodeScheduler<T>::ItemArrivals());
+        BarrierInit(items + (at.kItemEmpty + i) * 8, (T::kWarps + 1) * 32);
+        BarrierInit(items + (at.kQueryFull + i) * 8, 32);
+      }
+      BarrierInit(items + at.kStateFull * 8, T::kWarps * 32);
+      BarrierInit(items + at.kStateEmpty * 8, 32);
+      BarrierInit(items + at.kEnd * 8, 1);
     }
-    BarrierInit(items + at.kStateFull * 8, T::kWarps * 32);
-    BarrierInit(items + at.kStateEmpty * 8, 32);
-    BarrierInit(items + at.kEnd * 8, 1);
     BarrierInitFence();
   }
   LetSuccessorStart();

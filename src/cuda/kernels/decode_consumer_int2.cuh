@@ -2,12 +2,13 @@
 // a KV head. Device only; decode_attention.cuh describes the whole.
 //
 // Four heads fill half of a fragment's eight columns. Head h has columns 2h and 2h + 1, so a lane
-// has the tokens of one head only, and half as many logits as in the layout of DecodeConsumer. The
-// second column is zero for K. P against the windows is a sum of two BF16 numbers, one a column.
+// has the tokens of one head only, and half as many logits as in the layout of DecodeConsumer. P
+// against the windows is a sum of two BF16 numbers, one a column; their keys leave the second zero.
 //
-// Against quantised V, P * (V scale) is a 16-bit integer, low byte and high byte a column each, and
-// codes are bytes: four of them come out of a word with one AND (two as fp16), and sums are exact.
-// What rounding takes from P is made good by the mean code, 1.5: with y = round(P s),
+// Against pages the query (decode_query_int2.cuh) and P * (V scale) are 16-bit integers, a byte a
+// column, and codes are bytes: four of them come out of a word with one AND (two as fp16), none of
+// V for one slice in four (its sum is that of whole bytes less the other three), and sums are
+// exact. What rounding takes from P is made good by the mean code, 1.5: with y = round(P s),
 //   out = sum P (min + 1.5 s) + sum y (code - 1.5)
 // so that rounding meets numbers of mean zero. Over thousands of equally likely tokens the output
 // is what is left of codes and minima that cancel, and rounding P alone would be most of it.
@@ -20,6 +21,15 @@
 #include "cuda/kernels/decode_ring.cuh"
 
 namespace oscar::cuda {
+
+// MmaU8 with B's bytes signed.
+__device__ __forceinline__ void MmaU8S8(int32_t (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2,
+                                        uint32_t a3, uint32_t b0, uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 "
+      "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
 
 template <typename T>
 class DecodeConsumerInt2 : DecodeRing<T> {
@@ -49,8 +59,8 @@ class DecodeConsumerInt2 : DecodeRing<T> {
   static constexpr float kToInteger = 0x1p23f;  // a float beyond it has its integer in its low bits
   static constexpr float kLargestProduct = kToInteger + 65535.0f;
   static constexpr float kMeanCode = 1.5f;
-  // 32-bit sums have room for 684 pages of the largest products.
-  static constexpr int kPagesPerSum = 256;
+  // 32-bit sums have room for 516 pages of the largest products.
+  static constexpr int kPagesPerSum = 128;
 
   struct PageState {
     const uint4* q;       // DecodeQueryInt2's, this lane's
@@ -68,12 +78,18 @@ class DecodeConsumerInt2 : DecodeRing<T> {
     state.factor = factors.y;
     int left = (item.count - rank + T::kWarps - 1) / T::kWarps;
     while (true) {
-      for (int i = min(left, kPagesPerSum); i > 0; --i) Page(state);
+      int pages = min(left, kPagesPerSum);
+      if (!DecodeQueryInt2<T>::HasRest(q)) {
+        for (; pages > 0; --pages) Page<false>(state);
+      } else {
+        for (; pages > 0; --pages) Page<true>(state);
+      }
       left -= kPagesPerSum;
       if (left <= 0) break;
       Scale(state, 1);
     }
     this->WaitForState();
+    MoveBytes(state, -1);
     const float l = TokenSum(state.l);
     const float z = TokenSum(fmaf(static_cast<float>(state.sum), -kMeanCode, state.z));
     if (quad_ >= item.heads) return;
@@ -90,12 +106,14 @@ class DecodeConsumerInt2 : DecodeRing<T> {
     return fmaf(static_cast<float>(high), 256.0f, static_cast<float>(low));
   }
 
+  // kRest: the query has a rest. Rare, and a loop of its own keeps it out of the others' registers.
+  template <bool kRest>
   __device__ __forceinline__ void Page(PageState& state) {
     this->WaitStage();
     this->LoadId();
     const uint8_t* block = shared_ + this->StageOffset();
     float logit[8];  // of tokens row_ + 8 j
-    Keys(block, state, logit);
+    Keys<kRest>(block, state, logit);
     float scale[8], minimum[8];
     LoadMeta(block + T::kLayout.v_meta_offset(), scale, minimum);
     float p[8], y[8];
@@ -144,32 +162,52 @@ class DecodeConsumerInt2 : DecodeRing<T> {
     }
   }
 
-  __device__ __forceinline__ void Keys(const uint8_t* block, const PageState& state,
-                                       float (&logit)[8]) const {
-    // Tiles alternate: products that wait for each other are four apart.
-    float c[4][4] = {};
+  // 64 times the sums of code * q. Bit pair p of the code words is worth code * 4^p: sums are
+  // multiplied by 4 before the next pair is added. Tiles alternate, so that products that wait for
+  // each other are four apart.
+  __device__ __forceinline__ void CodeSums(const uint8_t* block, const uint4* query,
+                                           float (&sum)[8]) const {
     uint4 w[4];
 #pragma unroll
     for (int t = 0; t < 4; ++t) {
       w[t] = *reinterpret_cast<const uint4*>(block + T::kLayout.k_codes_offset() + t * 512 +
                                              lane_ * 16);
     }
+    int32_t c[4][4] = {};
 #pragma unroll
-    for (int s = 0; s < T::kSteps; ++s) {
-      const uint32_t mask = 0x00030003u << T::Exponent(s);
-      const uint4 q = state.q[s / 2 * 32];
+    for (int p = 0; p < 4; ++p) {
+      const uint32_t mask = 0x03030303u << (2 * p);
+      const uint4 q = query[p / 2 * 32];
 #pragma unroll
       for (int t = 0; t < 4; ++t) {
-        if (s == 4) w[t] = {w[t].x >> 8, w[t].y >> 8, w[t].z >> 8, w[t].w >> 8};
-        MmaFp16(c[t], w[t].x & mask, w[t].z & mask, w[t].y & mask, w[t].w & mask,
-                s % 2 == 0 ? q.x : q.z, s % 2 == 0 ? q.y : q.w);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) c[t][i] *= 4;
+        MmaU8S8(c[t], w[t].x & mask, w[t].z & mask, w[t].y & mask, w[t].w & mask,
+                p % 2 == 0 ? q.x : q.z, p % 2 == 0 ? q.y : q.w);
       }
+    }
+#pragma unroll
+    for (int t = 0; t < 4; ++t) {
+      sum[2 * t] = static_cast<float>(c[t][0] * 256 + c[t][1]);
+      sum[2 * t + 1] = static_cast<float>(c[t][2] * 256 + c[t][3]);
+    }
+  }
+  template <bool kRest>
+  __device__ __forceinline__ void Keys(const uint8_t* block, const PageState& state,
+                                       float (&logit)[8]) const {
+    float sum[8];
+    CodeSums(block, state.q, sum);
+    if constexpr (kRest) {
+      float rest[8];
+      CodeSums(block, state.q + 64, rest);
+#pragma unroll
+      for (int j = 0; j < 8; ++j) sum[j] = fmaf(rest[j], DecodeQueryInt2<T>::kRestUnit, sum[j]);
     }
     float scale[8], minimum[8];
     LoadMeta(block + T::kLayout.k_meta_offset(), scale, minimum);
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
-      logit[j] = fmaf(c[j / 2][j % 2 * 2], scale[j], minimum[j] * state.q_sum);
+      logit[j] = fmaf(sum[j], scale[j], minimum[j] * state.q_sum);
     }
   }
 
@@ -194,7 +232,8 @@ class DecodeConsumerInt2 : DecodeRing<T> {
                          __byte_perm(w.z, u.z, select), __byte_perm(w.w, u.w, select)};
 #pragma unroll
         for (int s = 0; s < 4; ++s) {
-          const uint32_t mask = 0x03030303u << (2 * s);
+          // Whole bytes for the last slice: MoveBytes() takes the others out of its sum.
+          const uint32_t mask = s == 3 ? ~0u : 0x03030303u << (2 * s);
           MmaU8(state.o[half * 4 + s], a.x & mask, a.y & mask, a.z & mask, a.w & mask, b[0], b[1]);
         }
       }
@@ -221,6 +260,7 @@ class DecodeConsumerInt2 : DecodeRing<T> {
     state.reference += static_cast<float>(bits);
     state.l *= f;
     state.z *= f;
+    MoveBytes(state, -1);
     const int64_t half = (int64_t{1} << bits) >> 1;
     state.sum = static_cast<int32_t>((state.sum + half) >> bits);
 #pragma unroll
@@ -229,6 +269,16 @@ class DecodeConsumerInt2 : DecodeRing<T> {
       const int64_t total = (int64_t{high} * 256 + low + half) >> bits;
       low = static_cast<int32_t>(total & 255);
       high = static_cast<int32_t>(total >> 8);
+    }
+    MoveBytes(state, 1);
+  }
+  // Sums of whole bytes are those of slices 3 and 7 and of the three slices below them.
+  __device__ static __forceinline__ void MoveBytes(PageState& state, int sign) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const int first = i / 4 * 4;
+      state.o[first + 3][i % 4] +=
+          sign * (state.o[first][i % 4] + state.o[first + 1][i % 4] + state.o[first + 2][i % 4]);
     }
   }
 

@@ -39,6 +39,9 @@ class DecodeRing {
       const DecodeItem& item = *at_.Item(shared_, slot);
       if (item.kind == kItemEnd) break;
       BeginCopies();
+      if constexpr (T::kPacked) {
+        BarrierWait(at_.Bar(base_, p_.stages, at_.kQueryFull + slot), parity);
+      }
       consume(item, shared_ + at_.q + slot * q_bytes, T::Rank(warp_, item.first_warp));
       BarrierArrive(at_.Bar(base_, p_.stages, at_.kStateFull));
       BarrierArrive(at_.Bar(base_, p_.stages, at_.kItemEmpty + slot));

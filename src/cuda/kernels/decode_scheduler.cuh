@@ -31,17 +31,23 @@ class DecodeScheduler {
       const uint32_t full = at_.Bar(base_, p_.stages, at_.kItemFull + slot);
       BarrierWait(at_.Bar(base_, p_.stages, at_.kItemEmpty + slot), slot_parity);
       uint8_t* query = shared_ + at_.q + slot * at_.QueryBytes(min(p_.group_size, T::kHeads));
+      [[maybe_unused]] typename DecodeQueryInt2<T>::Rows rows;
       if constexpr (T::kPacked) {
         // Before the ids are used, so that both loads are on their way at once.
         if (item.kind != kItemEnd) {
-          DecodeQueryInt2<T>::Prepare(Query(item), item.heads, item.kind == kItemPages,
-                                      p_.scale_log2, query, lane_);
+          DecodeQueryInt2<T>::Load(Query(item), item.heads, item.kind == kItemPages, lane_, rows);
         }
       }
       if (lane_ < 2 * T::kWarps) *at_.FirstIds(shared_, slot, lane_) = id;
       if (lane_ == 0) *at_.Item(shared_, slot) = item;
       if constexpr (T::kPacked) {
-        BarrierArrive(full);
+        BarrierArrive(full);  // copies may begin
+        if (item.kind == kItemPages) {
+          DecodeQueryInt2<T>::WriteForPages(rows, p_.scale_log2, query, lane_);
+        } else if (item.kind == kItemUnits) {
+          DecodeQueryInt2<T>::WriteForWindows(rows, query, lane_);
+        }
+        BarrierArrive(at_.Bar(base_, p_.stages, at_.kQueryFull + slot));
       } else {
         __syncwarp();
         if (lane_ == 0) BarrierArrive(full);

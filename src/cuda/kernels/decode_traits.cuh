@@ -102,7 +102,7 @@ struct DecodeShared {
       static_cast<int>(sizeof(DecodeItem)) + (2 * T::kWarps * 4 + 15) / 16 * 16;
   // The query rows, or what DecodeQueryInt2 makes of them.
   OSCAR_HD static constexpr int QueryBytes(int heads) {
-    return T::kPacked ? T::kSteps / 2 * 512 + 256 : heads * T::kDim * 2;
+    return T::kPacked ? T::kSteps / 2 * 512 + 256 + 16 : heads * T::kDim * 2;
   }
   __device__ DecodeItem* Item(uint8_t* shared, int slot) const {
     return reinterpret_cast<DecodeItem*>(shared + item + slot * kItemBytes);
@@ -112,10 +112,11 @@ struct DecodeShared {
            index;
   }
 
-  // Barriers after those of the stages: item slots full and empty (two each), states full and
-  // empty, and the end.
-  static constexpr int kItemFull = 0, kItemEmpty = 2, kStateFull = 4, kStateEmpty = 5, kEnd = 6;
-  static constexpr int kItemBars = 7;
+  // Barriers after those of the stages: item slots full and empty, their queries full (two each;
+  // the last only where the scheduler makes them), states full and empty, and the end.
+  static constexpr int kItemFull = 0, kItemEmpty = 2, kQueryFull = 4, kStateFull = 6,
+                       kStateEmpty = 7, kEnd = 8;
+  static constexpr int kItemBars = 9;
   __device__ uint32_t Bar(uint32_t base, int stages, int index) const {
     return base + static_cast<uint32_t>(bars + (T::kWarps * stages + index) * 8);
   }
