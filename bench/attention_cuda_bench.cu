@@ -2,8 +2,9 @@
 //   oscar_bench_cuda [--only SUBSTRING] [--json FILE]
 // 32 query and 8 KV heads, D 128, one layer. L2-cold: each launch reads another copy of its pages
 // (or the data is many times the L2), pages lie at shuffled ids unless a row says otherwise: at
-// random places of 36 KB HBM gives less than the read roof. Times are medians; "graph" rows
-// replay a graph of 40 launches, the others lie between two events.
+// random places of 36 KB HBM gives less than the read roof. Pools are cut from one allocation, as
+// the engine's are; "pools of their own" shows what cudaMalloc of just their size costs. Times are
+// medians; "graph" rows replay a graph of 40 launches, the others lie between two events.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -158,6 +159,33 @@ void Report(Row row) {
 
 enum class PageOrder { kShuffled, kInOrder };
 
+// One allocation that every row's pools are cut from, from its beginning.
+class Slab {
+ public:
+  static constexpr size_t kBytes = size_t{40} << 30, kAlignment = size_t{2} << 20;
+
+  void Allocate() {
+    size_t available = 0, total = 0;
+    Check(cudaMemGetInfo(&available, &total));
+    memory_ = Check(DeviceBuffer<std::byte>::Allocate(std::min(kBytes, available / 2)));
+  }
+  void Clear() { taken_ = 0; }
+  std::byte* Take(size_t bytes) {
+    std::byte* const at = memory_.data() + taken_;
+    taken_ += (bytes + kAlignment - 1) / kAlignment * kAlignment;
+    if (taken_ <= memory_.size()) return at;
+    std::fprintf(stderr, "oscar_bench_cuda: %zu bytes of pools, %zu to take them from\n", taken_,
+                 memory_.size());
+    std::exit(1);
+  }
+
+ private:
+  DeviceBuffer<std::byte> memory_;
+  size_t taken_ = 0;
+};
+Slab slab;
+enum class PoolMemory { kSlab, kOwn };
+
 std::vector<int32_t> PageIds(int count, PageOrder order = PageOrder::kShuffled) {
   std::vector<int32_t> ids(static_cast<size_t>(count));
   std::iota(ids.begin(), ids.end(), 0);
@@ -179,30 +207,40 @@ AttentionShape BenchShape(PageKind kind) {
 class BenchCache {
  public:
   BenchCache(PageKind kind, int rows, int history_pages, int window_pages, int sink_pages,
-             PageOrder order = PageOrder::kShuffled)
+             PageOrder order = PageOrder::kShuffled, PoolMemory memory = PoolMemory::kSlab)
       : block_(BenchShape(kind).history_layout().block_bytes()),
         window_block_(BenchShape(kind).window_layout().block_bytes()),
-        // A page more, so that a cache without history has a pool.
-        history_(Check(DeviceBuffer<std::byte>::Allocate(
-            static_cast<size_t>(rows * history_pages + 1) * block_ * kKvHeads))),
-        window_(Check(DeviceBuffer<std::byte>::Allocate(static_cast<size_t>(rows * window_pages) *
-                                                        window_block_ * kKvHeads))),
         history_table_(
             Check(DeviceBuffer<int32_t>::Copy(PageIds(rows * history_pages + 1, order)))),
         window_table_(Check(DeviceBuffer<int32_t>::Copy(PageIds(rows * window_pages, order)))) {
+    // A page more, so that a cache without history has a pool.
+    const size_t history_bytes = static_cast<size_t>(rows * history_pages + 1) * block_ * kKvHeads;
+    const size_t window_bytes = static_cast<size_t>(rows * window_pages) * window_block_ * kKvHeads;
+    std::byte* history = nullptr;
+    std::byte* window = nullptr;
+    if (memory == PoolMemory::kOwn) {
+      own_history_ = Check(DeviceBuffer<std::byte>::Allocate(history_bytes));
+      own_window_ = Check(DeviceBuffer<std::byte>::Allocate(window_bytes));
+      history = own_history_.data();
+      window = own_window_.data();
+    } else {
+      slab.Clear();
+      history = slab.Take(history_bytes);
+      window = slab.Take(window_bytes);
+    }
     if (kind == PageKind::kBf16) {
-      FillBf16<<<1056, 256>>>(reinterpret_cast<uint16_t*>(history_.data()),
-                              static_cast<int64_t>(history_.size() / 2));
+      FillBf16<<<1056, 256>>>(reinterpret_cast<uint16_t*>(history),
+                              static_cast<int64_t>(history_bytes / 2));
     } else {
       FillPages<<<1056, 256>>>(
-          reinterpret_cast<uint32_t*>(history_.data()), static_cast<int64_t>(history_.size() / 4),
+          reinterpret_cast<uint32_t*>(history), static_cast<int64_t>(history_bytes / 4),
           static_cast<int>(block_ / 4),
           static_cast<int>(BenchShape(kind).history_layout().k_meta_offset() / 4));
     }
-    FillBf16<<<1056, 256>>>(reinterpret_cast<uint16_t*>(window_.data()),
-                            static_cast<int64_t>(window_.size() / 2));
-    view.history_pool = history_.data();
-    view.window_pool = window_.data();
+    FillBf16<<<1056, 256>>>(reinterpret_cast<uint16_t*>(window),
+                            static_cast<int64_t>(window_bytes / 2));
+    view.history_pool = history;
+    view.window_pool = window;
     view.history_page_stride = static_cast<int64_t>(block_) * kKvHeads;
     view.window_page_stride = static_cast<int64_t>(window_block_) * kKvHeads;
     view.history_table = history_table_.data();
@@ -216,13 +254,14 @@ class BenchCache {
 
  private:
   size_t block_, window_block_;
-  DeviceBuffer<std::byte> history_, window_;
+  DeviceBuffer<std::byte> own_history_, own_window_;
   DeviceBuffer<int32_t> history_table_, window_table_;
 };
 
 // Decode at batch x context with 64 + 256 BF16 tokens and the rest in pages of `kind`.
 void BenchDecode(const std::string& name, PageKind kind, int batch, int context, bool graph,
-                 double bar, double goal, bool rate, PageOrder order = PageOrder::kShuffled) {
+                 double bar, double goal, bool rate, PageOrder order = PageOrder::kShuffled,
+                 PoolMemory memory = PoolMemory::kSlab) {
   if (!Wanted(name)) return;
   const AttentionShape shape = BenchShape(kind);
   const int history = (context - kSink - kRecent) / kPageTokens;
@@ -233,7 +272,7 @@ void BenchDecode(const std::string& name, PageKind kind, int batch, int context,
       (static_cast<double>(history) * static_cast<double>(shape.history_layout().block_bytes()) +
        static_cast<double>(kSink + recent) * kDim * 4);
   const int copies = std::max(1, static_cast<int>(400e6 / bytes) + 1);
-  const BenchCache cache(kind, batch * copies, history, window_pages, 1, order);
+  const BenchCache cache(kind, batch * copies, history, window_pages, 1, order, memory);
   std::vector<SequenceView> sequences;
   for (int i = 0; i < batch * copies; ++i) sequences.push_back({kSink, history, recent, i});
   const auto views = Check(DeviceBuffer<SequenceView>::Copy(sequences));
@@ -348,7 +387,7 @@ void BenchWrite(const std::string& name, int tokens, Rotation rotation) {
 }
 
 // A chunk of `queries` new tokens after `prefix` tokens of history. Returns TFLOP/s.
-double PrefillRate(PageKind kind, int prefix, int queries, double* us) {
+double PrefillRate(PageKind kind, int prefix, int queries, PrefillPrecision precision, double* us) {
   const int history = prefix / kPageTokens, window_pages = queries / kPageTokens;
   // Without a prefix the chunk begins the sequence: its first page is the sink.
   const int sink = history == 0 ? kSink : 0;
@@ -370,6 +409,7 @@ double PrefillRate(PageKind kind, int prefix, int queries, double* us) {
         args.chunks = chunks.data();
         args.q = q.data();
         args.out = out.data();
+        args.precision = precision;
         args.softmax_scale = 0.08838835f;
         args.batch = 1;
         args.max_query_tokens = queries;
@@ -379,13 +419,15 @@ double PrefillRate(PageKind kind, int prefix, int queries, double* us) {
   const double pairs = static_cast<double>(queries) * prefix + 0.5 * queries * (queries + 1.0);
   return 4.0 * kDim * kQHeads * pairs / *us * 1e-6;
 }
-void BenchPrefill(const std::string& name) {
+void BenchPrefill(const std::string& name, PrefillPrecision precision) {
   if (!Wanted(name)) return;
   double us = 0.0, bf16_us = 0.0;
-  const double causal = PrefillRate(PageKind::kBf16, 0, 8192, &us);
+  const double causal = PrefillRate(PageKind::kBf16, 0, 8192, precision, &us);
   Report({name + ", 8K causal, BF16", "TFLOP/s", causal, 300, 550, false, us, 0.0, 0.0});
-  const double bf16 = PrefillRate(PageKind::kBf16, 65536, 4096, &bf16_us);
-  const double int2 = PrefillRate(PageKind::kInt2, 65536, 4096, &us);
+  const double first = PrefillRate(PageKind::kInt2, 0, 8192, precision, &us);
+  Report({name + ", 8K causal, INT2 cache", "TFLOP/s", first, 0, 0, false, us, 0.0, 0.0});
+  const double bf16 = PrefillRate(PageKind::kBf16, 65536, 4096, precision, &bf16_us);
+  const double int2 = PrefillRate(PageKind::kInt2, 65536, 4096, precision, &us);
   std::printf("  4K over a 64K prefix: BF16 %.1f us %.0f TFLOP/s, INT2 %.1f us %.0f TFLOP/s\n",
               bf16_us, bf16, us, int2);
   Report({name + ", 4K over 64K INT2 against BF16", "%", int2 / bf16 * 100.0, 60, 85, false, us,
@@ -442,6 +484,7 @@ int Main(int argc, char** argv) {
   int driver = 0;
   Check(cudaDriverGetVersion(&driver));
   MeasureReadRoof();
+  slab.Allocate();
   std::printf("%s, CUDA driver %d, measured read roof %.2f TB/s (cuDNN's best rows imply 4.6)\n",
               device.name, driver, read_roof * 1e-12);
   constexpr PageKind kInt2 = PageKind::kInt2;
@@ -453,6 +496,10 @@ int Main(int argc, char** argv) {
               false, PageOrder::kInOrder);
   BenchDecode("decode int2, batch 32 x 30K, pages in order", kInt2, 32, 30000, false, 1e9, 1e9,
               false, PageOrder::kInOrder);
+  BenchDecode("decode int2, batch 32 x 100K, pools of their own", kInt2, 32, 100000, false, 1e9,
+              1e9, false, PageOrder::kShuffled, PoolMemory::kOwn);
+  BenchDecode("decode int2, batch 32 x 30K, pools of their own", kInt2, 32, 30000, false, 1e9, 1e9,
+              false, PageOrder::kShuffled, PoolMemory::kOwn);
   BenchDecode("decode bf16, batch 8 x 100K", PageKind::kBf16, 8, 100000, false, 4.0, 4.4, true);
   BenchSeal("seal 4096 tokens x 8 heads, clip rule (graph)",
             {RowRule::kMinMax, RowRule::kMinMax, 0.96f, 0.92f}, 25, 10);
@@ -461,7 +508,8 @@ int Main(int argc, char** argv) {
   BenchWrite("write 4096 tokens, matrix (graph, warm)", 4096, Rotation::kMatrix);
   BenchWrite("write 4096 tokens, Hadamard (graph, warm)", 4096, Rotation::kHadamard);
   BenchWrite("write 32 tokens, matrix (graph, warm)", 32, Rotation::kMatrix);
-  BenchPrefill("prefill");
+  BenchPrefill("prefill", PrefillPrecision::kPrecise);
+  BenchPrefill("prefill, P rounded to BF16", PrefillPrecision::kFast);
   if (json != nullptr) WriteJson(json, device, driver);
   return 0;
 }
