@@ -6,12 +6,15 @@
 #include <CLI/App.hpp>
 #include <CLI/Config.hpp>
 #include <CLI/Formatter.hpp>
+#include <array>
 #include <atomic>
+#include <cerrno>
 #include <csignal>
 #include <cstdio>
-#include <iostream>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <string>
+#include <utility>
 
 #include "base/file.h"
 #include "base/json.h"
@@ -43,9 +46,51 @@ struct ChatOptions {
   int64_t max_tokens = 0;
 };
 
-// Signal handlers may touch only lock-free atomics; the token callback polls this one.
+// Signal handlers may touch only lock-free atomics. The model that is answering is told (it looks
+// between the chunks of a prompt, too), and the token callback polls the flag, which also covers
+// the moment before the model has begun.
 std::atomic<bool> g_interrupted{false};
-void OnInterrupt(int) { g_interrupted.store(true, std::memory_order_relaxed); }
+std::atomic<LanguageModel*> g_answering{nullptr};
+void OnInterrupt(int) {
+  g_interrupted.store(true, std::memory_order_relaxed);
+  if (LanguageModel* model = g_answering.load(std::memory_order_relaxed)) model->Cancel();
+}
+
+// Lines of standard input, read without a stream in between: a stream takes a read that Ctrl-C cut
+// short for the end of the input.
+class LineReader {
+ public:
+  enum class Event { kLine, kInterrupted, kEnd };
+
+  Event Next(std::string* line) {
+    size_t searched = 0;
+    while (true) {
+      const size_t end = held_.find('\n', searched);
+      if (end != std::string::npos) {
+        line->assign(held_, 0, end);
+        held_.erase(0, end + 1);
+        return Event::kLine;
+      }
+      searched = held_.size();
+      if (ended_) {
+        *line = std::exchange(held_, {});
+        return line->empty() ? Event::kEnd : Event::kLine;
+      }
+      if (g_interrupted.exchange(false)) {
+        held_.clear();
+        return Event::kInterrupted;
+      }
+      std::array<char, 4096> buffer;
+      const ssize_t count = ::read(STDIN_FILENO, buffer.data(), buffer.size());
+      if (count > 0) held_.append(buffer.data(), static_cast<size_t>(count));
+      ended_ = count == 0 || (count < 0 && errno != EINTR);
+    }
+  }
+
+ private:
+  std::string held_;  // read, not yet asked for
+  bool ended_ = false;
+};
 
 class ChatSession {
  public:
@@ -83,12 +128,7 @@ class ChatSession {
     } else if (name == "/load") {
       Show(LoadConversation(argument));
     } else if (name == "/read") {
-      const Result<std::string> text = ReadFile(argument, kMaxConversationBytes);
-      if (text.has_value()) {
-        Answer(*text);
-      } else {
-        Show(text.error());
-      }
+      Show(ReadAndAnswer(argument));
     } else {
       fmt::print("{} is no command; /help lists them\n", name);
     }
@@ -107,9 +147,17 @@ class ChatSession {
     if (!status.ok()) fmt::print("{}\n", status.message());
   }
 
+  Status ReadAndAnswer(const std::string& path) {
+    if (path.empty()) return InvalidArgument("/read needs a file name");
+    OSCAR_ASSIGN_OR_RETURN(const std::string text, ReadFile(path, kMaxConversationBytes));
+    Answer(text);
+    return {};
+  }
+
   void Answer(const std::string& text) {
     messages_.push_back({{"role", "user"}, {"content", text}});
     g_interrupted.store(false);
+    g_answering.store(&model_);
     bool in_reasoning = false;
     const auto style = [&](bool reasoning) {  // reasoning is dim where the terminal can
       if (reasoning == in_reasoning) return;
@@ -125,15 +173,23 @@ class ChatSession {
                       std::fflush(stdout);
                       return !g_interrupted.load(std::memory_order_relaxed);
                     });
+    g_answering.store(nullptr);
+    g_interrupted.store(false);  // spent on this answer; the next read must not see it
     if (is_tty_ && in_reasoning) fmt::print("\x1b[0m");
     if (!answer.has_value()) {
       messages_.erase(messages_.size() - 1);
       fmt::print("{}\n", answer.error().message());
       return;
     }
-    fmt::print("{}\n", answer->finish_reason == FinishReason::kCancelled ? " [stopped]"
-                       : answer->finish_reason == FinishReason::kLength  ? " [length]"
-                                                                         : "");
+    const bool is_stopped = answer->finish_reason == FinishReason::kCancelled;
+    if (is_stopped && answer->token_ids.empty()) {  // a turn without an answer is no turn
+      messages_.erase(messages_.size() - 1);
+      fmt::print("[stopped while reading the message, which is left out]\n");
+      return;
+    }
+    fmt::print("{}\n", is_stopped                                       ? " [stopped]"
+                       : answer->finish_reason == FinishReason::kLength ? " [length]"
+                                                                        : "");
     ordered_json message = {{"role", "assistant"}, {"content", answer->text}};
     if (!answer->reasoning.empty()) message["reasoning_content"] = answer->reasoning;
     messages_.push_back(std::move(message));
@@ -163,6 +219,8 @@ class ChatSession {
       }
     }
     messages_ = saved["messages"];
+    const bool has_system = !messages_.empty() && messages_[0]["role"] == "system";
+    system_ = has_system ? messages_[0]["content"].get<std::string>() : "";  // what /reset keeps
     model_.Reset();
     fmt::print("loaded {} messages from {}\n", messages_.size(), path);
     return {};
@@ -179,6 +237,7 @@ Status RunChat(const ChatOptions& options) {
   OSCAR_ASSIGN_OR_RETURN(const std::unique_ptr<LanguageModel> model,
                          LanguageModel::Load(options.model.options));
   ChatSession session(*model, options);
+  LineReader lines;
   const bool interactive = ::isatty(STDIN_FILENO) == 1;
   struct sigaction action {};
   action.sa_handler = OnInterrupt;
@@ -190,16 +249,12 @@ Status RunChat(const ChatOptions& options) {
       std::fflush(stdout);
     }
     std::string line;
-    if (!std::getline(std::cin, line)) {
-      if (g_interrupted.exchange(false)) {  // Ctrl-C at the prompt: a fresh line
-        std::cin.clear();
-        std::clearerr(stdin);
-        fmt::print("\n(/exit or Ctrl-D leaves)\n");
-        continue;
-      }
-      break;
+    const LineReader::Event event = lines.Next(&line);
+    if (event == LineReader::Event::kInterrupted) {  // Ctrl-C at the prompt: a fresh line
+      fmt::print("\n(/exit or Ctrl-D leaves)\n");
+      continue;
     }
-    if (!session.HandleLine(line)) break;
+    if (event == LineReader::Event::kEnd || !session.HandleLine(line)) break;
   }
   if (interactive) fmt::print("\n");
   return {};

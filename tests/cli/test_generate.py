@@ -1,9 +1,5 @@
 import json
 import os
-import pty
-import select
-import subprocess
-import time
 
 import pytest
 
@@ -126,68 +122,3 @@ def test_a_missing_tokenizer_shows_before_the_weights_are_read(oscar, root, tmp_
 def test_budget_too_small_for_the_prompt(oscar, root):
     run = oscar("generate", "--messages", root / "examples/needle-14k.json", "--kv-memory", "8MiB", ok=False)
     assert "KV cache budget of 8.00 MiB is too small" in run.stderr
-
-
-class Terminal:
-    """A real terminal around a command."""
-
-    def __init__(self, *args):
-        master, slave = pty.openpty()
-        self.process = subprocess.Popen(args, stdin=slave, stdout=slave, stderr=slave, start_new_session=True,
-                                        preexec_fn=lambda: __import__("fcntl").ioctl(0, __import__("termios").TIOCSCTTY, 0))
-        os.close(slave)
-        self.fd = master
-        self.seen = ""
-
-    def wait_for(self, text, seconds=60):
-        """Reads up to and including `text`; what follows stays for the next call."""
-        deadline = time.time() + seconds
-        while text not in self.seen:
-            assert time.time() < deadline, f"no {text!r} in {self.seen[-2000:]!r}"
-            if select.select([self.fd], [], [], 0.2)[0]:
-                self.seen += os.read(self.fd, 65536).decode(errors="replace")
-        before, _, self.seen = self.seen.partition(text)
-        return before + text
-
-    def type(self, line):
-        os.write(self.fd, line.encode() + b"\n")
-
-
-def test_chat_in_a_terminal(oscar, tmp_path):
-    terminal = Terminal(oscar.binary, "chat", "--temperature", "0")
-    try:
-        terminal.wait_for("> ")
-        terminal.type("Sort these numbers: 512 104 873 299 640")
-        terminal.wait_for("104 299 512 640 873")
-        terminal.wait_for("> ")
-        terminal.type("/stats")
-        assert "bits a number" in terminal.wait_for("> ")
-        saved = tmp_path / "talk.json"
-        terminal.type(f"/save {saved}")
-        terminal.wait_for("> ")
-        assert len(json.loads(saved.read_text())["messages"]) == 2
-        terminal.type("/nonsense")
-        assert "no command" in terminal.wait_for("> ")
-        terminal.type("/reset")
-        terminal.wait_for("> ")
-        terminal.type(f"/load {saved}")
-        assert "loaded 2 messages" in terminal.wait_for("> ")
-        # A prompt without a natural end, stopped from the keyboard; the program stays.
-        terminal.type("Repeat exactly: " + "river stone lantern copper " * 60)
-        time.sleep(1.5)
-        os.write(terminal.fd, b"\x03")
-        terminal.wait_for("> ")
-        terminal.type("Add these numbers: 2 3")
-        terminal.wait_for("> ")
-        terminal.type("/exit")
-        assert terminal.process.wait(timeout=20) == 0
-    finally:
-        terminal.process.kill()
-
-
-def test_chat_from_a_pipe(oscar, tmp_path):
-    run = oscar("chat", stdin="Repeat exactly: river lantern copper stone\n/stats\n/exit\n")
-    assert "river lantern copper stone" in run.stdout
-    (tmp_path / "bad.json").write_text('{"messages": [1]}')
-    run = oscar("chat", stdin=f"/load {tmp_path}/bad.json\n/load {tmp_path}/none\n/exit\n")
-    assert "without role or content" in run.stdout and "cannot open" in run.stdout
