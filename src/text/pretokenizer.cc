@@ -29,6 +29,36 @@ constexpr std::string_view kGpt2Pattern =
 // Unicode 6.3.
 constexpr std::string_view kSpaceInClass = R"(\t-\r\x{85}\p{Z})";
 
+// Letters, numbers and marks of Unicode 15 and 16, for class brackets. The libraries that ids must
+// agree with know them (Oniguruma's tables are of Unicode 16); Debian 12's PCRE2 is of Unicode 14
+// and would take them for symbols. A newer PCRE2 has them anyway.
+constexpr std::string_view kNewLetters =
+    R"(\x{1C89}-\x{1C8A}\x{A7CB}-\x{A7CD}\x{A7DA}-\x{A7DC}\x{105C0}-\x{105F3})"
+    R"(\x{10D4A}-\x{10D65}\x{10D6F}-\x{10D85}\x{10EC2}-\x{10EC4}\x{1123F}-\x{11240})"
+    R"(\x{11380}-\x{11389}\x{1138B}\x{1138E}\x{11390}-\x{113B5}\x{113B7}\x{113D1}\x{113D3})"
+    R"(\x{11BC0}-\x{11BE0}\x{11F02}\x{11F04}-\x{11F10}\x{11F12}-\x{11F33}\x{1342F})"
+    R"(\x{13441}-\x{13446}\x{13460}-\x{143FA}\x{16100}-\x{1611D}\x{16D40}-\x{16D6C})"
+    R"(\x{18CFF}\x{1B132}\x{1B155}\x{1DF25}-\x{1DF2A}\x{1E030}-\x{1E06D}\x{1E4D0}-\x{1E4EB})"
+    R"(\x{1E5D0}-\x{1E5ED}\x{1E5F0}\x{2B739}\x{2EBF0}-\x{2EE5D}\x{31350}-\x{323AF})";
+constexpr std::string_view kNewNumbers =
+    R"(\x{10D40}-\x{10D49}\x{116D0}-\x{116E3}\x{11BF0}-\x{11BF9}\x{11F50}-\x{11F59})"
+    R"(\x{16130}-\x{16139}\x{16D70}-\x{16D79}\x{1CCF0}-\x{1CCF9}\x{1D2C0}-\x{1D2D3})"
+    R"(\x{1E4F0}-\x{1E4F9}\x{1E5F1}-\x{1E5FA})";
+constexpr std::string_view kNewMarks =
+    R"(\x{897}\x{CF3}\x{ECE}\x{10D69}-\x{10D6D}\x{10EFC}-\x{10EFF}\x{11241})"
+    R"(\x{113B8}-\x{113C0}\x{113C2}\x{113C5}\x{113C7}-\x{113CA}\x{113CC}-\x{113D0}\x{113D2})"
+    R"(\x{113E1}-\x{113E2}\x{11F00}-\x{11F01}\x{11F03}\x{11F34}-\x{11F3A})"
+    R"(\x{11F3E}-\x{11F42}\x{11F5A}\x{13440}\x{13447}-\x{13455}\x{1611E}-\x{1612F}\x{1E08F})"
+    R"(\x{1E4EC}-\x{1E4EF}\x{1E5EE}-\x{1E5EF})";
+
+// What a property of this name lacks; empty for those that are taken as PCRE2 has them.
+std::string_view NewerMembers(std::string_view property) {
+  return property == "L"   ? kNewLetters
+         : property == "N" ? kNewNumbers
+         : property == "M" ? kNewMarks
+                           : std::string_view();
+}
+
 Status Refuse(std::string_view what, std::string_view why) {
   return Unimplemented(fmt::format("pattern construct {} is not supported: {}", what, why));
 }
@@ -104,7 +134,16 @@ Result<std::string> TranslatePattern(std::string_view pattern) {
           if (i + 1 >= pattern.size() || pattern[i + 1] != '{' || close == std::string_view::npos) {
             return Unexpected(Refuse(fmt::format("\\{} without {{ }}", escaped), "ambiguous"));
           }
-          out += pattern.substr(i - 1, close - i + 2);
+          const std::string_view item = pattern.substr(i - 1, close - i + 2);  // "\\p{L}"
+          const std::string_view newer =
+              escaped == 'x' ? std::string_view() : NewerMembers(item.substr(3, item.size() - 4));
+          if (newer.empty() || (in_class && escaped == 'P')) {
+            out += item;
+          } else if (in_class) {
+            out.append(item).append(newer);
+          } else {
+            out += fmt::format("[{}\\p{}{}]", escaped == 'P' ? "^" : "", item.substr(2), newer);
+          }
           i = close;
           break;
         }

@@ -16,7 +16,10 @@ namespace oscar {
 namespace {
 
 using nlohmann::json;
+using testing::ElementsAre;
+using testing::EndsWith;
 using testing::HasSubstr;
+using testing::StartsWith;
 using Ids = std::vector<TokenId>;
 
 // All 256 bytes, a few merges, one special token.
@@ -188,15 +191,36 @@ TEST(TokenizerTest, RefusesInvalidUtf8) {
 }
 
 TEST(PatternTest, TranslatesOrRefuses) {
-  EXPECT_EQ(TranslatePattern(R"(\p{L}+|\p{N}{1,3})").value(), R"(\p{L}+|\p{N}{1,3})");
+  EXPECT_EQ(TranslatePattern(R"(\p{Lu}+|\p{Nd}{1,3})").value(), R"(\p{Lu}+|\p{Nd}{1,3})");
   EXPECT_EQ(TranslatePattern(R"(\s+(?!\S))").value(),
             R"([\t-\r\x{85}\p{Z}]+(?![^\t-\r\x{85}\p{Z}]))");
-  EXPECT_EQ(TranslatePattern(R"([^\s\p{L}])").value(), R"([^\t-\r\x{85}\p{Z}\p{L}])");
+  EXPECT_EQ(TranslatePattern(R"([^\s\p{Lu}])").value(), R"([^\t-\r\x{85}\p{Z}\p{Lu}])");
+  // Properties that PCRE2 may know too few members of are spelled out; the rest of them follows.
+  EXPECT_THAT(TranslatePattern(R"(\p{L}+)").value(), StartsWith(R"([\p{L}\x{1C89}-)"));
+  EXPECT_THAT(TranslatePattern(R"(\P{N})").value(), StartsWith(R"([^\p{N}\x{10D40}-)"));
+  EXPECT_THAT(TranslatePattern(R"([^\p{M}a])").value(), EndsWith(R"(-\x{1E5EF}a])"));
   for (const char* bad :
        {"^a", "a$", "a{1,3}+", "[[:alpha:]]", "[a&&b]", R"(\w)", R"(\b)", R"([\S])", "(?m:a)",
         "(?<n>a)", "(*FAIL)", R"(\p)", "[a", "a\\", R"(\K)"}) {
     EXPECT_FALSE(TranslatePattern(bad).has_value()) << bad;
   }
+}
+
+// Letters and numbers of Unicode 15 and 16, as the tokenizers library splits them.
+TEST(PatternTest, KnowsNewLettersAndNumbers) {
+  json tree = {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"use_regex", true}};
+  const auto splitter = PreTokenizer::FromJson(tree);
+  ASSERT_TRUE(splitter.has_value());
+  const auto split = [&](std::string text) {
+    std::vector<PreTokenizer::Word> words;
+    EXPECT_TRUE(splitter->Split(&text, &words).ok());
+    std::vector<std::string> out;
+    for (const auto& word : words) out.push_back(text.substr(word.begin, word.end - word.begin));
+    return out;
+  };
+  // A new CJK letter (U+31350) and an old one are one word; a Kaktovik digit (U+1D2C0) is a number.
+  EXPECT_THAT(split("\U00031350\u6F22!"), ElementsAre("\U00031350\u6F22", "!"));
+  EXPECT_THAT(split("a\U0001D2C01!"), ElementsAre("a", "\U0001D2C01", "!"));
 }
 
 // Four times the text may cost four times the work, and a logarithm; quadratic work costs sixteen.

@@ -3,6 +3,8 @@
 #include <utf8proc.h>
 
 #include <algorithm>
+#include <array>
+#include <iterator>
 #include <utility>
 
 #include "base/check.h"
@@ -33,6 +35,31 @@ const utf8proc_property_t& PropertyOf(char32_t code_point) {
   return *utf8proc_get_property(static_cast<utf8proc_int32_t>(code_point));
 }
 
+// The tokenizer libraries that vocabularies are made with normalise by the tables of Unicode 9.0:
+// what came later is to them an unassigned starter that neither moves, splits nor joins. Ids have
+// to be theirs, so it is to us. Later marks, compositions and their parts, as inclusive ranges.
+constexpr std::array<std::pair<char32_t, char32_t>, 47> kAfterUnicode9 = {{
+    {0x07FD, 0x07FD},   {0x0897, 0x089F},   {0x08CA, 0x08D3},   {0x09FE, 0x09FE},
+    {0x0C3C, 0x0C3C},   {0x0D3B, 0x0D3C},   {0x0EBA, 0x0EBA},   {0x1715, 0x1715},
+    {0x1ABF, 0x1ACE},   {0x1DF6, 0x1DFA},   {0xA82C, 0xA82C},   {0x10D24, 0x10D27},
+    {0x10D69, 0x10D6D}, {0x10EAB, 0x10EAC}, {0x10EFC, 0x10EFF}, {0x10F46, 0x10F50},
+    {0x10F82, 0x10F85}, {0x11070, 0x11070}, {0x1133B, 0x1133B}, {0x11382, 0x11391},
+    {0x113B8, 0x113D0}, {0x1145E, 0x1145E}, {0x11839, 0x1183A}, {0x11930, 0x11930},
+    {0x11938, 0x11938}, {0x1193D, 0x1193E}, {0x11943, 0x11943}, {0x119E0, 0x119E0},
+    {0x11A34, 0x11A34}, {0x11A47, 0x11A47}, {0x11A99, 0x11A99}, {0x11D42, 0x11D42},
+    {0x11D44, 0x11D45}, {0x11D97, 0x11D97}, {0x11F41, 0x11F42}, {0x1611E, 0x1612F},
+    {0x16D63, 0x16D6A}, {0x16FF0, 0x16FF1}, {0x1E08F, 0x1E08F}, {0x1E130, 0x1E136},
+    {0x1E2AE, 0x1E2AE}, {0x1E2EC, 0x1E2EF}, {0x1E4EC, 0x1E4EF}, {0x1E5EE, 0x1E5EF},
+    {0x1E6E3, 0x1E6E3}, {0x1E6E6, 0x1E6E6}, {0x1E6EE, 0x1E6EF},
+}};
+
+bool IsAfterUnicode9(char32_t c) {
+  const auto range =
+      std::upper_bound(kAfterUnicode9.begin(), kAfterUnicode9.end(), c,
+                       [](char32_t value, const auto& entry) { return value < entry.first; });
+  return range != kAfterUnicode9.begin() && c <= std::prev(range)->second;
+}
+
 // True when NFC can neither change this character nor join it to the one before: a starter without
 // a canonical decomposition that is not the second half of any composition.
 bool IsNfcInert(char32_t c) {
@@ -41,9 +68,10 @@ bool IsNfcInert(char32_t c) {
   if (c >= 0x1161 && c <= 0x11FF) return false;
   if (c >= 0xAC00 && c <= 0xD7A3) return true;
   const utf8proc_property_t& property = PropertyOf(c);
-  if (property.combining_class != 0) return false;
-  if (property.decomp_seqindex != UINT16_MAX && property.decomp_type == 0) return false;
-  return property.comb_index == UINT16_MAX || property.comb_index < 0x8000;
+  const bool is_inert = property.combining_class == 0 &&
+                        (property.decomp_seqindex == UINT16_MAX || property.decomp_type != 0) &&
+                        (property.comb_index == UINT16_MAX || property.comb_index < 0x8000);
+  return is_inert || IsAfterUnicode9(c);
 }
 
 // NFC of one run. Combining marks are put in order with a sort of our own: utf8proc's is quadratic
@@ -65,7 +93,8 @@ std::string NormalizeRun(std::string_view run) {
     points.insert(points.end(), buffer.begin(), buffer.begin() + count);
   }
   const auto combining_class = [](utf8proc_int32_t c) {
-    return utf8proc_get_property(c)->combining_class;
+    const auto stated = utf8proc_get_property(c)->combining_class;
+    return stated != 0 && IsAfterUnicode9(static_cast<char32_t>(c)) ? 0 : stated;
   };
   for (auto it = points.begin(); it != points.end();) {
     if (combining_class(*it) == 0) {

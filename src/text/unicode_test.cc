@@ -86,6 +86,32 @@ TEST(UnicodeTest, NfcIsIdempotentAndIndependentOfSplitsAtAscii) {
   }
 }
 
+// As the tokenizers library (0.23) normalises: what Unicode 10 and later brought stays where it is.
+TEST(UnicodeTest, NfcIsThatOfUnicode9) {
+  const auto normal = [](std::initializer_list<char32_t> points) {
+    std::string text;
+    for (const char32_t c : points) AppendUtf8(c, &text);
+    NormalizeNfc(&text, nullptr);
+    std::vector<char32_t> out;
+    for (size_t at = 0; at < text.size();) {
+      const Utf8Step step = DecodeUtf8(text, at);
+      out.push_back(step.code_point);
+      at += step.length;
+    }
+    return out;
+  };
+  using Points = std::vector<char32_t>;
+  EXPECT_EQ(normal({'x', 0x301, 0x323}), (Points{'x', 0x323, 0x301}));
+  for (const char32_t newer : {0x899, 0x8CF, 0x9FE, 0x1AC5, 0x10F47, 0x1E136, 0x1E4EE}) {
+    EXPECT_EQ(normal({'x', 0x301, newer}), (Points{'x', 0x301, newer}));
+    EXPECT_EQ(normal({'x', newer, 0x301, 0x323}), (Points{'x', newer, 0x323, 0x301}));
+    EXPECT_EQ(normal({'e', newer, 0x301}), (Points{'e', newer, 0x301}));
+  }
+  EXPECT_EQ(normal({0x11935, 0x11930}), (Points{0x11935, 0x11930}));
+  EXPECT_EQ(normal({0x11938}), (Points{0x11938}));
+  EXPECT_EQ(normal({0x11938, 0x301, 0x323}), (Points{0x11938, 0x323, 0x301}));
+}
+
 TEST(UnicodeTest, NfcOfManyMarksIsNotQuadratic) {
   // Alternating classes force a full reordering: 400,000 marks would need 4e10 swaps.
   std::string text = "a";
