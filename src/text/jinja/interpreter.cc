@@ -194,14 +194,16 @@ Result<Interpreter::Flow> Interpreter::ExecuteFor(const Statement& statement, Sc
     }
     items = std::move(kept);
   }
-  if (items.empty()) {
+  const auto execute_else = [&]() -> Result<Flow> {
     if (statement.blocks.size() < 2) return Flow::kNormal;
     auto inner = std::make_unique<Scope>();
     inner->parent = &scope;
     auto flow = Execute(statement.blocks[1], *inner);
     Retire(std::move(inner));
     return flow;
-  }
+  };
+  if (items.empty()) return execute_else();
+  bool ran_through = false;  // some iteration reached the end of its body
   const Symbol loop_symbol = FindSymbol(tree_, "loop");
   auto loop = std::make_shared<LoopState>();
   loop->items = std::make_shared<const std::vector<Value>>(std::move(items));
@@ -230,10 +232,12 @@ Result<Interpreter::Flow> Interpreter::ExecuteFor(const Statement& statement, Sc
     result = Execute(statement.blocks[0], *inner);
     loop_depth_ = outer_depth;
     if (!result.has_value() || *result == Flow::kBreak) break;
+    ran_through |= *result == Flow::kNormal;
   }
   Retire(std::move(inner));
   if (!result.has_value()) return result;
-  return Flow::kNormal;
+  // Jinja notes that a loop had items where the body ends, which break and continue jump over.
+  return ran_through ? Flow::kNormal : execute_else();
 }
 
 Result<Value> Interpreter::MakeMacro(const Macro& macro, Scope& scope) {

@@ -83,6 +83,17 @@ TEST(TemplateTest, ErrorsNameTheLine) {
   EXPECT_THAT(Marked("{% include 'x' %}", nullptr), HasSubstr("\"include\" is not supported"));
 }
 
+// As jinja2 3.1 renders them.
+TEST(TemplateTest, ElseOfALoopThatIsCutShort) {
+  EXPECT_EQ(Marked("{% for i in [1,2] %}{{ i }}{% break %}{% else %}e{% endfor %}", nullptr), "1e");
+  EXPECT_EQ(Marked("{% for i in [1,2] %}{{ i }}{% continue %}{% else %}e{% endfor %}", nullptr),
+            "12e");
+  EXPECT_EQ(Marked("{% for i in [1,2] %}{{ i }}{% if i == 2 %}{% break %}{% endif %}{% else %}e"
+                   "{% endfor %}",
+                   nullptr),
+            "12");
+}
+
 TEST(LimitTest, RunawayTemplatesEndInErrors) {
   const auto error = [](std::string_view source) {
     const auto parsed = Template::Parse(source);
