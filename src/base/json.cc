@@ -2,10 +2,12 @@
 
 #include <fmt/core.h>
 
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <string>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "base/error_text.h"
@@ -13,9 +15,11 @@
 namespace oscar {
 namespace {
 
-// Walks brackets outside strings: the cheapest check, made before any allocation.
-bool DeeperThan(std::string_view text, int max_depth, size_t* at) {
-  int depth = 0;
+// Refuses text whose document would nest deeper than `max_depth` or have an object with more than
+// `max_keys` members (each has one colon outside strings): one walk, made before anything is
+// allocated for the document.
+Status CheckShape(std::string_view text, std::string_view what, int max_depth, size_t max_keys) {
+  std::vector<size_t> keys;  // members so far of each open bracket
   bool in_string = false;
   for (size_t i = 0; i < text.size(); ++i) {
     const char c = text[i];
@@ -27,50 +31,26 @@ bool DeeperThan(std::string_view text, int max_depth, size_t* at) {
     } else if (c == '"') {
       in_string = true;
     } else if (c == '[' || c == '{') {
-      if (++depth > max_depth) {
-        *at = i;
-        return true;
+      if (std::cmp_equal(keys.size(), max_depth)) {
+        return DataLoss(
+            fmt::format("{}: JSON nested deeper than {} levels at byte {}", what, max_depth, i));
       }
-    } else if (c == ']' || c == '}') {
-      --depth;
-    }
-  }
-  return false;
-}
-
-// Finds an object with more than `max_keys` members. Each has one colon outside strings.
-bool WiderThan(std::string_view text, size_t max_keys, size_t* at) {
-  std::vector<size_t> keys;
-  bool in_string = false;
-  for (size_t i = 0; i < text.size(); ++i) {
-    const char c = text[i];
-    if (in_string) {
-      if (c == '\\')
-        ++i;
-      else if (c == '"')
-        in_string = false;
-    } else if (c == '"') {
-      in_string = true;
-    } else if (c == '[' || c == '{') {
       keys.push_back(0);
     } else if (c == ']' || c == '}') {
       if (!keys.empty()) keys.pop_back();
     } else if (c == ':' && !keys.empty() && ++keys.back() > max_keys) {
-      *at = i;
-      return true;
+      return DataLoss(
+          fmt::format("{}: a JSON object has more than {} members at byte {}", what, max_keys, i));
     }
   }
-  return false;
+  return {};
 }
 
 template <typename Json>
 Result<Json> Parse(std::string_view text, std::string_view what, int max_depth,
+                   size_t max_keys = std::numeric_limits<size_t>::max(),
                    const nlohmann::json::parser_callback_t& callback = nullptr) {
-  size_t at = 0;
-  if (DeeperThan(text, max_depth, &at)) {
-    return Unexpected(DataLoss(
-        fmt::format("{}: JSON nested deeper than {} levels at byte {}", what, max_depth, at)));
-  }
+  OSCAR_RETURN_IF_ERROR(CheckShape(text, what, max_depth, max_keys));
   try {
     if constexpr (std::is_same_v<Json, nlohmann::json>) {
       return Json::parse(text.begin(), text.end(), callback);
@@ -117,7 +97,8 @@ Result<nlohmann::json> ParseStrictJson(std::string_view text, std::string_view w
     }
     return true;
   };
-  auto parsed = Parse<nlohmann::json>(text, what, max_depth, callback);
+  auto parsed =
+      Parse<nlohmann::json>(text, what, max_depth, std::numeric_limits<size_t>::max(), callback);
   if (parsed.has_value() && found) {
     return Unexpected(DataLoss(fmt::format("{}: duplicate key {}", what, Quote(duplicate))));
   }
@@ -126,12 +107,7 @@ Result<nlohmann::json> ParseStrictJson(std::string_view text, std::string_view w
 
 Result<nlohmann::ordered_json> ParseOrderedJson(std::string_view text, std::string_view what,
                                                 int max_depth) {
-  size_t at = 0;
-  if (!DeeperThan(text, max_depth, &at) && WiderThan(text, kMaxOrderedKeys, &at)) {
-    return Unexpected(DataLoss(fmt::format("{}: a JSON object has more than {} members at byte {}",
-                                           what, kMaxOrderedKeys, at)));
-  }
-  return Parse<nlohmann::ordered_json>(text, what, max_depth);
+  return Parse<nlohmann::ordered_json>(text, what, max_depth, kMaxOrderedKeys);
 }
 
 }  // namespace oscar
