@@ -9,6 +9,7 @@
 
 #include "cli/command.h"
 #include "cli/model_options.h"
+#include "cli/validators.h"
 #include "engine/loaded_model.h"
 
 namespace oscar::cli {
@@ -79,13 +80,13 @@ void AddCalibrateCommand(CLI::App& app, RunFunction& run) {
                       "built-in sample of prose and synthetic chats");
   command->add_option("--tokens", o.text.tokens, "Token budget")
       ->capture_default_str()
-      ->check(CLI::PositiveNumber);
+      ->check(Positive());
   command->add_option("--max-length", o.text.max_sequence, "Longest sequence in tokens")
       ->capture_default_str()
-      ->check(CLI::PositiveNumber);
+      ->check(Positive());
   command->add_option("--generate", o.generate, "Tokens that the model adds to each sequence")
       ->capture_default_str()
-      ->check(CLI::NonNegativeNumber);
+      ->check(NonNegative());
   command->add_option("--seed", o.text.seed, "Seed of the synthetic chats")->capture_default_str();
   command
       ->add_option("--objective", arguments->objectives,

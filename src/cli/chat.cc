@@ -21,6 +21,7 @@
 #include "cli/command.h"
 #include "cli/model_options.h"
 #include "cli/report.h"
+#include "cli/validators.h"
 #include "oscar/language_model.h"
 
 namespace oscar::cli {
@@ -270,7 +271,7 @@ void AddChatCommand(CLI::App& app, RunFunction& run) {
                       "JSON object of variables for the chat template");
   command->add_option("--max-tokens", options->max_tokens, "Most tokens an answer; 0 is no limit")
       ->capture_default_str()
-      ->check(CLI::NonNegativeNumber);
+      ->check(NonNegative());
   AddModelOptions(*command, options->model);
   AddSamplingOptions(*command, options->sampling);
   command->callback([options, &run] { run = [options] { return RunChat(*options); }; });

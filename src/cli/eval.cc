@@ -13,6 +13,7 @@
 #include "base/log.h"
 #include "cli/command.h"
 #include "cli/model_options.h"
+#include "cli/validators.h"
 #include "engine/loaded_model.h"
 #include "evaluate/benchmarks.h"
 #include "evaluate/comparison.h"
@@ -260,7 +261,7 @@ void AddEvalCommand(CLI::App& app, RunFunction& run) {
   command
       ->add_option("--max-tokens", arguments->max_tokens,
                    "Longest output, in place of the task's own")
-      ->check(CLI::PositiveNumber);
+      ->check(Positive());
   command->add_option("--endpoint", arguments->endpoint.url,
                       "Measure this OpenAI-compatible server in place of a model here; "
                       "$OPENAI_API_KEY is sent where set");

@@ -14,6 +14,7 @@
 #include "cli/command.h"
 #include "cli/model_options.h"
 #include "cli/report.h"
+#include "cli/validators.h"
 #include "oscar/language_model.h"
 
 namespace oscar::cli {
@@ -108,7 +109,7 @@ void AddGenerateCommand(CLI::App& app, RunFunction& run) {
       ->needs(messages);
   command->add_option("--max-tokens", options->max_tokens, "Most tokens to draw; 0 is no limit")
       ->capture_default_str()
-      ->check(CLI::NonNegativeNumber);
+      ->check(NonNegative());
   command->add_flag("--json", options->json, "Print JSON (docs/cli-json.md)");
   command->add_flag("--stats", options->stats, "Say afterwards what the cache holds and saved");
   AddModelOptions(*command, options->model);

@@ -7,6 +7,7 @@
 #include <CLI/Formatter.hpp>
 #include <map>
 
+#include "cli/validators.h"
 #include "quant/kv_method.h"
 
 namespace oscar::cli {
@@ -43,7 +44,7 @@ void AddModelOptions(CLI::App& command, ModelArguments& arguments) {
       ->group(group);
   command.add_option("--max-model-len", o.max_context, "Context in tokens; 0 is the model's own")
       ->capture_default_str()
-      ->check(CLI::NonNegativeNumber)
+      ->check(NonNegative())
       ->group(group);
   command
       .add_option("--rope-scaling", o.rope_scaling,

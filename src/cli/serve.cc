@@ -14,6 +14,7 @@
 #include "base/progress.h"
 #include "cli/command.h"
 #include "cli/model_options.h"
+#include "cli/validators.h"
 #include "engine/loaded_model.h"
 #include "engine/page_budget.h"
 #include "server/model_host.h"
@@ -168,13 +169,13 @@ void AddServeCommand(CLI::App& app, RunFunction& run) {
   command
       ->add_option("--request-timeout", a.request_timeout, "Seconds for a request; 0 is no limit")
       ->capture_default_str()
-      ->check(CLI::NonNegativeNumber)
+      ->check(NonNegative())
       ->group(group);
   command
       ->add_option("--shutdown-timeout", a.shutdown_timeout,
                    "Seconds that requests may go on after the first signal")
       ->capture_default_str()
-      ->check(CLI::NonNegativeNumber)
+      ->check(NonNegative())
       ->group(group);
   command->add_option("--max-connections", a.http.max_connections, "Open connections")
       ->capture_default_str()
@@ -202,7 +203,7 @@ void AddServeCommand(CLI::App& app, RunFunction& run) {
       ->group(group);
   command->add_option("--ping-interval", a.ping_interval, "Seconds between pings on quiet streams")
       ->capture_default_str()
-      ->check(CLI::PositiveNumber)
+      ->check(Positive())
       ->group(group);
 
   group = "Prefix cache";

@@ -106,7 +106,11 @@ Result<std::unique_ptr<LoadedModel>> LoadedModel::Plan(const ModelOptions& optio
         loaded->directory_.string(), config.quantization_method, config.quantization_problem)));
   }
   OSCAR_RETURN_IF_ERROR(ApplyRopeScaling(options, &config));
-  OSCAR_ASSIGN_OR_RETURN(loaded->spec_, MakeModelSpec(config));
+  Result<ModelSpec> spec = MakeModelSpec(config);
+  if (!spec.has_value()) {
+    return Unexpected(spec.error().WithContext(loaded->directory_.string()));
+  }
+  loaded->spec_ = std::move(*spec);
 
   // A stretched RoPE stretches the context it was trained on.
   const RopeScaling& rope = config.rope_scaling;

@@ -99,13 +99,14 @@ class Fields {
     return value->get<std::string>();
   }
 
-  // One id or a list of them.
+  // One id or a list of them; -1, which some configs write for "none", is left out.
   std::vector<int32_t> TokenIds(const char* key, int vocab_size) const {
     std::vector<int32_t> ids;
     const Json* value = Find(key);
     if (value == nullptr) return ids;
     constexpr size_t kMaxIds = 1024;
     if (!value->is_array()) {
+      if (*value == -1) return ids;
       if (const auto id = IntOf(*value, key, 0, vocab_size - 1)) ids.push_back(*id);
       return ids;
     }
@@ -114,6 +115,7 @@ class Fields {
       return ids;
     }
     for (const Json& item : *value) {
+      if (item == -1) continue;
       const auto id = IntOf(item, key, 0, vocab_size - 1);
       if (id && std::find(ids.begin(), ids.end(), *id) == ids.end()) ids.push_back(*id);
     }
@@ -239,7 +241,8 @@ void ReadShape(const Fields& fields, ModelConfig* config) {
                 fmt::format("{} does not divide num_attention_heads {}", config->num_kv_heads,
                             config->num_attention_heads));
   }
-  const auto head_dim = fields.Int("head_dim", 1, kMaxHeadDim);
+  auto head_dim = fields.Int("head_dim", 1, kMaxHeadDim);
+  if (!head_dim && config->model_type == "qwen3") head_dim = 128;  // whatever the hidden size
   if (!head_dim && config->hidden_size % config->num_attention_heads != 0) {
     fields.Fail("head_dim", fmt::format("missing, and num_attention_heads {} does not divide "
                                         "hidden_size {}",
@@ -262,6 +265,16 @@ void ReadSlidingWindow(const Fields& fields, ModelConfig* config) {
   const int window = fields.Int("sliding_window", 0, kMaxPositions).value_or(0);
   config->uses_sliding_window = used && window > 0;
   config->sliding_window = config->uses_sliding_window ? window : 0;
+  const Json* types = fields.Find("layer_types");
+  if (types == nullptr) return;
+  if (!types->is_array()) {
+    fields.Fail("layer_types", "must be a list of names");
+    return;
+  }
+  for (const Json& type : *types) {
+    if (!config->other_layer_type.empty() || type == "full_attention") continue;
+    config->other_layer_type = type.is_string() ? type.get<std::string>() : type.dump();
+  }
 }
 
 void ReadGeneration(const Fields& fields, ModelConfig* config) {

@@ -41,7 +41,7 @@ struct ModelConfig {
   int num_layers = 0;
   int num_attention_heads = 0;
   int num_kv_heads = 0;  // divides num_attention_heads
-  int head_dim = 0;      // explicit, or hidden_size / num_attention_heads
+  int head_dim = 0;      // explicit, or what the model type has without it
   int rotary_dim = 0;    // leading dimensions of a head that rotate; even, <= head_dim
   double rms_norm_eps = 0.0;
   double rope_theta = 0.0;
@@ -52,7 +52,8 @@ struct ModelConfig {
   bool attention_bias = false;  // as stated; some model types have biases without saying so
   bool mlp_bias = false;
   bool uses_sliding_window = false;
-  int sliding_window = 0;  // tokens; 0 unless uses_sliding_window
+  int sliding_window = 0;        // tokens; 0 unless uses_sliding_window
+  std::string other_layer_type;  // first of "layer_types" that is not full attention; may be empty
   std::string hidden_act = "silu";
   std::string torch_dtype;          // "bfloat16"; empty where not stated
   std::string quantization_method;  // "fp8", "gptq", ...; empty: plain weights

@@ -26,8 +26,8 @@ ModelConfig Load(const std::string& name) {
 json Valid() {
   return json::parse(R"({"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"],
     "vocab_size": 1000, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
-    "num_attention_heads": 8, "num_key_value_heads": 2, "rms_norm_eps": 1e-6,
-    "max_position_embeddings": 4096})");
+    "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 8,
+    "rms_norm_eps": 1e-6, "max_position_embeddings": 4096})");
 }
 
 Result<ModelConfig> Parse(const json& config) {
@@ -155,10 +155,29 @@ TEST(HfConfig, DefaultsOfOlderConfigs) {
   const auto parsed = Parse(config);
   ASSERT_TRUE(parsed.has_value()) << MessageOf(parsed);
   EXPECT_EQ(parsed->num_kv_heads, 8);
-  EXPECT_EQ(parsed->head_dim, 8);
+  EXPECT_EQ(parsed->head_dim, 128);  // a Qwen3 config without one means 128
   EXPECT_EQ(parsed->rope_theta, 10000);
   EXPECT_THAT(parsed->eos_token_ids, IsEmpty());
   EXPECT_FALSE(parsed->bos_token_id.has_value());
+}
+
+TEST(HfConfig, HeadDimOfLlama) {
+  json config = Valid();
+  config["model_type"] = "llama";
+  config.erase("head_dim");
+  EXPECT_EQ(Parse(config)->head_dim, 8);
+  config["hidden_size"] = 65;
+  EXPECT_THAT(MessageOf(Parse(config)), HasSubstr("c.json: head_dim: missing"));
+}
+
+TEST(HfConfig, MinusOneIsNoToken) {
+  json config = Valid();
+  config["pad_token_id"] = -1;
+  config["eos_token_id"] = {1, -1};
+  const auto parsed = Parse(config);
+  ASSERT_TRUE(parsed.has_value()) << MessageOf(parsed);
+  EXPECT_FALSE(parsed->pad_token_id.has_value());
+  EXPECT_THAT(parsed->eos_token_ids, ElementsAre(1));
 }
 
 TEST(HfConfig, BothSpellingsOfRope) {
@@ -234,12 +253,12 @@ TEST(HfConfig, AbsurdValuesAreRefused) {
   }
   EXPECT_THAT(ErrorWith("num_key_value_heads", 3),
               HasSubstr("3 does not divide num_attention_heads 8"));
-  EXPECT_THAT(ErrorWith("hidden_size", 65), HasSubstr("head_dim: missing"));
   EXPECT_THAT(ErrorWith("rms_norm_eps", 0), HasSubstr("rms_norm_eps: 0 is not between"));
   EXPECT_THAT(ErrorWith("tie_word_embeddings", 1), HasSubstr("must be true or false"));
   EXPECT_THAT(ErrorWith("eos_token_id", 1000),
               HasSubstr("eos_token_id: 1000 is not between 0 and 999"));
-  EXPECT_THAT(ErrorWith("eos_token_id", {1, -1}), HasSubstr("eos_token_id: -1"));
+  EXPECT_THAT(ErrorWith("eos_token_id", {1, -2}), HasSubstr("eos_token_id: -2"));
+  EXPECT_THAT(ErrorWith("layer_types", "full"), HasSubstr("must be a list of names"));
   EXPECT_THAT(ErrorWith("architectures", "x"), HasSubstr("must be a list of names"));
   EXPECT_THAT(ErrorWith("quantization_config", 4),
               HasSubstr("quantization_config: must be an object"));
@@ -282,6 +301,14 @@ TEST(HfConfig, SlidingWindow) {
   config.erase("use_sliding_window");
   config["model_type"] = "mistral";
   EXPECT_EQ(Parse(config)->sliding_window, 512);
+}
+
+TEST(HfConfig, LayerTypes) {
+  json config = Valid();
+  config["layer_types"] = {"full_attention", "full_attention"};
+  EXPECT_EQ(Parse(config)->other_layer_type, "");
+  config["layer_types"] = {"full_attention", "linear_attention", "sliding_attention"};
+  EXPECT_EQ(Parse(config)->other_layer_type, "linear_attention");
 }
 
 TEST(HfConfig, NotAConfig) {

@@ -4,6 +4,8 @@
 
 #include <array>
 
+#include "base/error_text.h"
+
 namespace oscar {
 namespace {
 
@@ -75,6 +77,21 @@ Result<ModelSpec> MakeModelSpec(const ModelConfig& config) {
     }
     if (config.uses_sliding_window) {
       return Unexpected(Unimplemented("config.json: sliding-window attention is not supported"));
+    }
+    if (!config.other_layer_type.empty()) {
+      return Unexpected(Unimplemented(
+          fmt::format("config.json: layer_types has {}: only full_attention is supported",
+                      Quote(config.other_layer_type))));
+    }
+    if (config.mlp_bias) {
+      return Unexpected(Unimplemented(
+          "config.json: mlp_bias: feed-forward layers with a bias are not supported"));
+    }
+    if (config.rotary_dim != config.head_dim) {
+      return Unexpected(Unimplemented(fmt::format(
+          "config.json: partial_rotary_factor: rotating {} of a head's {} dimensions is not "
+          "supported",
+          config.rotary_dim, config.head_dim)));
     }
     return architecture.make(config);
   }

@@ -1,0 +1,53 @@
+#include "model/spec.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+namespace oscar {
+namespace {
+
+using ::testing::HasSubstr;
+
+ModelConfig Plain(const char* model_type) {
+  ModelConfig config;
+  config.model_type = model_type;
+  config.vocab_size = 100;
+  config.hidden_size = 64;
+  config.intermediate_size = 128;
+  config.num_layers = 2;
+  config.num_attention_heads = 4;
+  config.num_kv_heads = 2;
+  config.head_dim = config.rotary_dim = 64;
+  config.rms_norm_eps = 1e-6;
+  return config;
+}
+
+// What a config states and the layers do not do must not be left out in silence.
+TEST(ModelSpec, RefusesWhatItWouldIgnore) {
+  struct Case {
+    void (*change)(ModelConfig*);
+    const char* expected;
+  };
+  const Case cases[] = {
+      {[](ModelConfig* c) { c->mlp_bias = true; }, "mlp_bias"},
+      {[](ModelConfig* c) { c->rotary_dim = 32; }, "partial_rotary_factor: rotating 32 of"},
+      {[](ModelConfig* c) { c->other_layer_type = "linear_attention"; },
+       "layer_types has 'linear_attention'"},
+      {[](ModelConfig* c) { c->uses_sliding_window = true; }, "sliding-window"},
+      {[](ModelConfig* c) { c->hidden_act = "gelu"; }, "only silu"},
+      {[](ModelConfig* c) { c->model_type = "qwen3_moe"; }, "model_type \"qwen3_moe\""},
+  };
+  for (const char* model_type : {"qwen3", "llama"}) {
+    ASSERT_TRUE(MakeModelSpec(Plain(model_type)).has_value());
+    for (const Case& item : cases) {
+      ModelConfig config = Plain(model_type);
+      item.change(&config);
+      const auto spec = MakeModelSpec(config);
+      ASSERT_FALSE(spec.has_value()) << item.expected;
+      EXPECT_THAT(spec.error().message(), HasSubstr(item.expected));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace oscar
