@@ -145,8 +145,13 @@ Status AtomicFileWriter::Write(std::string_view text) {
   return Write(std::as_bytes(std::span(text.data(), text.size())));
 }
 
-Status AtomicFileWriter::Commit() {
+Status AtomicFileWriter::Sync() {
   if (::fsync(fd_) != 0) return ErrnoStatus(path_, "flush", errno);
+  return {};
+}
+
+Status AtomicFileWriter::Commit() {
+  OSCAR_RETURN_IF_ERROR(Sync());
   if (::close(std::exchange(fd_, -1)) != 0) {
     const int error = errno;
     ::unlink(temporary_.c_str());

@@ -47,7 +47,9 @@ class AtomicFileWriter {
   Status Write(std::span<const std::byte> bytes);
   Status Write(std::string_view text);
   uint64_t bytes_written() const { return written_; }
-  // Flushes to disk (fsync of file and directory) and renames. Call once, last.
+  // Flushes what was written to disk: after it Commit no longer fails for want of room.
+  Status Sync();
+  // Syncs, renames and syncs the directory. Call once, last.
   Status Commit();
 
  private:

@@ -11,6 +11,7 @@
 #include <string>
 #include <string_view>
 
+#include "base/file.h"
 #include "io/torch_value.h"
 #include "oscar/status.h"
 
@@ -38,5 +39,8 @@ Result<TorchValue> ParseTorchFile(std::span<const std::byte> bytes, std::string_
 // kMaxTorchDepth levels; less than 4 GiB in all. Torch 1.13 loads everything but floats outside of
 // tensors when asked for weights only.
 Status WriteTorchFile(const std::filesystem::path& path, const TorchValue& value);
+// The same without the last step: the file is on disk under another name until its Commit. For
+// files that belong together.
+Result<AtomicFileWriter> StageTorchFile(const std::filesystem::path& path, const TorchValue& value);
 
 }  // namespace oscar

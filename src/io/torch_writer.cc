@@ -323,10 +323,11 @@ std::span<const std::byte> AsBytes(std::string_view text) {
 
 }  // namespace
 
-Status WriteTorchFile(const std::filesystem::path& path, const TorchValue& value) {
+Result<AtomicFileWriter> StageTorchFile(const std::filesystem::path& path,
+                                        const TorchValue& value) {
   PickleWriter pickle;
   if (const Status status = pickle.Encode(value); !status.ok()) {
-    return status.WithContext(path.string());
+    return Unexpected(status.WithContext(path.string()));
   }
   OSCAR_ASSIGN_OR_RETURN(AtomicFileWriter file, AtomicFileWriter::Create(path));
   ZipWriter zip(&file);
@@ -341,6 +342,12 @@ Status WriteTorchFile(const std::filesystem::path& path, const TorchValue& value
   }
   OSCAR_RETURN_IF_ERROR(add("version", AsBytes("3\n")));
   OSCAR_RETURN_IF_ERROR(zip.Finish());
+  OSCAR_RETURN_IF_ERROR(file.Sync());
+  return file;
+}
+
+Status WriteTorchFile(const std::filesystem::path& path, const TorchValue& value) {
+  OSCAR_ASSIGN_OR_RETURN(AtomicFileWriter file, StageTorchFile(path, value));
   return file.Commit();
 }
 

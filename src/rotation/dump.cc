@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
+#include <cmath>
 #include <numeric>
 #include <optional>
 #include <set>
@@ -76,6 +77,14 @@ Result<Loaded> ReadHeads(const fs::path& path) {
                     path.string(), ShapeToString(view.shape), kMaxRotationHeads, kMaxRotationDim)));
   }
   OSCAR_ASSIGN_OR_RETURN(std::vector<float> values, ToFloatVector(view));
+  const auto bad =
+      std::find_if_not(values.begin(), values.end(), [](float x) { return std::isfinite(x); });
+  if (bad != values.end()) {
+    const int64_t at = bad - values.begin(), row = at / view.shape[2];
+    return Unexpected(DataLoss(fmt::format(
+        "{}: {} at token {}, head {}, dimension {}; a dump must be finite", path.string(), *bad,
+        row / view.shape[1], row % view.shape[1], at % view.shape[2])));
+  }
   return Loaded{view.shape, std::move(values)};
 }
 

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <fstream>
 
 #include "io/torch_file.h"
@@ -151,6 +152,19 @@ TEST(DumpTest, IncompleteAndForeignDumpsAreErrors) {
   const auto chunk = DumpReader::Open(dump)->Read(0, 1);
   ASSERT_FALSE(chunk.has_value());
   EXPECT_NE(chunk.error().message().find("sum to 3"), std::string::npos);
+
+  // A number that is none is found where it lies.
+  std::vector<float> values(static_cast<size_t>(27 * kShape.num_kv_heads * kShape.head_dim), 1.0f);
+  values[static_cast<size_t>((3 * kShape.num_kv_heads + 1) * kShape.head_dim + 2)] = NAN;
+  ASSERT_TRUE(WriteTorchFile(dump / "layer_0" / "k" / "2.pt",
+                             TorchValue(TorchTensor::FromFloats(
+                                 {27, kShape.num_kv_heads, kShape.head_dim}, values)))
+                  .ok());
+  const auto broken = DumpReader::Open(dump)->Read(0, 2);
+  ASSERT_FALSE(broken.has_value());
+  EXPECT_NE(broken.error().message().find("k/2.pt: nan at token 3, head 1, dimension 2"),
+            std::string::npos)
+      << broken.error().message();
 
   std::ofstream(dump / "layer_0" / "q" / "extra.pt") << "x";
   EXPECT_FALSE(DumpReader::Open(dump).has_value());

@@ -400,8 +400,16 @@ Result<ZooPaths> WriteZooPair(const fs::path& directory, const Rotation& rotatio
   const std::string v = ZooObjective(rotation.info.v_objective, rotation.info.composition);
   ZooPaths paths{directory / fmt::format("k_rotation_{}.pt", ForFileName(k)),
                  directory / fmt::format("v_rotation_{}.pt", ForFileName(v))};
-  OSCAR_RETURN_IF_ERROR(WriteTorchFile(paths.k, ZooValue(rotation, true, k)));
-  OSCAR_RETURN_IF_ERROR(WriteTorchFile(paths.v, ZooValue(rotation, false, v)));
+  // Both are on disk before either has its name: half a pair would be worse than none.
+  OSCAR_ASSIGN_OR_RETURN(AtomicFileWriter k_file,
+                         StageTorchFile(paths.k, ZooValue(rotation, true, k)));
+  OSCAR_ASSIGN_OR_RETURN(AtomicFileWriter v_file,
+                         StageTorchFile(paths.v, ZooValue(rotation, false, v)));
+  OSCAR_RETURN_IF_ERROR(k_file.Commit());
+  if (const Status status = v_file.Commit(); !status.ok()) {
+    fs::remove(paths.k, error);
+    return Unexpected(status);
+  }
   return paths;
 }
 

@@ -242,6 +242,17 @@ TEST(ZooTest, PerHeadMatricesAreRefusedWithTheReason) {
   EXPECT_TRUE(fs::is_empty(dir.path()));
 }
 
+TEST(ZooTest, HalfAPairIsNotLeft) {
+  const TemporaryDirectory dir;
+  fs::create_directory(dir.path() / "v_rotation_sst_r_h_pbr.pt");  // in V's way
+  const auto pair = WriteZooPair(dir.path(), RandomRotation({0, 1}, 16, 1, 5));
+  ASSERT_FALSE(pair.has_value());
+  EXPECT_NE(pair.error().message().find("v_rotation_sst_r_h_pbr.pt"), std::string::npos);
+  size_t files = 0;
+  for (const auto& entry : fs::directory_iterator(dir.path())) files += entry.is_regular_file();
+  EXPECT_EQ(files, 0u);
+}
+
 TEST(ZooTest, PairsThatDoNotMatch) {
   const TemporaryDirectory dir;
   EXPECT_EQ(LoadRotation(dir.path()).error().code(), StatusCode::kNotFound);
