@@ -10,6 +10,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "base/error_text.h"
 #include "base/progress.h"
 #include "cli/command.h"
 #include "io/hf_config.h"
@@ -149,7 +150,8 @@ void PrintTensors(const ordered_json& summary) {
   for (const auto& tensor : summary["tensors"]) {
     fmt::print("  {:<8} {:<20} {:>12}  {}\n", tensor["dtype"].get<std::string>(),
                ShapeToString(tensor["shape"].get<std::vector<int64_t>>()),
-               FormatBytes(tensor["bytes"].get<uint64_t>()), tensor["name"].get<std::string>());
+               FormatBytes(tensor["bytes"].get<uint64_t>()),
+               Printable(tensor["name"].get<std::string>()));
   }
 }
 
@@ -198,14 +200,22 @@ Status InspectRotation(const InspectOptions& options) {
     return InvalidArgument(fmt::format("{}: there is no layer {}", options.path, options.layer));
   }
   if (options.json) {
-    fmt::print("{}\n", RotationToJson(rotation, report).dump(2));
+    fmt::print("{}\n", RotationToJson(rotation, report)
+                           .dump(2, ' ', false, ordered_json::error_handler_t::replace));
   } else {
     PrintRotation(rotation, report, options.layer);
   }
   return {};
 }
 
+Status RefuseLayer(const InspectOptions& options) {
+  if (options.layer < 0) return {};
+  return InvalidArgument(
+      fmt::format("{}: --layer chooses a layer of a rotation, which this is not", options.path));
+}
+
 Status InspectTensors(const InspectOptions& options, const ordered_json& summary) {
+  OSCAR_RETURN_IF_ERROR(RefuseLayer(options));
   if (options.json) {
     fmt::print("{}\n", summary.dump(2));
   } else {
@@ -215,6 +225,7 @@ Status InspectTensors(const InspectOptions& options, const ordered_json& summary
 }
 
 Status InspectModel(const InspectOptions& options, const fs::path& config_path) {
+  OSCAR_RETURN_IF_ERROR(RefuseLayer(options));
   OSCAR_ASSIGN_OR_RETURN(const ModelConfig config, ReadModelConfigFile(config_path));
   ordered_json out = ConfigToJson(config);
   const fs::path directory = config_path.parent_path();
@@ -267,6 +278,7 @@ Status RunInspect(const InspectOptions& options) {
     if (dict != nullptr && dict->Find("layers") != nullptr && dict->Find("objective") != nullptr) {
       return InspectRotation(options);
     }
+    OSCAR_RETURN_IF_ERROR(RefuseLayer(options));
     fmt::print("{}\n",
                TorchToJson(value).dump(2, ' ', false, ordered_json::error_handler_t::replace));
     return {};
@@ -284,7 +296,8 @@ void AddInspectCommand(CLI::App& app, RunFunction& run) {
       "inspect", "Show what a model directory, config, safetensors, torch or rotation file holds");
   command->add_option("path", options->path, "File or directory")->required();
   command->add_flag("--json", options->json, "Print JSON");
-  command->add_option("--layer", options->layer, "Layer whose eigenvalue spectrum is drawn");
+  command->add_option("--layer", options->layer, "Layer whose eigenvalue spectrum is drawn")
+      ->check(CLI::Range(0, 1'000'000));
   command->callback([options, &run] { run = [options] { return RunInspect(*options); }; });
 }
 

@@ -185,6 +185,11 @@ Status RunFit(const FitCommand& command) {
   options.model_fingerprint = command.fingerprint;
   Rotation reference;
   if (!command.reference.empty()) {
+    if (command.objective.find("uresidual") == std::string::npos) {
+      return InvalidArgument(
+          fmt::format("--reference is what uresidual starts from; --objective {} takes none",
+                      command.objective));
+    }
     OSCAR_ASSIGN_OR_RETURN(reference, LoadRotation(command.reference));
     options.reference = &reference;
   }
@@ -242,13 +247,13 @@ Status RunConvert(const ConvertCommand& command) {
     if (command.v_clip) std::fill(sides.v.clip.begin(), sides.v.clip.end(), *command.v_clip);
   }
   if (command.k_clip || command.v_clip) rotation.info.clip_source = "given";
-  PrintSummary(rotation, MeasureOrthogonality(rotation));
   if (to_pt) {
     if (fs::path(command.out).extension() == ".safetensors") {
       return InvalidArgument(
           fmt::format("{}: a .pt pair is two files; give a directory", command.out));
     }
     OSCAR_ASSIGN_OR_RETURN(const ZooPaths paths, WriteZooPair(command.out, rotation));
+    PrintSummary(rotation, MeasureOrthogonality(rotation));
     if (rotation.info.clip_source != "published") {
       LogWarning("clip ratios ({}) are not part of a .pt pair and were left out",
                  rotation.info.clip_source);
@@ -257,6 +262,7 @@ Status RunConvert(const ConvertCommand& command) {
     return {};
   }
   OSCAR_ASSIGN_OR_RETURN(const fs::path path, WriteOurs(command.out, rotation));
+  PrintSummary(rotation, MeasureOrthogonality(rotation));
   LogInfo("wrote {}", path.string());
   return {};
 }
@@ -272,7 +278,8 @@ struct ComposeCommand {
 Status RunCompose(const ComposeCommand& command) {
   Rotation rotation;
   if (!command.inputs.empty()) {
-    if (command.inputs.size() != 2 || !command.objective.empty()) {
+    if (command.inputs.size() != 2 || !command.objective.empty() || !command.layers.empty() ||
+        command.head_dim != 0) {
       return InvalidArgument(
           "compose takes two rotations to multiply, or --objective, --layers and --head-dim");
     }
@@ -358,17 +365,22 @@ void AddRotationCommand(CLI::App& app, RunFunction& run) {
         ->add_flag("--per-head{kv}", options->per_head,
                    "One matrix a KV head, not one a layer; --per-head=k or =v for one side")
         ->check(CLI::IsMember({"k", "v", "kv"}));
-    command->add_flag("--fit-clip", options->fit_clip, "Choose clip ratios on the data");
+    CLI::Option* fit_clip =
+        command->add_flag("--fit-clip", options->fit_clip, "Choose clip ratios on the data");
     command->add_option("--clip-bits", options->clip_bits, "Bits that --fit-clip quantises with")
-        ->capture_default_str();
+        ->capture_default_str()
+        ->needs(fit_clip);
     command
         ->add_option("--group", options->group,
                      "Dims a scale group that --fit-clip quantises with; 0: the whole row")
-        ->capture_default_str();
+        ->capture_default_str()
+        ->needs(fit_clip);
     command->add_option("--k-clip", options->k_clip, "K clip ratio without --fit-clip; 0: off")
-        ->capture_default_str();
+        ->capture_default_str()
+        ->excludes(fit_clip);
     command->add_option("--v-clip", options->v_clip, "V clip ratio without --fit-clip; 0: off")
-        ->capture_default_str();
+        ->capture_default_str()
+        ->excludes(fit_clip);
     command->add_option("--skip-chunk", options->skip_chunks,
                         "Chunk to leave out (0: the warm-up of published dumps); repeatable");
     command->add_option("--reference", options->reference, "Rotation that uresidual starts from");

@@ -143,5 +143,21 @@ TEST_F(RotationCommand, VerifyTellsGoodFromBad) {
   EXPECT_FALSE(Run("verify " + Path("absent")).ok());
 }
 
+// An option that would change nothing is a mistake, and said to be one.
+TEST_F(RotationCommand, OptionsThatWouldBeIgnoredAreErrors) {
+  WriteDump("dump");
+  const std::string fit = "fit --dump " + Path("dump") + " --out " + Path("out");
+  EXPECT_THAT(Run(fit + " --group 8").message(), HasSubstr("--fit-clip"));
+  EXPECT_THAT(Run(fit + " --clip-bits 3").message(), HasSubstr("--fit-clip"));
+  EXPECT_THAT(Run(fit + " --fit-clip --k-clip 0.9").message(), HasSubstr("--fit-clip"));
+  ASSERT_TRUE(Run(fit).ok());
+  EXPECT_THAT(Run(fit + " --reference " + Path("out")).message(),
+              HasSubstr("--reference is what uresidual starts from"));
+  EXPECT_FALSE(Run("compose " + Path("out") + " " + Path("out") + " --out " + Path("square") +
+                   " --head-dim 32")
+                   .ok());
+  EXPECT_FALSE(fs::exists(dir_ / "square"));
+}
+
 }  // namespace
 }  // namespace oscar::cli

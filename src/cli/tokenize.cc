@@ -4,12 +4,14 @@
 #include <CLI/App.hpp>
 #include <charconv>
 #include <cstdio>
+#include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
 #include "cli/command.h"
+#include "engine/loaded_model.h"
 #include "text/tokenizer.h"
 #include "text/unicode.h"
 
@@ -66,7 +68,11 @@ Result<std::vector<TokenId>> ParseIds(std::string_view text, const Tokenizer& to
 }
 
 Status RunTokenize(const TokenizeOptions& options) {
-  OSCAR_ASSIGN_OR_RETURN(const Tokenizer tokenizer, Tokenizer::Load(options.model));
+  std::filesystem::path model = options.model;
+  if (options.model.empty()) {
+    OSCAR_ASSIGN_OR_RETURN(model, FindDemoModel());
+  }
+  OSCAR_ASSIGN_OR_RETURN(const Tokenizer tokenizer, Tokenizer::Load(model));
   OSCAR_ASSIGN_OR_RETURN(const std::string input, ReadStandardInput());
   if (options.decode) {
     OSCAR_ASSIGN_OR_RETURN(const auto ids, ParseIds(input, tokenizer));
@@ -109,8 +115,9 @@ void AddTokenizeCommand(CLI::App& app, RunFunction& run) {
   auto options = std::make_shared<TokenizeOptions>();
   CLI::App* command = app.add_subcommand(
       "tokenize", "Print the token ids of standard input, or with --decode the text of ids");
-  command->add_option("--model", options->model, "Folder of a model, or a tokenizer.json")
-      ->required()
+  command
+      ->add_option("--model", options->model,
+                   "Folder of a model, or a tokenizer.json; default: the demo model")
       ->type_name("DIR");
   command->add_flag("--decode", options->decode, "Read ids, write text");
   command->add_flag("--parse-special", options->parse_special,

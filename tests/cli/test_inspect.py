@@ -32,6 +32,28 @@ def test_usage_errors(oscar):
         assert run.returncode == 2, args
 
 
+def test_config_file(oscar, root, tmp_path):
+    config = tmp_path / "options.toml"
+    config.write_text('[tokenize]\njson=true\n')
+    assert oscar.json("--config", config, "tokenize", stdin="a")["count"] == 1
+    for text in ("jsn=true\n", "[tokenize]\njsn=true\n", "[tokenise]\njson=true\n"):
+        config.write_text(text)
+        assert oscar("--config", config, "tokenize", stdin="a", ok=False).returncode == 2, text
+
+
+def test_a_layer_is_asked_of_rotations_alone(oscar, root):
+    for path in ("models/demo", "models/demo/config.json", "tests/data/golden/golden.safetensors"):
+        assert "--layer chooses a layer of a rotation" in oscar("inspect", root / path, "--layer", 0, ok=False).stderr
+
+
+def test_names_in_files_cannot_drive_a_terminal(oscar, tmp_path):
+    name = "\x1b[31mred\u202e"
+    write_safetensors(tmp_path / "x.safetensors", {name: {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]}}, b"x")
+    shown = oscar("inspect", tmp_path / "x.safetensors").stdout
+    assert "\x1b" not in shown and "\\x1b[31mred" in shown
+    assert oscar.json("inspect", tmp_path / "x.safetensors", "--json")["tensors"][0]["name"] == name
+
+
 def write_safetensors(path, header, data=b""):
     text = json.dumps(header).encode() if not isinstance(header, bytes) else header
     path.write_bytes(struct.pack("<Q", len(text)) + text + data)

@@ -43,4 +43,7 @@ def test_bad_ids(oscar, demo, stdin, message):
 def test_errors(oscar, demo, tmp_path):
     assert "byte 1" in oscar("tokenize", "--model", demo, stdin=b"a\xff", ok=False).stderr.decode()
     assert "tokenizer.json" in oscar("tokenize", "--model", tmp_path, stdin="", ok=False).stderr
-    assert oscar("tokenize", stdin="", ok=False).returncode == 2
+
+
+def test_the_demo_model_is_the_default(oscar, demo):
+    assert oscar("tokenize", stdin="na\u00efve").stdout == oscar("tokenize", "--model", demo, stdin="na\u00efve").stdout
