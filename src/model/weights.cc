@@ -7,9 +7,12 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cmath>
 #include <cstring>
+#include <type_traits>
 
+#include "base/error_text.h"
 #include "base/fp8.h"
 #include "base/rng.h"
 
@@ -69,7 +72,8 @@ class CheckpointWeights : public WeightSource {
     if (tensor.dtype == DType::kF8E4M3) {
       return LoadScaled<float>(tensor, out, [](float x) { return x; });
     }
-    OSCAR_RETURN_IF_ERROR(ConvertToFloat(tensor, out));
+    OSCAR_RETURN_IF_ERROR(ConvertToFloat(tensor, out).WithContext(checkpoint_.directory()));
+    OSCAR_RETURN_IF_ERROR(CheckFinite<float>(tensor, out, 0));
     Forget(tensor);
     return {};
   }
@@ -80,23 +84,26 @@ class CheckpointWeights : public WeightSource {
     if (tensor.dtype == DType::kF8E4M3) {
       return LoadScaled<Bf16>(tensor, out, [](float x) { return ToBf16(x); });
     }
-    if (tensor.dtype == DType::kBf16) {
-      std::memcpy(out.data(), tensor.data.data(), tensor.data.size());
-      Forget(tensor);
-      return {};
-    }
-    // In pieces, so that a float copy of a large tensor never exists.
-    constexpr size_t kPiece = size_t{1} << 20;
+    // In pieces that are still in a core's cache when they are checked, and so that a float copy of
+    // a large tensor never exists.
+    constexpr size_t kPiece = size_t{1} << 15;
     std::vector<float> piece;
     const size_t width = SizeOf(tensor.dtype);
     for (size_t at = 0; at < out.size(); at += kPiece) {
       const size_t count = std::min(kPiece, out.size() - at);
-      piece.resize(count);
-      TensorView part = tensor;
-      part.data = tensor.data.subspan(at * width, count * width);
-      part.shape = {static_cast<int64_t>(count)};
-      OSCAR_RETURN_IF_ERROR(ConvertToFloat(part, piece));
-      for (size_t i = 0; i < count; ++i) out[at + i] = ToBf16(piece[i]);
+      const std::span<Bf16> to = out.subspan(at, count);
+      const auto bytes = tensor.data.subspan(at * width, count * width);
+      if (tensor.dtype == DType::kBf16) {
+        std::memcpy(to.data(), bytes.data(), bytes.size());
+      } else {
+        piece.resize(count);
+        TensorView part = tensor;
+        part.data = bytes;
+        part.shape = {static_cast<int64_t>(count)};
+        OSCAR_RETURN_IF_ERROR(ConvertToFloat(part, piece).WithContext(checkpoint_.directory()));
+        for (size_t i = 0; i < count; ++i) to[i] = ToBf16(piece[i]);
+      }
+      OSCAR_RETURN_IF_ERROR(CheckFinite<Bf16>(tensor, to, at));
     }
     Forget(tensor);
     return {};
@@ -147,6 +154,24 @@ class CheckpointWeights : public WeightSource {
     Fp8Blocks blocks;
     std::vector<float> values;
   };
+
+  // One broken weight makes every answer meaningless, and none of them says so. `first` is the
+  // element of the tensor that `values` begin at.
+  template <typename T>
+  Status CheckFinite(const TensorView& tensor, std::span<const T> values, size_t first) const {
+    using Bits = std::conditional_t<sizeof(T) == 2, uint16_t, uint32_t>;
+    constexpr Bits kExponent = sizeof(T) == 2 ? 0x7f80 : 0x7f800000;
+    const auto is_broken = [](T value) {
+      return (std::bit_cast<Bits>(value) & kExponent) == kExponent;
+    };
+    Bits broken = 0;  // without a branch, for the vectoriser
+    for (const T value : values) broken |= is_broken(value) ? 1 : 0;
+    if (broken == 0) return {};
+    const auto at = std::ranges::find_if(values, is_broken) - values.begin();
+    return DataLoss(fmt::format("{}: tensor {} is not a finite number at element {}",
+                                checkpoint_.directory(), Quote(tensor.name),
+                                first + static_cast<size_t>(at)));
+  }
 
   Status CheckCodes(std::span<const uint8_t> codes, const TensorView& tensor) const {
     const auto bad =

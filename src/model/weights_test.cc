@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <filesystem>
+#include <span>
 
 #include "io/safetensors.h"
 
@@ -79,6 +81,46 @@ TEST(Fp8Weights, RefusesWhatItCannotTrust) {
       HasSubstr("odd.weight_scale has shape [3]; expected one scale for all of odd.weight"));
   EXPECT_THAT((*source)->Load("infinite.weight", shape, out).message(),
               HasSubstr("infinite.weight_scale holds a scale that is not finite"));
+}
+
+class StoredWeights : public testing::Test {
+ protected:
+  // One tensor "w" of this type; element 70000 is `value`.
+  Status Load(DType dtype, float value, bool as_bf16) {
+    constexpr size_t kCount = 100000;
+    std::vector<std::byte> data;
+    for (size_t i = 0; i < kCount; ++i) {
+      const float x = i == 70000 ? value : 0.5f;
+      const Bf16 narrow = ToBf16(x);
+      const auto bytes = dtype == DType::kBf16 ? std::as_bytes(std::span(&narrow, 1))
+                                               : std::as_bytes(std::span(&x, 1));
+      data.insert(data.end(), bytes.begin(), bytes.end());
+    }
+    const std::vector<int64_t> shape = {kCount};
+    const TensorView view{"w", dtype, shape, data};
+    const auto path = std::filesystem::path(testing::TempDir()) / "oscar_stored_weights";
+    std::filesystem::create_directories(path);
+    EXPECT_TRUE(WriteSafetensors(path / "model.safetensors", {&view, 1}, {}).ok());
+    const auto source = OpenCheckpointWeights(path.string());
+    std::vector<float> floats(kCount);
+    std::vector<Bf16> halves(kCount);
+    return as_bf16 ? (*source)->LoadBf16("w", shape, halves) : (*source)->Load("w", shape, floats);
+  }
+};
+
+TEST_F(StoredWeights, MustBeFinite) {
+  for (const bool as_bf16 : {false, true}) {
+    for (const DType dtype : {DType::kBf16, DType::kF32}) {
+      EXPECT_TRUE(Load(dtype, -3e38f, as_bf16).ok());
+      for (const float bad : {NAN, -NAN, INFINITY, -INFINITY}) {
+        EXPECT_THAT(Load(dtype, bad, as_bf16).message(),
+                    HasSubstr("oscar_stored_weights: tensor 'w' is not a finite number at element "
+                              "70000"));
+      }
+    }
+  }
+  EXPECT_FALSE(Load(DType::kF32, 3.4e38f, true).ok());  // beyond BF16
+  EXPECT_THAT(Load(DType::kI32, 1.0f, true).message(), HasSubstr("oscar_stored_weights: tensor"));
 }
 
 // Quantised while loading: every weight within half a step, the largest exact, scales by row.
