@@ -267,11 +267,17 @@ double KvMethod::StoredBits(int64_t tokens, int kv_heads, int head_dim, int num_
 std::string KvMethod::Describe(int kv_heads, int head_dim) const {
   const bool calibrated = k_rotation == RotationKind::kCalibrated;
   const bool none = k_rotation == RotationKind::kNone && v_rotation == RotationKind::kNone;
-  return fmt::format("{} ({}), {}, {:.4g} history bits", name,
+  // History bits are those of quantised layers; where others stay BF16, that has to be said.
+  const std::string skipped =
+      skip_first_layers + skip_last_layers > 0
+          ? fmt::format(", first {} and last {} layers BF16", skip_first_layers, skip_last_layers)
+          : "";
+  return fmt::format("{} ({}), {}, {:.4g} history bits{}", name,
                      calibrated ? "calibrated rotation"
                      : none     ? "no rotation"
                                 : "Hadamard",
-                     is_simulated() ? "simulated" : "real", HistoryBits(kv_heads, head_dim));
+                     is_simulated() ? "simulated" : "real", HistoryBits(kv_heads, head_dim),
+                     skipped);
 }
 
 }  // namespace oscar
