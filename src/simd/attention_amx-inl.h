@@ -167,39 +167,6 @@ HWY_INLINE void TileLogits(const PageLayout& layout, const std::byte* block, int
   }
 }
 
-// Rounds p s of one group into the rows of a left operand: step and what all dims get.
-template <int kHeads>
-HWY_INLINE void TileWeights(const PageLayout& layout, const std::byte* block, int g,
-                            const float (&p)[kMaxBlockHeads][kPageTokens], uint8_t (*rows)[64],
-                            float* step, float* low) {
-  F16x s[4], mn[4], largest[kHeads], minimum[kHeads];
-  for (int i = 0; i < 4; ++i) {
-    s[i] = LoadFp16(reinterpret_cast<const uint16_t*>(block + layout.VScale(i * 16, g)));
-    mn[i] = LoadFp16(reinterpret_cast<const uint16_t*>(block + layout.VMin(i * 16, g)));
-  }
-  for (int h = 0; h < kHeads; ++h) {
-    largest[h] = minimum[h] = Set(0.0f);
-    for (int i = 0; i < 4; ++i) {
-      const F16x weight = Load(p[h] + i * 16);
-      largest[h] = Max(largest[h], Mul(weight, s[i]));
-      minimum[h] = MulAdd(weight, mn[i], minimum[h]);
-    }
-  }
-  float tops[kMaxBlockHeads], lows[kMaxBlockHeads];
-  MaxHeads<kHeads>(largest, tops);
-  SumHeads<kHeads>(minimum, lows);
-  for (int h = 0; h < kHeads; ++h) {
-    const float top = std::max(tops[h], 1e-30f);
-    step[h] = top / kPlaneLimit;
-    low[h] = lows[h];
-    const F16x inverse = Set(kPlaneLimit / top);
-    for (int i = 0; i < 4; ++i) {
-      StorePlanes<2>(Mul(Mul(Load(p[h] + i * 16), s[i]), inverse), rows[2 * h] + i * 16,
-                     rows[2 * h + 1] + i * 16);
-    }
-  }
-}
-
 // Tile 5 times tiles 6 and 7, by way of tiles kC and kC + 1; sums: [2][16 rows][16].
 template <typename Tiles, int kC>
 HWY_INLINE void TileProducts(int32_t* sums) {
@@ -282,7 +249,10 @@ HWY_NOINLINE void TilePages(const PageLayout& layout, const std::byte* const* bl
       for (int b = 0; b < head_blocks; ++b) {
         const int first = b * kMaxBlockHeads;
         WithHeads(std::min(heads - first, kMaxBlockHeads), [&]<int kHeads>() HWY_ATTR {
-          TileWeights<kHeads>(layout, block, g, p[b], left + 2 * first, step + first, low + first);
+          RoundToPlanes<2, kHeads>(
+              layout, block, g, p[b],
+              [&](int h, int plane) { return left[2 * (first + h) + plane]; }, step + first,
+              low + first);
         });
       }
       const int first = g * layout.group_dims() / 16, tiles = layout.group_dims() / 16;

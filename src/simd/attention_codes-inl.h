@@ -492,6 +492,40 @@ HWY_INLINE bool SoftmaxTiles(float (&logits)[kMaxBlockHeads][kPageTokens], int v
   return true;
 }
 
+// Rounds p s of one page and group into the planes that plane_of(head, 0 = hi or 1 = lo) points to,
+// 64 bytes each, in steps of step[head]; every dim gets low[head] besides.
+template <int kBits, int kHeads, typename PlaneOf>
+HWY_INLINE void RoundToPlanes(const PageLayout& layout, const std::byte* block, int g,
+                              const float (&p)[kMaxBlockHeads][kPageTokens],
+                              const PlaneOf& plane_of, float* step, float* low) {
+  F16x s[4], mn[4], largest[kHeads], minimum[kHeads];
+  for (int i = 0; i < 4; ++i) {
+    s[i] = LoadFp16(reinterpret_cast<const uint16_t*>(block + layout.VScale(i * 16, g)));
+    mn[i] = LoadFp16(reinterpret_cast<const uint16_t*>(block + layout.VMin(i * 16, g)));
+  }
+  for (int h = 0; h < kHeads; ++h) {
+    largest[h] = minimum[h] = Set(0.0f);
+    for (int i = 0; i < 4; ++i) {
+      const F16x weight = Load(p[h] + i * 16);
+      largest[h] = Max(largest[h], Mul(weight, s[i]));
+      minimum[h] = MulAdd(weight, mn[i], minimum[h]);
+    }
+  }
+  float tops[kMaxBlockHeads], lows[kMaxBlockHeads];
+  MaxHeads<kHeads>(largest, tops);
+  SumHeads<kHeads>(minimum, lows);
+  for (int h = 0; h < kHeads; ++h) {
+    const float top = std::max(tops[h], 1e-30f);
+    step[h] = top / kPlaneLimit;
+    low[h] = lows[h];
+    const F16x inverse = Set(kPlaneLimit / top);
+    for (int i = 0; i < 4; ++i) {
+      StorePlanes<kBits>(Mul(Mul(Load(p[h] + i * 16), s[i]), inverse), plane_of(h, 0) + i * 16,
+                         plane_of(h, 1) + i * 16);
+    }
+  }
+}
+
 template <int kBits, int kHeads, bool kVnni>
 HWY_NOINLINE void CodePage(const PageLayout& layout, const std::byte* block, int visible,
                            const std::byte* next, const QueryCodes& query, float* m, float* d,
@@ -520,32 +554,10 @@ HWY_NOINLINE void CodePage(const PageLayout& layout, const std::byte* block, int
   const std::byte* v_codes = block + layout.v_codes_offset();
   for (int g = 0; g < layout.num_groups(); ++g) {
     Planes planes[kHeads];
-    F16x s[4], mn[4];
-    for (int i = 0; i < 4; ++i) {
-      s[i] = LoadFp16(reinterpret_cast<const uint16_t*>(block + layout.VScale(i * 16, g)));
-      mn[i] = LoadFp16(reinterpret_cast<const uint16_t*>(block + layout.VMin(i * 16, g)));
-    }
-    F16x largest[kHeads], minimum[kHeads];
-    for (int h = 0; h < kHeads; ++h) {
-      largest[h] = minimum[h] = Set(0.0f);
-      for (int i = 0; i < 4; ++i) {
-        const F16x weight = Load(p[h] + i * 16);
-        largest[h] = Max(largest[h], Mul(weight, s[i]));
-        minimum[h] = MulAdd(weight, mn[i], minimum[h]);
-      }
-    }
     float step[kMaxBlockHeads], low[kMaxBlockHeads];
-    MaxHeads<kHeads>(largest, step);
-    SumHeads<kHeads>(minimum, low);
-    for (int h = 0; h < kHeads; ++h) {
-      const float top = std::max(step[h], 1e-30f);
-      step[h] = top / kPlaneLimit;
-      const F16x inverse = Set(kPlaneLimit / top);
-      for (int i = 0; i < 4; ++i) {
-        StorePlanes<kBits>(Mul(Mul(Load(p[h] + i * 16), s[i]), inverse), planes[h].hi + i * 16,
-                           planes[h].lo + i * 16);
-      }
-    }
+    RoundToPlanes<kBits, kHeads>(
+        layout, block, g, p,
+        [&](int h, int plane) { return plane == 0 ? planes[h].hi : planes[h].lo; }, step, low);
     const int first = g * layout.group_dims() / 16, end = first + layout.group_dims() / 16;
     for (int tile = first; tile < end; tile += kTilesAtOnce) {
       I16x dots[kTilesAtOnce][kHeads];
