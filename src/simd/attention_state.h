@@ -13,8 +13,8 @@
 namespace oscar::simd {
 
 // Decode splits the page list at multiples of this: 4096 tokens, enough to repay the tables of q
-// (4% of 12 pages) and the merge, small enough that 64 cores share one 128K-token sequence of 8 KV
-// heads (256 splits).
+// (as long as 1.2 pages of 64) and the merge, small enough that 64 cores share one 128K-token
+// sequence of 8 KV heads (256 splits).
 inline constexpr int64_t kPagesPerSplit = 64;
 
 inline constexpr float kEmptyMax = -std::numeric_limits<float>::infinity();

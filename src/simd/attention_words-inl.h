@@ -15,7 +15,12 @@
 // centred on code 3/2, fits. VPDPWSSD then widens it, times the chunk's own unit for keys, so a
 // large dim of q coarsens its own chunk alone. For values the rounding of p s has a part common to
 // all dims, sum (3/2) (w - step w'), which is known and taken back, so the error is that of codes
-// about their mean: at most 4.3e-4 of a flat page and less of any other.
+// about their mean: at most 5e-4 of a flat page and less of any other.
+//
+// A page of four heads and 128 dims takes 1010 instructions for keys, 1210 for values, 250 for the
+// softmax and 140 to round its weights, all but a few of 512 bits. Zen 4 starts two of those a
+// cycle, one of them a permute, and 1305 cycles become 1750: docs/benchmarks.md has what was
+// measured and what was tried.
 #if defined(OSCAR_SIMD_ATTENTION_WORDS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef OSCAR_SIMD_ATTENTION_WORDS_INL_H_
 #undef OSCAR_SIMD_ATTENTION_WORDS_INL_H_
