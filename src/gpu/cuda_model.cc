@@ -95,6 +95,7 @@ class CudaDecoder final : public CudaModel {
   uint64_t page_budget() const override { return pages_->budget(); }
   const CudaMemoryPlan& memory() const override { return memory_; }
   const CudaDevice& device() const override { return device_; }
+  Result<uint64_t> Saturated() override { return pages_->Saturated(); }
   void SetPool(const BlockPool& pool) override { pool_ = &pool; }
   Result<double> MeasureReadBandwidth() override;
 

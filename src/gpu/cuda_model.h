@@ -54,6 +54,9 @@ class CudaModel : public Model {
   virtual const CudaDevice& device() const = 0;
   // Bytes a second that a plain read of device memory reaches: the roof of a decode step.
   virtual Result<double> MeasureReadBandwidth() = 0;
+  // Keys and values that were clamped, or not a number, when their page was sealed, of all
+  // sequences since the start; CacheUsage has none of it. Waits for the device.
+  virtual Result<uint64_t> Saturated() = 0;
   // The pool that sequences come from; once, before the first pass.
   virtual void SetPool(const BlockPool& pool) = 0;
 };

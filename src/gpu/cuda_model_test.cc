@@ -6,6 +6,7 @@
 #include <array>
 #include <cstring>
 
+#include "base/log.h"
 #include "base/rng.h"
 #include "engine/demo_fixture.h"
 #include "engine/generator.h"
@@ -135,6 +136,34 @@ TEST(CudaModel, CodesAreMostlyTheCpus) {
     EXPECT_LE(k, 0.05) << "layer " << layer;
     EXPECT_LE(v, 0.05) << "layer " << layer;
   }
+}
+
+// Three values that fp16 cannot hold are put into a page by hand: sealing counts and warns of them.
+TEST(CudaModel, CountsWhatDoesNotFitAPage) {
+  std::vector<std::string> warnings;
+  SetLogSink([&](LogLevel level, std::string_view text) {
+    if (level == LogLevel::kWarning) warnings.emplace_back(text);
+  });
+  GpuModel gpu(DemoModel::Method("oscar+"), Sized(512, 8));
+  Generator generator(*gpu.model, *gpu.pool);
+  ASSERT_TRUE(generator.Prefill(SomeTokens(320), 1, {}).ok());
+  const PageShape& shape = gpu.plan->cache().open;
+  std::vector<std::byte> page(shape.bytes());
+  ASSERT_TRUE(gpu.pool->Read(generator.cache().page(1), page).ok());
+  for (const int d : {0, 17, 127}) {
+    const Bf16 value = ToBf16(d == 17 ? -1e6f : 1e6f);
+    const CodePosition at = shape.layout(2).VCode(5, d);
+    std::memcpy(page.data() + shape.BlockOffset(2, 1) + at.offset + at.shift / 8, &value,
+                sizeof(value));
+  }
+  ASSERT_TRUE(gpu.pool->Write(generator.cache().page(1), page).ok());
+  EXPECT_EQ(*gpu.model->Saturated(), 0u);
+  for (int i = 0; i < 140; ++i) ASSERT_TRUE(generator.Step(100 + i).has_value());
+  SetLogSink({});
+  EXPECT_GE(generator.cache().Usage().sealed_pages, 2);
+  EXPECT_EQ(*gpu.model->Saturated(), 3u);
+  ASSERT_EQ(warnings.size(), 1u);
+  EXPECT_NE(warnings[0].find("3 keys or values"), std::string::npos) << warnings[0];
 }
 
 TEST(CudaModel, ChunksChangeLittleAndNothingPiles) {

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "base/log.h"
 #include "cuda/cuda_status.h"
 
 namespace oscar::gpu {
@@ -48,6 +49,10 @@ Result<std::unique_ptr<DevicePages>> DevicePages::Create(const CacheConfig& conf
   OSCAR_RETURN_IF_ERROR(CudaStatus(cudaMallocHost(&host, 2 * kMaxJobs * sizeof(int32_t)),
                                    "pinned memory for page sealing"));
   pages->host_jobs_ = static_cast<int32_t*>(host);
+  OSCAR_RETURN_IF_ERROR(CudaStatus(cudaMallocHost(&host, sizeof(unsigned long long)),
+                                   "pinned memory for page sealing"));
+  pages->seen_saturated_ = static_cast<unsigned long long*>(host);
+  *pages->seen_saturated_ = 0;
   cudaEvent_t event = nullptr;
   OSCAR_RETURN_IF_ERROR(
       CudaStatus(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "creating an event"));
@@ -64,6 +69,7 @@ Result<std::unique_ptr<DevicePages>> DevicePages::Create(const CacheConfig& conf
 DevicePages::~DevicePages() {
   if (jobs_sent_ != nullptr) cudaEventDestroy(static_cast<cudaEvent_t>(jobs_sent_));
   cudaFreeHost(host_jobs_);
+  cudaFreeHost(seen_saturated_);
 }
 
 Status DevicePages::PrepareSealing(const CacheConfig& config, const cuda::AttentionShape& shape,
@@ -145,8 +151,19 @@ void DevicePages::QueueSeal(const std::byte* open, std::byte* sealed) {
   jobs_.push_back({open, sealed});
 }
 
+void DevicePages::WarnOfSaturation() {
+  const auto count = *static_cast<const volatile unsigned long long*>(seen_saturated_);
+  if (warned_ || count == 0) return;
+  warned_ = true;
+  LogWarning(
+      "{} keys or values were not a number or beyond +-65504 when their page was sealed; they are "
+      "stored as 0 or clamped, and answers may suffer",
+      count);
+}
+
 Status DevicePages::Flush() {
   if (!jobs_.empty()) {
+    WarnOfSaturation();
     auto* event = static_cast<cudaEvent_t>(jobs_sent_);
     Keep(CudaStatus(cudaEventSynchronize(event), "waiting for page sealing"));
     const size_t count = jobs_.size();
@@ -182,6 +199,9 @@ Status DevicePages::Flush() {
       args.layers = run.layers;
       Keep(run.seal.Launch(args, stream_));
     }
+    Keep(CudaStatus(cudaMemcpyAsync(seen_saturated_, saturated_, sizeof(*saturated_),
+                                    cudaMemcpyDeviceToHost, stream_),
+                    "reading the saturation count"));
   }
   return std::exchange(status_, Status());
 }

@@ -52,7 +52,8 @@ class DevicePages : public PageMemory {
   void QueueSeal(const std::byte* open, std::byte* sealed);
   // Launches what is queued; reports the first failure of anything since the last Flush.
   Status Flush();
-  // Values clamped or NaN while sealing, since the start. Waits for the device.
+  // Values clamped or NaN while sealing, since the start. Waits for the device. The first of them
+  // are warned of by the Flush after the next, without waiting.
   Result<uint64_t> Saturated() const;
 
  private:
@@ -70,6 +71,7 @@ class DevicePages : public PageMemory {
   Status PrepareSealing(const CacheConfig& config, const cuda::AttentionShape& shape,
                         const KvPlan& plan);
   void MovePage(uint64_t from, uint64_t to);
+  void WarnOfSaturation();
   void Keep(Status status) {
     if (status_.ok()) status_ = std::move(status);
   }
@@ -84,6 +86,8 @@ class DevicePages : public PageMemory {
   int32_t* device_jobs_ = nullptr;  // [2, kMaxJobs]
   int32_t* host_jobs_ = nullptr;    // pinned, the same
   unsigned long long* saturated_ = nullptr;
+  unsigned long long* seen_saturated_ = nullptr;  // pinned: as of some flush before
+  bool warned_ = false;
   void* jobs_sent_ = nullptr;  // event
   Status status_;
 };

@@ -13,9 +13,6 @@ namespace {
 // Up to here reading the weights once is all there is to do; beyond, the library's tiles are
 // faster.
 constexpr int kBf16Rows = 8;
-// FP8 matrices are read once for every 32 rows. Multiplying them out (a byte read, two written, two
-// read by the product) costs as much as two such reads.
-constexpr int kFp8Rows = 2 * kFp8SkinnyRows;
 
 size_t SizeOf(ProductOutput output) {
   return output == ProductOutput::kSiluMul ? sizeof(Bf16) : sizeof(float);
@@ -24,7 +21,9 @@ size_t SizeOf(ProductOutput output) {
 }  // namespace
 
 bool Products::IsSkinny(const DeviceMatrix& matrix, int rows) const {
-  const int limit = matrix.is_fp8() ? kFp8Rows : kBf16Rows;
+  // FP8 matrices are read once a launch. Multiplying them out (a byte read, two written, two read
+  // by the product) costs as much as two launches.
+  const int limit = matrix.is_fp8() ? 2 * SkinnyRows(wide_) : kBf16Rows;
   return (rows <= limit || blas_ == nullptr || invariant_) &&
          FitsSkinny(matrix.inputs, matrix.is_fp8());
 }
@@ -42,7 +41,7 @@ Result<DeviceMatrix> Products::Expanded(const DeviceMatrix& matrix, int rows, St
 Status Products::Of(const DeviceMatrix& matrix, const Bf16* x, void* out, int out_stride, int rows,
                     ProductOutput output, const float* bias, Stream stream) {
   if (IsSkinny(matrix, rows)) {
-    const int most = SkinnyRows(matrix.is_fp8() && !invariant_);
+    const int most = SkinnyRows(matrix.is_fp8() && wide_);
     for (int first = 0; first < rows; first += most) {
       SkinnyArguments args;
       args.matrix = matrix;

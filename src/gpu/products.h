@@ -25,7 +25,10 @@ class Products {
   // `blas` null: every product by the skinny kernels. `scratch` holds the largest FP8 matrix in
   // BF16. `invariant`: one kernel for any number of rows.
   Products(std::unique_ptr<Blas> blas, Bf16* scratch, bool invariant)
-      : blas_(std::move(blas)), scratch_(scratch), invariant_(invariant) {}
+      : blas_(std::move(blas)),
+        scratch_(scratch),
+        invariant_(invariant),
+        wide_(!invariant && TakesWideLaunches()) {}
 
   // out [rows, out_stride] of x [rows, inputs]; `bias` [outputs] or null. kSiluMul only where
   // TakesSiluMul. Asynchronous; may be captured once the shape has been seen.
@@ -44,6 +47,7 @@ class Products {
   std::unique_ptr<Blas> blas_;
   Bf16* scratch_;
   bool invariant_;
+  bool wide_;  // FP8 matrices take kFp8SkinnyRows a launch
 };
 
 }  // namespace oscar::gpu

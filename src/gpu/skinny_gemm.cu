@@ -386,6 +386,16 @@ uint64_t DeviceMatrix::bytes() const {
                     sizeof(float);
 }
 
+bool TakesWideLaunches() {
+  constexpr int kMost = Fit<4, 4>::kSharedBytes > Fit<4, 2>::kSharedBytes ? Fit<4, 4>::kSharedBytes
+                                                                          : Fit<4, 2>::kSharedBytes;
+  int device = 0, bytes = 0;
+  return cudaGetDevice(&device) == cudaSuccess &&
+         cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device) ==
+             cudaSuccess &&
+         bytes >= kMost + 1024;
+}
+
 Status LaunchSkinny(const SkinnyArguments& args, Stream stream) {
   const bool norm = args.residual != nullptr;
   const DeviceMatrix& matrix = args.matrix;

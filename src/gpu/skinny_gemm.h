@@ -17,6 +17,8 @@ using cuda::Stream;
 // number of them.
 inline constexpr int kSkinnyRows = 16, kFp8SkinnyRows = 32;
 constexpr int SkinnyRows(bool wide) { return wide ? kFp8SkinnyRows : kSkinnyRows; }
+// Whether this device has the shared memory for more than kSkinnyRows of them.
+bool TakesWideLaunches();
 
 enum class ProductOutput : uint8_t {
   kFloat,    // out[n][m] = sum + bias, fp32
