@@ -13,6 +13,7 @@
 #include "base/progress.h"
 #include "cli/command.h"
 #include "cli/model_options.h"
+#include "cli/validators.h"
 #include "engine/decode_bench.h"
 #include "evaluate/svg.h"
 
@@ -271,7 +272,8 @@ void AddDecodeBench(CLI::App& bench, RunFunction& run) {
   command
       ->add_option("--job-memory", options->job_memory,
                    "Bytes that weights, workspaces and pages may take, such as 128GiB")
-      ->transform(CLI::AsSizeValue(false));
+      ->transform(CLI::AsSizeValue(false))
+      ->transform(NoMinus());
   command->add_option("--prompts", options->prompts, "Prompt lengths to time, tokens")
       ->delimiter(',')
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 20));

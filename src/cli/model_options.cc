@@ -5,7 +5,6 @@
 #include <CLI/App.hpp>
 #include <CLI/Config.hpp>
 #include <CLI/Formatter.hpp>
-#include <map>
 
 #include "cli/validators.h"
 #include "quant/kv_method.h"
@@ -28,11 +27,11 @@ void AddModelOptions(CLI::App& command, ModelArguments& arguments) {
   const char* group = "Model";
   command.add_option("--model", o.model, "Hugging Face model directory; default: the demo model")
       ->group(group);
-  const std::map<std::string, Device> devices = {
-      {"auto", Device::kAuto}, {"cpu", Device::kCpu}, {"cuda", Device::kCuda}};
   command.add_option("--device", o.device, "auto (a GPU where there is one), cpu or cuda")
       ->default_str("auto")
-      ->transform(CLI::CheckedTransformer(devices).description("auto, cpu or cuda"))
+      ->transform(
+          OneOf<Device>({{"auto", Device::kAuto}, {"cpu", Device::kCpu}, {"cuda", Device::kCuda}},
+                        "auto, cpu or cuda"))
       ->group(group);
   command
       .add_flag("--batch-invariant", o.batch_invariant,
@@ -58,14 +57,14 @@ void AddModelOptions(CLI::App& command, ModelArguments& arguments) {
       ->capture_default_str()
       ->group(group);
 
-  const std::map<std::string, WeightFormat> formats = {{"checkpoint", WeightFormat::kCheckpoint},
-                                                       {"fp8", WeightFormat::kFp8}};
   command
       .add_option("--weights", o.weights,
                   "checkpoint (as stored) or fp8 (quantised while loading; a GPU keeps half the "
                   "bytes)")
       ->default_str("checkpoint")
-      ->transform(CLI::CheckedTransformer(formats).description("checkpoint or fp8"))
+      ->transform(OneOf<WeightFormat>(
+          {{"checkpoint", WeightFormat::kCheckpoint}, {"fp8", WeightFormat::kFp8}},
+          "checkpoint or fp8"))
       ->group(group);
 
   group = "KV cache";
@@ -79,6 +78,7 @@ void AddModelOptions(CLI::App& command, ModelArguments& arguments) {
                   "Cache budget, such as 512MiB or 8GiB; 0 is automatic")
       ->capture_default_str()
       ->transform(CLI::AsSizeValue(false))
+      ->transform(NoMinus())
       ->group(group);
   command.add_option("--sink", o.sink, "First tokens kept in BF16; a multiple of 64")->group(group);
   command.add_option("--recent", o.recent, "Newest tokens kept in BF16; a multiple of 64")

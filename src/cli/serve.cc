@@ -184,6 +184,7 @@ void AddServeCommand(CLI::App& app, RunFunction& run) {
   command->add_option("--max-body", a.http.max_body_bytes, "Largest request body")
       ->capture_default_str()
       ->transform(CLI::AsSizeValue(false))
+      ->transform(NoMinus())
       ->group(group);
   command->add_option("--max-n", a.limits.max_n, "Choices of one request")
       ->capture_default_str()
@@ -220,6 +221,7 @@ void AddServeCommand(CLI::App& app, RunFunction& run) {
   command->add_option("--prefix-dir-size", a.engine.prefix_dir_bytes, "Most bytes in that folder")
       ->capture_default_str()
       ->transform(CLI::AsSizeValue(false))
+      ->transform(NoMinus())
       ->group(group);
   command->add_flag("--isolate-keys", a.isolate_keys, "Keys do not share cached prefixes")
       ->group(group);

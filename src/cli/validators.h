@@ -8,6 +8,8 @@
 #include <CLI/Formatter.hpp>
 #include <cstdlib>
 #include <string>
+#include <utility>
+#include <vector>
 
 namespace oscar::cli {
 
@@ -26,6 +28,28 @@ inline CLI::Validator NonNegative() {
 }
 inline CLI::Validator Positive() {
   return NumberThat("above 0", [](double value) { return value > 0; });
+}
+
+// Before a conversion to an unsigned number, which would wrap: transforms run last added first.
+inline CLI::Validator NoMinus() {
+  const auto check = [](const std::string& text) {
+    return text.starts_with('-') ? fmt::format("{} is not 0 or more", text) : "";
+  };
+  return {check, "", "no minus"};
+}
+
+// Names of enumerators; `list` is how help and errors spell them.
+template <typename T>
+CLI::Validator OneOf(std::vector<std::pair<std::string, T>> names, const char* list) {
+  const auto convert = [names = std::move(names), list](std::string& text) -> std::string {
+    for (const auto& [name, value] : names) {
+      if (name != text) continue;
+      text = std::to_string(static_cast<int>(value));
+      return "";
+    }
+    return fmt::format("{} is not {}", text, list);
+  };
+  return {convert, list, "one of"};
 }
 
 }  // namespace oscar::cli
