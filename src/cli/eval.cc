@@ -19,6 +19,7 @@
 #include "evaluate/comparison.h"
 #include "evaluate/endpoint_evaluation.h"
 #include "evaluate/evaluation.h"
+#include "evaluate/item_log.h"
 #include "evaluate/report.h"
 #include "evaluate/ruler.h"
 #include "text/chat.h"

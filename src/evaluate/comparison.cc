@@ -6,14 +6,10 @@
 #include <cmath>
 #include <map>
 
-#include "base/file.h"
-#include "base/log.h"
 #include "model/sameness.h"
 
 namespace oscar {
 namespace {
-
-constexpr uint64_t kMaxItemBytes = uint64_t{1} << 32;
 
 std::optional<double> MarginAt(const ItemRecord& record, int64_t token) {
   for (const TokenMargin& m : record.margins) {
@@ -128,26 +124,6 @@ std::string ComparisonToTable(const Comparison& comparison) {
   }
   if (comparison.unmatched > 0) {
     out += fmt::format("{} items are in one of the runs alone\n", comparison.unmatched);
-  }
-  return out;
-}
-
-Result<std::vector<ItemRecord>> ReadItems(const std::filesystem::path& path) {
-  std::filesystem::path file = path;
-  if (std::filesystem::is_directory(file)) file /= "items.jsonl";
-  OSCAR_ASSIGN_OR_RETURN(const std::string text, ReadFile(file, kMaxItemBytes));
-  std::vector<ItemRecord> out;
-  size_t line = 0;
-  for (size_t at = 0; at < text.size();) {
-    const size_t end = std::min(text.find('\n', at), text.size());
-    ++line;
-    Result<ItemRecord> record = ParseItemRecord(std::string_view(text).substr(at, end - at));
-    at = end + 1;
-    if (record.has_value()) {
-      out.push_back(std::move(*record));
-    } else {
-      LogWarning("{}:{}: not read ({})", file.string(), line, record.error().message());
-    }
   }
   return out;
 }

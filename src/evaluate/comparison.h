@@ -4,13 +4,11 @@
 #pragma once
 
 #include <cstdint>
-#include <filesystem>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "evaluate/results.h"
-#include "oscar/status.h"
 
 namespace oscar {
 
@@ -42,8 +40,5 @@ struct Comparison {
 // Records without a strict score are left out; where an item occurs twice, the last one counts.
 Comparison CompareRuns(const std::vector<ItemRecord>& first, const std::vector<ItemRecord>& second);
 std::string ComparisonToTable(const Comparison& comparison);
-
-// items.jsonl, or the one in the directory. Lines that cannot be read are skipped with a warning.
-Result<std::vector<ItemRecord>> ReadItems(const std::filesystem::path& path);
 
 }  // namespace oscar

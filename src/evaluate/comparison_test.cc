@@ -5,6 +5,8 @@
 
 #include <fstream>
 
+#include "evaluate/item_log.h"
+
 namespace oscar {
 namespace {
 

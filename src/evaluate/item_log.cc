@@ -12,6 +12,27 @@ namespace {
 
 constexpr uint64_t kMaxLogBytes = uint64_t{1} << 32;
 
+// The records of a file's text in its order. A line that is none is warned of, with what follows
+// from that.
+std::vector<ItemRecord> ParseItems(const std::string& text, const std::filesystem::path& file,
+                                   std::string_view consequence) {
+  std::vector<ItemRecord> out;
+  size_t line = 0;
+  for (size_t at = 0; at < text.size();) {
+    const size_t end = std::min(text.find('\n', at), text.size());
+    ++line;
+    Result<ItemRecord> record = ParseItemRecord(std::string_view(text).substr(at, end - at));
+    at = end + 1;
+    if (record.has_value()) {
+      out.push_back(std::move(*record));
+    } else {
+      LogWarning("{}:{}: not read ({}); {}", file.string(), line, record.error().message(),
+                 consequence);
+    }
+  }
+  return out;
+}
+
 }  // namespace
 
 ItemLog::~ItemLog() {
@@ -22,19 +43,9 @@ Status ItemLog::Open(const std::filesystem::path& path) {
   std::error_code error;
   if (std::filesystem::exists(path, error)) {
     OSCAR_ASSIGN_OR_RETURN(const std::string text, ReadFile(path, kMaxLogBytes));
-    size_t line_number = 0;
-    for (size_t at = 0; at < text.size();) {
-      const size_t end = std::min(text.find('\n', at), text.size());
-      ++line_number;
-      Result<ItemRecord> record = ParseItemRecord(std::string_view(text).substr(at, end - at));
-      at = end + 1;
-      if (record.has_value()) {
-        std::pair<std::string, ItemKey> key{record->settings, KeyOf(*record)};
-        records_[std::move(key)] = std::move(*record);
-      } else {
-        LogWarning("{}:{}: not read ({}); the item is measured again", path.string(), line_number,
-                   record.error().message());
-      }
+    for (ItemRecord& record : ParseItems(text, path, "the item is measured again")) {
+      std::pair<std::string, ItemKey> key{record.settings, KeyOf(record)};
+      records_[std::move(key)] = std::move(record);
     }
     needs_newline_ = !text.empty() && text.back() != '\n';
   }
@@ -57,6 +68,13 @@ Status ItemLog::Append(ItemRecord record) {
   std::pair<std::string, ItemKey> key{record.settings, KeyOf(record)};
   records_[std::move(key)] = std::move(record);
   return {};
+}
+
+Result<std::vector<ItemRecord>> ReadItems(const std::filesystem::path& path) {
+  std::filesystem::path file = path;
+  if (std::filesystem::is_directory(file)) file /= "items.jsonl";
+  OSCAR_ASSIGN_OR_RETURN(const std::string text, ReadFile(file, kMaxLogBytes));
+  return ParseItems(text, file, "the item is left out");
 }
 
 }  // namespace oscar

@@ -8,6 +8,7 @@
 #include <map>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "evaluate/results.h"
 #include "oscar/status.h"
@@ -31,5 +32,8 @@ class ItemLog {
   bool needs_newline_ = false;
   std::map<std::pair<std::string, ItemKey>, ItemRecord> records_;
 };
+
+// items.jsonl, or the one in the directory. Lines that cannot be read are skipped with a warning.
+Result<std::vector<ItemRecord>> ReadItems(const std::filesystem::path& path);
 
 }  // namespace oscar
