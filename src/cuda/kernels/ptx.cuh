@@ -183,6 +183,14 @@ __device__ __forceinline__ void MmaU8(int32_t (&c)[4], uint32_t a0, uint32_t a1,
       : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
+// MmaU8 with B's bytes signed.
+__device__ __forceinline__ void MmaU8S8(int32_t (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2,
+                                        uint32_t a3, uint32_t b0, uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 "
+      "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
 // Transposes an 8x8 tile of 16-bit numbers held by the warp.
 __device__ __forceinline__ uint32_t Transpose8x8(uint32_t x) {
   uint32_t y;
