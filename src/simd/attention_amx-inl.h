@@ -75,6 +75,8 @@ struct TileQuery {
   alignas(64) uint8_t tiles[kMaxTileSteps][2 * kMaxTileHeads][64];
   float step[kMaxTileHeads][kMaxPageGroups];
   float sums[kMaxTileHeads][kMaxPageGroups];
+  float centre[kMaxTileHeads][kMaxPageGroups];
+  ScaleLimits limits;
 };
 
 HWY_INLINE int TileStepsPerGroup(const PageLayout& layout) {
@@ -82,14 +84,17 @@ HWY_INLINE int TileStepsPerGroup(const PageLayout& layout) {
 }
 
 inline void PrepareTileQuery(const float* q, const PageLayout& layout, float scale, int head,
-                             TileQuery& out) {
+                             QueryPart part, TileQuery& out) {
   QueryCodes codes;
-  PrepareQuery<2>(q, layout, scale, 0, codes);
+  PrepareQuery<2>(q, layout, scale, 0, part, codes);
   const int steps = TileStepsPerGroup(layout);
   const int width = layout.group_dims() < kTileDims ? layout.group_dims() : kTileDims;
   for (int g = 0; g < layout.num_groups(); ++g) {
     out.step[head][g] = codes.step[0][g];
     out.sums[head][g] = codes.sums[0][g];
+    out.centre[head][g] = codes.centre[0][g];
+    const uint16_t limit = codes.limits.bits[g];
+    out.limits.bits[g] = head == 0 ? limit : std::min(out.limits.bits[g], limit);
     for (int k = 0; k < steps; ++k) {
       const int first = g * layout.group_dims() + k * kTileDims;
       uint8_t(&rows)[2 * kMaxTileHeads][64] = out.tiles[g * steps + k];
@@ -125,10 +130,11 @@ HWY_INLINE F16x PlaneSum(const int32_t* rows, int head) {
 
 using TileLogitBlocks = float[kMaxTileHeads / kMaxBlockHeads][kMaxBlockHeads][kPageTokens];
 
-// Logits in base 2 of a page. `unpacked`: [D / 64][4 tiles of tokens] right operands.
+// Logits in base 2 of a page, or what a remainder adds. `unpacked`: [D / 64][4 tiles of tokens]
+// right operands.
 template <typename Tiles>
 HWY_INLINE void TileLogits(const PageLayout& layout, const std::byte* block, int heads,
-                           const TileQuery& query, const uint8_t* unpacked,
+                           const TileQuery& query, QueryPart part, const uint8_t* unpacked,
                            TileLogitBlocks& logits) {
   const int steps = TileStepsPerGroup(layout);
   alignas(64) int32_t sums[4][2 * kMaxTileHeads * 16];
@@ -159,9 +165,10 @@ HWY_INLINE void TileLogits(const PageLayout& layout, const std::byte* block, int
       const F16x m = LoadFp16(reinterpret_cast<const uint16_t*>(block + layout.KMin(t * 16, g)));
       for (int h = 0; h < heads; ++h) {
         float* out = logits[h / kMaxBlockHeads][h % kMaxBlockHeads] + t * 16;
-        const F16x value = MulAdd(PlaneSum(sums[t], h), s, Mul(m, Set(query.sums[h][g])));
-        const F16x step = Set(query.step[h][g]);
-        Store(g == 0 ? Mul(value, step) : MulAdd(value, step, Load(out)), out);
+        const F16x dot = Add(PlaneSum(sums[t], h), Set(query.centre[h][g]));
+        const F16x value = MulAdd(dot, s, Mul(m, Set(query.sums[h][g])));
+        const bool begins = g == 0 && part == QueryPart::kRounded;
+        Store(MulAdd(value, Set(query.step[h][g]), begins ? Set(0.0f) : Load(out)), out);
       }
     }
   }
@@ -197,8 +204,8 @@ HWY_INLINE auto WithHeads(int heads, const Function& function) {
 // [heads, D].
 template <typename Tiles>
 HWY_NOINLINE void TilePages(const PageLayout& layout, const std::byte* const* blocks, int count,
-                            int last_visible, int heads, const TileQuery& query, float* m, float* d,
-                            float* o) {
+                            int last_visible, int heads, const TileQuery& query,
+                            Remainder<TileQuery>& remainder, float* m, float* d, float* o) {
   const int dims = layout.head_dim(), tile_vectors = dims / 16;
   const auto lines = static_cast<int>(layout.block_bytes() / 64);
   const int head_blocks = (heads + kMaxBlockHeads - 1) / kMaxBlockHeads;
@@ -223,7 +230,11 @@ HWY_NOINLINE void TilePages(const PageLayout& layout, const std::byte* const* bl
       }
     }
     UnpackRows(block + layout.v_codes_offset(), dims / 4, prefetch, right_v);
-    TileLogits<Tiles>(layout, block, heads, query, right_k, p);
+    TileLogits<Tiles>(layout, block, heads, query, QueryPart::kRounded, right_k, p);
+    if (query.limits.Exceeded(layout, block)) {
+      TileLogits<Tiles>(layout, block, heads, remainder.Get(layout), QueryPart::kRemainder, right_k,
+                        p);
+    }
     const int visible = page + 1 == count ? last_visible : kPageTokens;
     float alpha[kMaxTileHeads];
     bool counts = false;

@@ -72,9 +72,11 @@ void EmulatedTileAttention(const PageLayout& layout, const std::byte* const* blo
                            float* out) {
   TileQuery query;
   const int dims = layout.head_dim();
+  const float scale = softmax_scale * 1.4426950408889634f;
   for (int h = 0; h < heads; ++h) {
-    PrepareTileQuery(q + h * dims, layout, softmax_scale * 1.4426950408889634f, h, query);
+    PrepareTileQuery(q + h * dims, layout, scale, h, QueryPart::kRounded, query);
   }
+  Remainder<TileQuery> remainder(q, heads, scale, &PrepareTileQuery);
   float m[kMaxTileHeads], d[kMaxTileHeads];
   alignas(64) float o[kMaxTileHeads * kMaxPageDims] = {};
   std::fill_n(m, kMaxTileHeads, kEmptyMax);
@@ -82,10 +84,10 @@ void EmulatedTileAttention(const PageLayout& layout, const std::byte* const* blo
   // In two runs, so that the second finds a state.
   const int first = count / 2;
   if (first > 0) {
-    TilePages<EmulatedTiles>(layout, blocks, first, kPageTokens, heads, query, m, d, o);
+    TilePages<EmulatedTiles>(layout, blocks, first, kPageTokens, heads, query, remainder, m, d, o);
   }
-  TilePages<EmulatedTiles>(layout, blocks + first, count - first, last_visible, heads, query, m, d,
-                           o);
+  TilePages<EmulatedTiles>(layout, blocks + first, count - first, last_visible, heads, query,
+                           remainder, m, d, o);
   for (int i = 0; i < heads * dims; ++i) out[i] = o[i] / d[i / dims];
 }
 
@@ -112,27 +114,31 @@ TEST(TileAttention, MeetsTheBudgetOfEveryCaseOnEmulatedTiles) {
   for (AttentionCase c : AttentionCases()) {
     if (c.kind != PageKind::kInt2 || c.num_pages == 0) continue;
     c.sink_tokens = c.recent_tokens = 0;
-    const AttentionInputs in = MakeAttentionInputs(c, CodeOrder::kCpu);
-    const auto dims = static_cast<size_t>(c.head_dim);
-    const auto expected = ReferenceDecodeAttention(c, in);
-    const int g = c.queries_per_kv;
-    for (int kv = 0; kv < c.kv_heads; ++kv) {
-      std::vector<const std::byte*> blocks;
-      for (int p = 0; p < c.num_pages; ++p) {
-        blocks.push_back(in.blocks.data() +
-                         static_cast<size_t>(kv * c.num_pages + p) * in.layout.block_bytes());
-      }
-      for (int base = 0; base < g; base += 8) {
-        const int heads = std::min(8, g - base);
-        const size_t at = static_cast<size_t>(kv * g + base) * dims;
-        std::vector<float> out(static_cast<size_t>(heads) * dims);
-        N_AVX3::EmulatedTileAttention(in.layout, blocks.data(), c.num_pages, kPageTokens, heads,
-                                      in.q.data() + at, in.softmax_scale, out.data());
-        for (int h = 0; h < heads; ++h) {
-          const size_t row = static_cast<size_t>(h) * dims;
-          EXPECT_LE(RelativeL2({out.data() + row, dims}, {expected.data() + at + row, dims}),
-                    c.budget)
-              << c.Name() << " query head " << kv * g + base + h;
+    // One draw of rows may be lucky where logits are sharp.
+    const uint64_t draws = c.pattern == AttentionPattern::kGaussian ? 1 : 6;
+    for (uint64_t draw = 0; draw < draws; ++draw) {
+      const AttentionInputs in = MakeAttentionInputs(c, CodeOrder::kCpu, 1 + draw);
+      const auto dims = static_cast<size_t>(c.head_dim);
+      const auto expected = ReferenceDecodeAttention(c, in);
+      const int g = c.queries_per_kv;
+      for (int kv = 0; kv < c.kv_heads; ++kv) {
+        std::vector<const std::byte*> blocks;
+        for (int p = 0; p < c.num_pages; ++p) {
+          blocks.push_back(in.blocks.data() +
+                           static_cast<size_t>(kv * c.num_pages + p) * in.layout.block_bytes());
+        }
+        for (int base = 0; base < g; base += 8) {
+          const int heads = std::min(8, g - base);
+          const size_t at = static_cast<size_t>(kv * g + base) * dims;
+          std::vector<float> out(static_cast<size_t>(heads) * dims);
+          N_AVX3::EmulatedTileAttention(in.layout, blocks.data(), c.num_pages, kPageTokens, heads,
+                                        in.q.data() + at, in.softmax_scale, out.data());
+          for (int h = 0; h < heads; ++h) {
+            const size_t row = static_cast<size_t>(h) * dims;
+            EXPECT_LE(RelativeL2({out.data() + row, dims}, {expected.data() + at + row, dims}),
+                      c.budget)
+                << c.Name() << " query head " << kv * g + base + h;
+          }
         }
       }
     }

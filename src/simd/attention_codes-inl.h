@@ -14,6 +14,10 @@
 //
 // and V is the same with dims and tokens exchanged, so one routine serves both. The planes of q and
 // p s are stored in that byte order. Scale, min and step never touch an element.
+//
+// What rounding q does to a logit is s_t times a random sum over dims, about the middle code: no
+// more for keys far from zero than for others. Where a page has scales for which that could matter
+// (sharp logits, one large dim of q), its keys are met a second time, by what rounding left of q.
 #if defined(OSCAR_SIMD_ATTENTION_CODES_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef OSCAR_SIMD_ATTENTION_CODES_INL_H_
 #undef OSCAR_SIMD_ATTENTION_CODES_INL_H_
@@ -21,8 +25,11 @@
 #define OSCAR_SIMD_ATTENTION_CODES_INL_H_
 #endif
 
+#include <algorithm>
+#include <cmath>
 #include <cstring>
 
+#include "base/half.h"
 #include "cache/page_layout.h"
 #include "simd/attention_state.h"
 #include "simd/lanes16-inl.h"
@@ -39,6 +46,68 @@ inline constexpr float kPlaneLimit =
 // A page whose largest logit is this far (in powers of two) below the running maximum adds less
 // than 2^-34 of the result.
 inline constexpr float kNegligible = 40.0f;
+
+// Root mean square by which rounding q may move a logit, in powers of two: 4e-4 of a token's
+// weight.
+inline constexpr float kLogitNoise = 5.8e-4f;
+
+// What is prepared of q: its rounded form, or what rounding left, in units as much finer.
+enum class QueryPart : uint8_t { kRounded, kRemainder };
+
+// The largest K scales, as fp16 bits, for which the rounded form of q is enough; one for all heads
+// of a block, because they share a pass over codes.
+struct ScaleLimits {
+  uint16_t bits[kMaxPageGroups];
+
+  // `noise`: root mean square by which rounding moves q . code in group g, times softmax scale and
+  // log2 e.
+  void Add(int head, int g, int num_groups, float noise) {
+    const float all = std::max(noise * std::sqrt(static_cast<float>(num_groups)), 1e-30f);
+    const uint16_t limit = SaturateToFp16(kLogitNoise / all).bits;
+    bits[g] = head == 0 ? limit : std::min(bits[g], limit);
+  }
+  // Scales are not negative, so their bits are in the order of what they stand for.
+  HWY_INLINE bool Exceeded(const PageLayout& layout, const std::byte* block) const {
+    const hn::ScalableTag<uint16_t> d;
+    for (int g = 0; g < layout.num_groups(); ++g) {
+      const auto* scales = reinterpret_cast<const uint16_t*>(block + layout.KScale(0, g));
+      auto largest = hn::LoadU(d, scales);
+      OSCAR_UNROLL
+      for (size_t i = hn::Lanes(d); i < kPageTokens; i += hn::Lanes(d)) {
+        largest = hn::Max(largest, hn::LoadU(d, scales + i));
+      }
+      if (!hn::AllFalse(d, hn::Gt(largest, hn::Set(d, bits[g])))) return true;
+    }
+    return false;
+  }
+};
+
+// What rounding left of the q of a block of heads, made when a page first needs it.
+template <typename Query>
+class Remainder {
+ public:
+  using Prepare = void(const float* q, const PageLayout&, float scale, int head, QueryPart, Query&);
+
+  // q: [heads, D]. Leaves the query itself unset: it is large, and seldom needed.
+  Remainder(const float* q, int heads, float scale, Prepare* prepare)
+      : q_(q), heads_(heads), scale_(scale), prepare_(prepare) {}
+
+  HWY_NOINLINE const Query& Get(const PageLayout& layout) {
+    for (int h = 0; !made_ && h < heads_; ++h) {
+      prepare_(q_ + h * layout.head_dim(), layout, scale_, h, QueryPart::kRemainder, query_);
+    }
+    made_ = true;
+    return query_;
+  }
+
+ private:
+  const float* q_;
+  int heads_;
+  float scale_;
+  Prepare* prepare_;
+  bool made_ = false;
+  Query query_;
+};
 
 // Fetches the next block into L1 while this one is worked on: a few lines at each step, because a
 // burst of 72 would hold up the loads that the arithmetic waits for. Blocks of one head lie a whole
@@ -81,7 +150,10 @@ struct QueryCodes {
   Planes planes[kMaxBlockHeads];
   // Of q in each group, times softmax scale and log2 e; a large dim coarsens its own group alone.
   float step[kMaxBlockHeads][kMaxPageGroups];
-  float sums[kMaxBlockHeads][kMaxPageGroups];  // of the rounded q, in steps
+  float sums[kMaxBlockHeads][kMaxPageGroups];  // of q, in steps
+  // What rounding took from sums, times the middle code.
+  float centre[kMaxBlockHeads][kMaxPageGroups];
+  ScaleLimits limits;
 };
 
 // values [16] in steps, |value| <= kPlaneLimit -> the two planes in code order.
@@ -209,30 +281,58 @@ HWY_INLINE void DotTiles(const std::byte* HWY_RESTRICT codes, size_t tile_bytes,
 // Tiles in flight: as many accumulators as registers allow (2 planes x heads x tiles).
 inline constexpr int kTilesAtOnce = kParts == 1 ? 2 : 1;
 
-template <int kBits>
-HWY_INLINE void PrepareQuery(const float* q, const PageLayout& layout, float scale, int head,
-                             QueryCodes& out) {
-  for (int g = 0; g < layout.num_groups(); ++g) {
-    const int first = g * layout.group_dims(), end = first + layout.group_dims();
+// q of one group in steps of top / kPlaneLimit.
+struct PlaneSteps {
+  float top, inverse;
+
+  PlaneSteps(const float* q, int first, int end) {
     F16x largest = Set(0.0f);
     for (int d = first; d < end; d += 16) largest = Max(largest, Abs(Load(q + d)));
-    const float top = std::max(ReduceMax(largest), 1e-30f);
-    const F16x inverse = Set(kPlaneLimit / top);
-    out.step[head][g] = top / kPlaneLimit * scale;
-    F16x sum = Set(0.0f);
-    for (int d = first; d < end; d += 16) {
-      const F16x steps = Round(Mul(Load(q + d), inverse));
-      sum = Add(sum, steps);
-      StorePlanes<kBits>(steps, out.planes[head].hi + d, out.planes[head].lo + d);
+    top = std::max(ReduceMax(largest), 1e-30f);
+    inverse = kPlaneLimit / top;
+  }
+  HWY_INLINE F16x Of(const float* q) const { return Round(Mul(Load(q), Set(inverse))); }
+};
+
+template <int kBits>
+HWY_INLINE void PrepareQuery(const float* q, const PageLayout& layout, float scale, int head,
+                             QueryPart part, QueryCodes& out) {
+  constexpr float kMiddle = static_cast<float>((1 << kBits) - 1) / 2;
+  constexpr float kCodeRms = kBits == 2 ? 1.118f : 4.61f;  // of codes about their middle
+  constexpr float kRounding = 0.2887f;                     // rms of a uniform number of width 1
+  alignas(64) float rest[kMaxPageDims];
+  for (int g = 0; g < layout.num_groups(); ++g) {
+    const int first = g * layout.group_dims(), end = first + layout.group_dims();
+    if (part == QueryPart::kRemainder) {
+      const PlaneSteps steps(q, first, end);
+      for (int d = first; d < end; d += 16) {
+        Store(MulAdd(steps.Of(q + d), Set(-(steps.top / kPlaneLimit)), Load(q + d)), rest + d);
+      }
     }
-    out.sums[head][g] = ReduceSum(sum);
+    const float* x = part == QueryPart::kRemainder ? rest : q;
+    const PlaneSteps steps(x, first, end);
+    F16x sum = Set(0.0f), rounded = Set(0.0f);
+    for (int d = first; d < end; d += 16) {
+      const F16x n = steps.Of(x + d);
+      sum = Add(sum, Load(x + d));
+      rounded = Add(rounded, n);
+      StorePlanes<kBits>(n, out.planes[head].hi + d, out.planes[head].lo + d);
+    }
+    const float step = steps.top / kPlaneLimit * scale;
+    out.step[head][g] = step;
+    // The rounded form comes with all that the sum of q adds.
+    out.sums[head][g] = part == QueryPart::kRemainder ? 0.0f : ReduceSum(sum) * steps.inverse;
+    out.centre[head][g] = kMiddle * (out.sums[head][g] - ReduceSum(rounded));
+    out.limits.Add(
+        head, g, layout.num_groups(),
+        step * kRounding * kCodeRms * std::sqrt(static_cast<float>(layout.group_dims())));
   }
 }
 
-// Logits in base 2 of a whole page: [kHeads][64].
+// Logits in base 2 of a whole page: [kHeads][64]. A remainder adds to what is there.
 template <int kBits, int kHeads, bool kVnni>
 HWY_INLINE void CodeLogits(const PageLayout& layout, const std::byte* block,
-                           const QueryCodes& query, BlockPrefetch& prefetch,
+                           const QueryCodes& query, QueryPart part, BlockPrefetch& prefetch,
                            float (&logits)[kMaxBlockHeads][kPageTokens]) {
   const int group_vectors = layout.group_dims() * kBits / 32;
   const size_t tile_bytes = static_cast<size_t>(layout.head_dim() * kBits * 2);
@@ -250,9 +350,12 @@ HWY_INLINE void CodeLogits(const PageLayout& layout, const std::byte* block,
         const F16x m = LoadFp16(reinterpret_cast<const uint16_t*>(block + layout.KMin(token, g)));
         for (int h = 0; h < kHeads; ++h) {
           const F16x low = Mul(m, Set(query.sums[h][g]));
-          const F16x value = MulAdd(ToFloat(dots[t][h]), s, low);
-          const F16x step = Set(query.step[h][g]);
-          sum[t][h] = g == 0 ? Mul(value, step) : MulAdd(value, step, sum[t][h]);
+          const F16x dot = Add(ToFloat(dots[t][h]), Set(query.centre[h][g]));
+          const F16x value = MulAdd(dot, s, low), step = Set(query.step[h][g]);
+          if (g == 0) {
+            sum[t][h] = part == QueryPart::kRounded ? Set(0.0f) : Load(logits[h] + (tile + t) * 16);
+          }
+          sum[t][h] = MulAdd(value, step, sum[t][h]);
         }
       }
     }
@@ -266,7 +369,9 @@ HWY_INLINE void CodeLogits(const PageLayout& layout, const std::byte* block,
 
 #if HWY_TARGET == HWY_AVX3
 inline void PrepareQueryTables(const float* q, const PageLayout& layout, float scale, int head,
-                               QueryTables& out) {
+                               QueryPart part, QueryTables& out, ScaleLimits& limits) {
+  // Half a unit at most is left of an entry.
+  constexpr float kFiner = 2.0f * kPlaneLimit;
   alignas(64) float first[16], second[16];  // c0 - 3/2 and c1 - 3/2 of each entry
   for (int i = 0; i < 16; ++i) {
     first[i] = static_cast<float>(i % 4) - 1.5f;
@@ -286,15 +391,21 @@ inline void PrepareQueryTables(const float* q, const PageLayout& layout, float s
     }
     for (int d = begin; d < end; d += 16) sum = Add(sum, Load(q + d));
     const float unit = 1.5f * top / kPlaneLimit;
-    out.unit[head][g] = unit * scale;
-    out.sums[head][g] = ReduceSum(sum) * scale;
+    const bool rest = part == QueryPart::kRemainder;
+    out.unit[head][g] = rest ? unit * scale / kFiner : unit * scale;
+    out.sums[head][g] = rest ? 0.0f : ReduceSum(sum) * scale;
+    // An entry for every two dims, each rounded.
+    limits.Add(head, g, layout.num_groups(),
+               unit * scale * std::sqrt(static_cast<float>(layout.group_dims()) / 24));
     const F16x inverse = Set(1.0f / unit);
     for (int v = begin / 16; v < end / 16; ++v) {
       for (int n = 0; n < 2; ++n) {
         for (int b = 0; b < 4; ++b) {
           const F16x a0 = Set(q[v * 16 + dim_of(b, 2 * n)]);
           const F16x a1 = Set(q[v * 16 + dim_of(b, 2 * n + 1)]);
-          const I16x entry = NearestInt(Mul(MulAdd(a1, c1, Mul(a0, c0)), inverse));
+          F16x exact = Mul(MulAdd(a1, c1, Mul(a0, c0)), inverse);
+          if (rest) exact = Mul(Sub(exact, Round(exact)), Set(kFiner));
+          const I16x entry = NearestInt(exact);
           const VI upper = hn::ShiftRight<8>(entry.v[0]);
           _mm_store_si128(reinterpret_cast<__m128i*>(out.lo[head][v][n] + b * 16),
                           _mm512_cvtepi32_epi8(entry.v[0].raw));
@@ -315,7 +426,7 @@ HWY_INLINE __m512i LookUp(__m512i index, __m512i table) {
 // As CodeLogits, for 2 bits.
 template <int kHeads>
 HWY_INLINE void TableLogits(const PageLayout& layout, const std::byte* block,
-                            const QueryTables& query, BlockPrefetch& prefetch,
+                            const QueryTables& query, QueryPart part, BlockPrefetch& prefetch,
                             float (&logits)[kMaxBlockHeads][kPageTokens]) {
   constexpr int kTiles = 2;
   const int group_vectors = layout.group_dims() / 16, tile_vectors = layout.head_dim() / 16;
@@ -363,7 +474,11 @@ HWY_INLINE void TableLogits(const PageLayout& layout, const std::byte* block,
           const F16x steps{{hn::ConvertTo(DF(), dot)}};
           const F16x rest = Mul(middle, Set(query.sums[h][g]));
           const F16x value = MulAdd(Mul(steps, Set(query.unit[h][g])), s, rest);
-          sum[t][h] = g == 0 ? value : Add(sum[t][h], value);
+          if (g > 0) {
+            sum[t][h] = Add(sum[t][h], value);
+          } else {
+            sum[t][h] = part == QueryPart::kRounded ? value : Add(value, Load(logits[h] + token));
+          }
         }
       }
     }
@@ -526,10 +641,23 @@ HWY_INLINE void RoundToPlanes(const PageLayout& layout, const std::byte* block, 
   }
 }
 
+// What CodePage takes of a query.
+template <int kBits, bool kVnni>
+inline void PrepareCodes(const float* q, const PageLayout& layout, float scale, int head,
+                         QueryPart part, QueryCodes& out) {
+#if HWY_TARGET == HWY_AVX3
+  if constexpr (kBits == 2 && kVnni) {
+    PrepareQueryTables(q, layout, scale, head, part, out.tables, out.limits);
+    return;
+  }
+#endif
+  PrepareQuery<kBits>(q, layout, scale, head, part, out);
+}
+
 template <int kBits, int kHeads, bool kVnni>
 HWY_NOINLINE void CodePage(const PageLayout& layout, const std::byte* block, int visible,
-                           const std::byte* next, const QueryCodes& query, float* m, float* d,
-                           float* o) {
+                           const std::byte* next, const QueryCodes& query,
+                           Remainder<QueryCodes>& remainder, float* m, float* d, float* o) {
   const int dims = layout.head_dim();
   // Steps of K and of V: one a vector and set of tiles.
   const int steps = 2 * dims * kBits / 8 / kTilesAtOnce;
@@ -537,15 +665,21 @@ HWY_NOINLINE void CodePage(const PageLayout& layout, const std::byte* block, int
   BlockPrefetch prefetch{next, next == nullptr ? nullptr : next + layout.block_bytes(),
                          (lines + steps - 1) / steps};
   alignas(64) float p[kMaxBlockHeads][kPageTokens];
+  const auto logits = [&](const QueryCodes& from, QueryPart part) HWY_ATTR {
 #if HWY_TARGET == HWY_AVX3
-  if constexpr (kBits == 2 && kVnni) {
-    TableLogits<kHeads>(layout, block, query.tables, prefetch, p);
-  } else {
-    CodeLogits<kBits, kHeads, kVnni>(layout, block, query, prefetch, p);
-  }
+    if constexpr (kBits == 2 && kVnni) {
+      TableLogits<kHeads>(layout, block, from.tables, part, prefetch, p);
+    } else {
+      CodeLogits<kBits, kHeads, kVnni>(layout, block, from, part, prefetch, p);
+    }
 #else
-  CodeLogits<kBits, kHeads, kVnni>(layout, block, query, prefetch, p);
+    CodeLogits<kBits, kHeads, kVnni>(layout, block, from, part, prefetch, p);
 #endif
+  };
+  logits(query, QueryPart::kRounded);
+  if (query.limits.Exceeded(layout, block)) {
+    logits(remainder.Get(layout), QueryPart::kRemainder);
+  }
   float alpha[kMaxBlockHeads];
   if (!SoftmaxTiles<kHeads>(p, visible, m, d, alpha)) return;
 

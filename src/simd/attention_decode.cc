@@ -17,7 +17,8 @@ namespace oscar::simd::HWY_NAMESPACE {
 namespace {
 
 using CodePageFunction = void (*)(const PageLayout&, const std::byte*, int, const std::byte*,
-                                  const QueryCodes&, float*, float*, float*);
+                                  const QueryCodes&, Remainder<QueryCodes>&, float*, float*,
+                                  float*);
 using RowPageFunction = void (*)(const Bf16*, const Bf16*, const Bf16*, int, int, const QueryRows&,
                                  float*, float*, float*);
 
@@ -31,7 +32,7 @@ CodePageFunction ChooseCodePage(int heads) {
 
 #if HWY_TARGET == HWY_AVX3
 using WordPagesFunction = void (*)(const PageLayout&, const std::byte* const*, int, int, int,
-                                   const WordQuery&, float*, float*, float*);
+                                   const WordQuery&, Remainder<WordQuery>&, float*, float*, float*);
 WordPagesFunction ChooseWordPages(int heads) {
   constexpr WordPagesFunction kTable[kMaxBlockHeads] = {&WordPages<1>, &WordPages<2>, &WordPages<3>,
                                                         &WordPages<4>};
@@ -90,28 +91,34 @@ void DecodeSplits(const AttentionLayer& layer, const DecodeQuery& query, int kv_
       const uint32_t bytes = is_sealed(page) ? layer.sealed.block_bytes() : 0;
       for (uint32_t at = 0; at < bytes; at += 64) __builtin_prefetch(block + at, 0, 2);
     }
+    const float* const block_q = query.q + (kv_head * g + base) * dims;
+    const bool int2 = layer.sealed.kind() == PageKind::kInt2;
+    const auto prepare_codes = int2 ? &PrepareCodes<2, kVnni> : &PrepareCodes<4, kVnni>;
     for (int h = 0; h < heads; ++h) {
-      const float* q = query.q + (kv_head * g + base + h) * dims;
+      const float* q = block_q + h * dims;
       const int part = h / kMaxBlockHeads, at = h % kMaxBlockHeads;
       PrepareQueryRows(q, dims, scale, at, rows[part]);
-      if (layer.sealed.kind() == PageKind::kInt2) {
+      if (!has_codes) continue;
 #if HWY_TARGET == HWY_AVX3
-        if constexpr (kPath == CodePath::kTiles) {
-          PrepareTileQuery(q, layer.sealed, scale, h, tiles);
-        } else if constexpr (kPath == CodePath::kWords) {
-          PrepareWordQuery(q, layer.sealed, scale, h, words);
-        } else if constexpr (kVnni) {
-          PrepareQueryTables(q, layer.sealed, scale, h, codes[0].tables);
-        } else {
-          PrepareQuery<2>(q, layer.sealed, scale, h, codes[0]);
-        }
-#else
-        PrepareQuery<2>(q, layer.sealed, scale, h, codes[0]);
-#endif
-      } else if (layer.sealed.kind() == PageKind::kInt4) {
-        PrepareQuery<4>(q, layer.sealed, scale, at, codes[part]);
+      if (kPath == CodePath::kTiles && int2) {
+        PrepareTileQuery(q, layer.sealed, scale, h, QueryPart::kRounded, tiles);
+        continue;
       }
+      if (kPath == CodePath::kWords && int2) {
+        PrepareWordQuery(q, layer.sealed, scale, h, QueryPart::kRounded, words);
+        continue;
+      }
+#endif
+      prepare_codes(q, layer.sealed, scale, at, QueryPart::kRounded, codes[part]);
     }
+    // The second part, if there is one, is that of four heads and more.
+    Remainder<QueryCodes> codes_rest[] = {
+        {block_q, std::min(heads, kMaxBlockHeads), scale, prepare_codes},
+        {block_q + kMaxBlockHeads * dims, heads - kMaxBlockHeads, scale, prepare_codes}};
+#if HWY_TARGET == HWY_AVX3
+    Remainder<WordQuery> words_rest(block_q, heads, scale, &PrepareWordQuery);
+    Remainder<TileQuery> tiles_rest(block_q, heads, scale, &PrepareTileQuery);
+#endif
     for (int64_t first = first_page; first < end_page; first += kPagesPerSplit) {
       const int64_t end = std::min(end_page, first + kPagesPerSplit);
       // On the stack, not in the state: neighbouring states belong to other threads, and the
@@ -138,9 +145,11 @@ void DecodeSplits(const AttentionLayer& layer, const DecodeQuery& query, int kv_
             }
             page += count - 1;
             if constexpr (kPath == CodePath::kTiles) {
-              TilePages<AmxTiles>(layout, run, count, visible_of(page), heads, tiles, m, d, o);
+              TilePages<AmxTiles>(layout, run, count, visible_of(page), heads, tiles, tiles_rest, m,
+                                  d, o);
             } else {
-              ChooseWordPages(heads)(layout, run, count, known, visible_of(page), words, m, d, o);
+              ChooseWordPages(heads)(layout, run, count, known, visible_of(page), words, words_rest,
+                                     m, d, o);
             }
             continue;
           }
@@ -155,8 +164,8 @@ void DecodeSplits(const AttentionLayer& layer, const DecodeQuery& query, int kv_
             const CodePageFunction code_page = layer.sealed.kind() == PageKind::kInt4
                                                    ? ChooseCodePage<4, kVnni>(count)
                                                    : ChooseCodePage<2, kVnni>(count);
-            code_page(layout, block, visible_of(page), next, codes[part], m + head, d + head,
-                      o + head * dims);
+            code_page(layout, block, visible_of(page), next, codes[part], codes_rest[part],
+                      m + head, d + head, o + head * dims);
           } else {
             ChooseRowPage<kBf16>(count)(
                 reinterpret_cast<const Bf16*>(block),

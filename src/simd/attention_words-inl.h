@@ -105,13 +105,17 @@ struct WordQuery {
   int32_t weight[2][kMaxBlockHeads][kMaxPageDims / kChunkDims];
   float unit[kMaxBlockHeads][kMaxPageGroups];  // times softmax scale and log2 e
   float sums[kMaxBlockHeads][kMaxPageGroups];  // of q, times softmax scale and log2 e
+  ScaleLimits limits;
 };
 
 inline void PrepareWordQuery(const float* q, const PageLayout& layout, float scale, int head,
-                             WordQuery& out) {
+                             QueryPart part, WordQuery& out) {
   // Units are multiples of one: enough times that for the multiple to fit well; not more than lets
   // 16 chunks of 2^15 x 2^11 stay within 32 bits.
   constexpr float kLeast = 1.0f / 8, kFinest = 1.0f / 2048;
+  // Half a unit at most is left of each of a chunk's six entries.
+  constexpr float kFiner = 8192.0f;
+  const bool rest = part == QueryPart::kRemainder;
   constexpr __mmask16 kSet[4] = {0xaaaa, 0xcccc, 0xf0f0, 0xff00};  // lanes whose number has bit b
   __m512 signs[4];
   for (int b = 0; b < 4; ++b) {
@@ -135,12 +139,15 @@ inline void PrepareWordQuery(const float* q, const PageLayout& layout, float sca
     const float lowest = _mm512_mask_reduce_min_ps(used, bound);
     const float highest = std::max(_mm512_mask_reduce_max_ps(used, bound), 1e-30f);
     const float unit = std::max(lowest * kLeast, highest * kFinest) / kWordLimit;
-    out.unit[head][g] = unit * scale;
-    out.sums[head][g] = ReduceSum(F16x{{VF{sum}}}) * scale;
+    out.unit[head][g] = rest ? unit * scale / kFiner : unit * scale;
+    out.sums[head][g] = rest ? 0.0f : ReduceSum(F16x{{VF{sum}}}) * scale;
     const __m512 multiple =
         _mm512_max_ps(_mm512_set1_ps(1.0f),
                       _mm512_roundscale_ps(_mm512_div_ps(bound, _mm512_set1_ps(unit * kWordLimit)),
                                            _MM_FROUND_TO_POS_INF | _MM_FROUND_NO_EXC));
+    const float multiples =
+        std::sqrt(_mm512_mask_reduce_add_ps(used, _mm512_mul_ps(multiple, multiple)));
+    out.limits.Add(head, g, layout.num_groups(), unit * scale * multiples * 0.7071f);
     alignas(64) float halves[16];  // of a chunk's unit
     _mm512_store_ps(halves, _mm512_div_ps(_mm512_set1_ps(0.5f / unit), multiple));
     const __m512i weight = _mm512_cvtps_epi32(multiple);
@@ -169,10 +176,17 @@ inline void PrepareWordQuery(const float* q, const PageLayout& layout, float sca
         for (int b = 1; b < 4; ++b) {
           four = _mm512_fmadd_ps(signs[b], _mm512_set1_ps(bits[b]), four);
         }
-        const auto store = [&](int table, __m512 rest) HWY_ATTR {
-          const __m512 fifth = _mm512_set1_ps(bits[4]), magic = _mm512_set1_ps(kMagic);
-          const __m512 lower = _mm512_add_ps(_mm512_sub_ps(rest, fifth), magic);
-          const __m512 upper = _mm512_add_ps(_mm512_add_ps(rest, fifth), magic);
+        const auto round = [&](__m512 exact) HWY_ATTR {
+          const __m512 magic = _mm512_set1_ps(kMagic);
+          const __m512 rounded = _mm512_add_ps(exact, magic);
+          if (!rest) return rounded;
+          const __m512 left = _mm512_sub_ps(exact, _mm512_sub_ps(rounded, magic));
+          return _mm512_fmadd_ps(left, _mm512_set1_ps(kFiner), magic);
+        };
+        const auto store = [&](int table, __m512 others) HWY_ATTR {
+          const __m512 fifth = _mm512_set1_ps(bits[4]);
+          const __m512 lower = round(_mm512_sub_ps(others, fifth));
+          const __m512 upper = round(_mm512_add_ps(others, fifth));
           _mm512_store_si512(out.tables[first_chunk + c / 2][c % 2][table][head],
                              _mm512_permutex2var_epi16(_mm512_castps_si512(lower), low_words,
                                                        _mm512_castps_si512(upper)));
@@ -277,12 +291,12 @@ HWY_INLINE void AddKeys(bool first, int t, int h, const int16_t (&tables)[4][kMa
   }
 }
 
-// As CodeLogits, for 2 bits, less reference[head]. Every sum stays in a register: stores of chunks,
-// 4 KiB a page, would share their low 12 address bits with the loads of tables, which then wait for
-// them on Zen 4 (180 cycles a page).
+// As CodeLogits, for 2 bits; the rounded form less reference[head]. Every sum stays in a register:
+// stores of chunks, 4 KiB a page, would share their low 12 address bits with the loads of tables,
+// which then wait for them on Zen 4 (180 cycles a page).
 template <int kHeads>
 HWY_NOINLINE void WordLogits(const PageLayout& layout, const std::byte* HWY_RESTRICT block,
-                             const WordQuery& query, const float* reference,
+                             const WordQuery& query, QueryPart part, const float* reference,
                              PagesPrefetch& prefetch,
                              float (&logits)[kMaxBlockHeads][kPageTokens]) {
   const size_t tile_bytes = static_cast<size_t>(layout.head_dim()) * 4;
@@ -344,7 +358,8 @@ HWY_NOINLINE void WordLogits(const PageLayout& layout, const std::byte* HWY_REST
       OSCAR_UNROLL
       for (int h = 0; h < kHeads; ++h) {
         const F16x steps{{hn::ConvertTo(DF(), VI{sum[h][t]})}};
-        const F16x before = g == 0 ? Set(-reference[h]) : Load(logits[h] + t * 16);
+        const bool begins = g == 0 && part == QueryPart::kRounded;
+        const F16x before = begins ? Set(-reference[h]) : Load(logits[h] + t * 16);
         const F16x rest = MulAdd(middle, Set(query.sums[h][g]), before);
         Store(MulAdd(steps, Mul(s, Set(query.unit[h][g])), rest), logits[h] + t * 16);
       }
@@ -696,8 +711,8 @@ HWY_NOINLINE void RoundWeights(int g, WordState& state, WordWeights& out) {
 // between the logits of page n + 1 and their softmax.
 template <int kHeads>
 HWY_NOINLINE void WordPages(const PageLayout& layout, const std::byte* const* blocks, int count,
-                            int known, int last_visible, const WordQuery& query, float* m, float* d,
-                            float* o) {
+                            int known, int last_visible, const WordQuery& query,
+                            Remainder<WordQuery>& remainder, float* m, float* d, float* o) {
   constexpr float kUnseen = -1000.0f;
   const int dims = layout.head_dim(), groups = layout.num_groups();
   const int vectors = layout.group_dims() / 32;
@@ -717,7 +732,12 @@ HWY_NOINLINE void WordPages(const PageLayout& layout, const std::byte* const* bl
   WordWeights words;
   PagesPrefetch prefetch{nullptr, nullptr};
   const auto keys = [&](int page) HWY_ATTR {
-    WordLogits<kHeads>(layout, blocks[page], query, state.reference, prefetch, logits[page % 2]);
+    WordLogits<kHeads>(layout, blocks[page], query, QueryPart::kRounded, state.reference, prefetch,
+                       logits[page % 2]);
+    if (query.limits.Exceeded(layout, blocks[page])) {
+      WordLogits<kHeads>(layout, blocks[page], remainder.Get(layout), QueryPart::kRemainder,
+                         state.reference, prefetch, logits[page % 2]);
+    }
     if (page + 1 < count) return;
     for (int h = 0; h < kHeads; ++h) {
       for (int t = last_visible; t < kPageTokens; ++t) logits[page % 2][h][t] = kUnseen;
