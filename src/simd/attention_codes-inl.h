@@ -54,16 +54,50 @@ inline constexpr float kLogitNoise = 5.8e-4f;
 // What is prepared of q: its rounded form, or what rounding left, in units as much finer.
 enum class QueryPart : uint8_t { kRounded, kRemainder };
 
+// What codes of a page are like.
+struct CodeStatistics {
+  float middle;  // code
+  float spread;  // root mean square about it
+
+  // Root mean square of a sum over dims of (code - middle) times what rounding takes, in steps.
+  float Noise(int dims) const {
+    constexpr float kRounding = 0.2887f;  // of a number spread evenly over one step
+    return kRounding * spread * std::sqrt(static_cast<float>(dims));
+  }
+};
+inline CodeStatistics StatisticsOf(const PageLayout& layout) {
+  return layout.kind() == PageKind::kInt2 ? CodeStatistics{1.5f, 1.118f}
+                                          : CodeStatistics{7.5f, 4.61f};
+}
+
+// The largest K scale of a group whose q . code is off by `noise`, times softmax scale and log2 e.
+inline float ScaleLimit(const PageLayout& layout, float noise) {
+  return kLogitNoise / std::max(noise * std::sqrt(static_cast<float>(layout.num_groups())), 1e-30f);
+}
+
+// q of a group in steps of largest / limit.
+struct RoundedSteps {
+  float step, inverse;
+
+  RoundedSteps(const float* q, int first, int end, float limit) {
+    F16x largest = Set(0.0f);
+    for (int d = first; d < end; d += 16) largest = Max(largest, Abs(Load(q + d)));
+    const float top = std::max(ReduceMax(largest), 1e-30f);
+    step = top / limit;
+    inverse = limit / top;
+  }
+  HWY_INLINE F16x Of(const float* q) const { return Round(Mul(Load(q), Set(inverse))); }
+  // What that leaves.
+  HWY_INLINE F16x Left(const float* q) const { return MulAdd(Of(q), Set(-step), Load(q)); }
+};
+
 // The largest K scales, as fp16 bits, for which the rounded form of q is enough; one for all heads
 // of a block, because they share a pass over codes.
 struct ScaleLimits {
   uint16_t bits[kMaxPageGroups];
 
-  // `noise`: root mean square by which rounding moves q . code in group g, times softmax scale and
-  // log2 e.
-  void Add(int head, int g, int num_groups, float noise) {
-    const float all = std::max(noise * std::sqrt(static_cast<float>(num_groups)), 1e-30f);
-    const uint16_t limit = SaturateToFp16(kLogitNoise / all).bits;
+  void Add(int head, int g, float scale_limit) {
+    const uint16_t limit = SaturateToFp16(scale_limit).bits;
     bits[g] = head == 0 ? limit : std::min(bits[g], limit);
   }
   // Scales are not negative, so their bits are in the order of what they stand for.
@@ -281,36 +315,20 @@ HWY_INLINE void DotTiles(const std::byte* HWY_RESTRICT codes, size_t tile_bytes,
 // Tiles in flight: as many accumulators as registers allow (2 planes x heads x tiles).
 inline constexpr int kTilesAtOnce = kParts == 1 ? 2 : 1;
 
-// q of one group in steps of top / kPlaneLimit.
-struct PlaneSteps {
-  float top, inverse;
-
-  PlaneSteps(const float* q, int first, int end) {
-    F16x largest = Set(0.0f);
-    for (int d = first; d < end; d += 16) largest = Max(largest, Abs(Load(q + d)));
-    top = std::max(ReduceMax(largest), 1e-30f);
-    inverse = kPlaneLimit / top;
-  }
-  HWY_INLINE F16x Of(const float* q) const { return Round(Mul(Load(q), Set(inverse))); }
-};
-
 template <int kBits>
 HWY_INLINE void PrepareQuery(const float* q, const PageLayout& layout, float scale, int head,
                              QueryPart part, QueryCodes& out) {
-  constexpr float kMiddle = static_cast<float>((1 << kBits) - 1) / 2;
-  constexpr float kCodeRms = kBits == 2 ? 1.118f : 4.61f;  // of codes about their middle
-  constexpr float kRounding = 0.2887f;                     // rms of a uniform number of width 1
+  const CodeStatistics statistics = StatisticsOf(layout);
+  const bool is_rest = part == QueryPart::kRemainder;
   alignas(64) float rest[kMaxPageDims];
   for (int g = 0; g < layout.num_groups(); ++g) {
     const int first = g * layout.group_dims(), end = first + layout.group_dims();
-    if (part == QueryPart::kRemainder) {
-      const PlaneSteps steps(q, first, end);
-      for (int d = first; d < end; d += 16) {
-        Store(MulAdd(steps.Of(q + d), Set(-(steps.top / kPlaneLimit)), Load(q + d)), rest + d);
-      }
+    if (is_rest) {
+      const RoundedSteps steps(q, first, end, kPlaneLimit);
+      for (int d = first; d < end; d += 16) Store(steps.Left(q + d), rest + d);
     }
-    const float* x = part == QueryPart::kRemainder ? rest : q;
-    const PlaneSteps steps(x, first, end);
+    const float* x = is_rest ? rest : q;
+    const RoundedSteps steps(x, first, end, kPlaneLimit);
     F16x sum = Set(0.0f), rounded = Set(0.0f);
     for (int d = first; d < end; d += 16) {
       const F16x n = steps.Of(x + d);
@@ -318,14 +336,12 @@ HWY_INLINE void PrepareQuery(const float* q, const PageLayout& layout, float sca
       rounded = Add(rounded, n);
       StorePlanes<kBits>(n, out.planes[head].hi + d, out.planes[head].lo + d);
     }
-    const float step = steps.top / kPlaneLimit * scale;
-    out.step[head][g] = step;
+    out.step[head][g] = steps.step * scale;
     // The rounded form comes with all that the sum of q adds.
-    out.sums[head][g] = part == QueryPart::kRemainder ? 0.0f : ReduceSum(sum) * steps.inverse;
-    out.centre[head][g] = kMiddle * (out.sums[head][g] - ReduceSum(rounded));
-    out.limits.Add(
-        head, g, layout.num_groups(),
-        step * kRounding * kCodeRms * std::sqrt(static_cast<float>(layout.group_dims())));
+    out.sums[head][g] = is_rest ? 0.0f : ReduceSum(sum) * steps.inverse;
+    out.centre[head][g] = statistics.middle * (out.sums[head][g] - ReduceSum(rounded));
+    out.limits.Add(head, g,
+                   ScaleLimit(layout, out.step[head][g] * statistics.Noise(layout.group_dims())));
   }
 }
 
@@ -395,8 +411,8 @@ inline void PrepareQueryTables(const float* q, const PageLayout& layout, float s
     out.unit[head][g] = rest ? unit * scale / kFiner : unit * scale;
     out.sums[head][g] = rest ? 0.0f : ReduceSum(sum) * scale;
     // An entry for every two dims, each rounded.
-    limits.Add(head, g, layout.num_groups(),
-               unit * scale * std::sqrt(static_cast<float>(layout.group_dims()) / 24));
+    const float rounded = std::sqrt(static_cast<float>(layout.group_dims()) / 24);
+    limits.Add(head, g, ScaleLimit(layout, unit * scale * rounded));
     const F16x inverse = Set(1.0f / unit);
     for (int v = begin / 16; v < end / 16; ++v) {
       for (int n = 0; n < 2; ++n) {

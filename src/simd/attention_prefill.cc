@@ -27,6 +27,14 @@ constexpr float kInt16Limit = 32767.0f;
 // of a form: what that adds is gone as soon as a real logit comes, of which the other form has one.
 constexpr float kUnseen = -1e30f;
 
+// q in 16 bits, or what rounding left of it, for a pass over packed pages.
+struct RowCodes {
+  uint16_t* codes;  // [rows, D] int16, in steps
+  float* step;      // [rows, groups], times softmax scale and log2 e
+  float* sum;       // [rows, groups] of q, in steps
+  float* centre;    // [rows, groups]: what rounding took from sum, times the middle code
+};
+
 // One thread's memory. Rows are (token, head), head the faster index.
 struct Scratch {
   int32_t* k_pairs;  // [D / 2, 64]
@@ -35,11 +43,11 @@ struct Scratch {
   float* v;          // [64, D]
   Bf16* page;        // [2, 64, D]: a page that is not yet full, padded
   TileMeta meta;
-  float* q;            // [rows, D], times softmax scale and log2 e
-  uint16_t* q_bf16;    // [rows, D], the same rounded
-  uint16_t* q_codes;   // [rows, D] int16, in steps
-  float* q_step;       // [rows, groups], times softmax scale and log2 e
-  float* q_sum;        // [rows, groups] of q in steps
+  float* q;          // [rows, D], times softmax scale and log2 e
+  uint16_t* q_bf16;  // [rows, D], the same rounded
+  RowCodes rounded;
+  RowCodes rest;       // of the rows that some page needs it for
+  float* scale_limit;  // [rows, groups]: the largest K scale for which `rounded` is enough
   float* o;            // [rows, D]
   float* p;            // [rows, 64]: logits, then weights
   uint16_t* weights;   // [groups, rows, 64]: p s int16 in steps; or p in BF16
@@ -69,9 +77,11 @@ struct Scratch {
             take(groups * kTokens)};
     q = take(rows * dims);
     q_bf16 = reinterpret_cast<uint16_t*>(take(rows * dims / 2));
-    q_codes = reinterpret_cast<uint16_t*>(take(rows * dims / 2));
-    q_step = take(rows * groups);
-    q_sum = take(rows * groups);
+    for (RowCodes* part : {&rounded, &rest}) {
+      *part = {reinterpret_cast<uint16_t*>(take(rows * dims / 2)), take(rows * groups),
+               take(rows * groups), take(rows * groups)};
+    }
+    scale_limit = take(rows * groups);
     o = take(rows * dims);
     p = take(rows * kTokens);
     weights = reinterpret_cast<uint16_t*>(take(groups * rows * kTokens / 2));
@@ -93,21 +103,36 @@ HWY_INLINE void StoreInt16(const F16x& x, uint16_t* out) {
 }
 
 // q of one row in 16 bits, each group by its own step: a large dim coarsens its group alone.
-HWY_INLINE void QueryToInt16(const float* q, const PageLayout& layout, float factor, uint16_t* out,
-                             float* step, float* sum) {
+// kRemainder: what the 16 bits left, likewise.
+template <QueryPart kPart>
+HWY_INLINE void QueryToInt16(const float* q, const PageLayout& layout, float factor, int row,
+                             const Scratch& s) {
+  constexpr bool kRest = kPart == QueryPart::kRemainder;
+  const CodeStatistics statistics = StatisticsOf(layout);
+  const RowCodes& out = kRest ? s.rest : s.rounded;
+  alignas(64) float rest[kMaxPageDims];
   for (int g = 0; g < layout.num_groups(); ++g) {
     const int first = g * layout.group_dims(), end = first + layout.group_dims();
-    F16x largest = Set(0.0f), total = Set(0.0f);
-    for (int d = first; d < end; d += 16) largest = Max(largest, Abs(Load(q + d)));
-    const float top = std::max(ReduceMax(largest), 1e-30f);
-    const F16x inverse = Set(kInt16Limit / top);
-    for (int d = first; d < end; d += 16) {
-      const F16x steps = Round(Mul(Load(q + d), inverse));
-      total = Add(total, steps);
-      StoreInt16(steps, out + d);
+    if constexpr (kRest) {
+      const RoundedSteps steps(q, first, end, kInt16Limit);
+      for (int d = first; d < end; d += 16) Store(steps.Left(q + d), rest + d);
     }
-    step[g] = top / kInt16Limit * factor;
-    sum[g] = ReduceSum(total);
+    const float* x = kRest ? rest : q;
+    const RoundedSteps steps(x, first, end, kInt16Limit);
+    F16x sum = Set(0.0f), rounded = Set(0.0f);
+    for (int d = first; d < end; d += 16) {
+      const F16x n = steps.Of(x + d);
+      sum = Add(sum, Load(x + d));
+      rounded = Add(rounded, n);
+      StoreInt16(n, out.codes + row * layout.head_dim() + d);
+    }
+    const int at = row * layout.num_groups() + g;
+    out.step[at] = steps.step * factor;
+    out.sum[at] = kRest ? 0.0f : ReduceSum(sum) * steps.inverse;
+    out.centre[at] = statistics.middle * (out.sum[at] - ReduceSum(rounded));
+    if constexpr (!kRest) {
+      s.scale_limit[at] = ScaleLimit(layout, out.step[at] * statistics.Noise(layout.group_dims()));
+    }
   }
 }
 
@@ -120,17 +145,22 @@ HWY_INLINE void Clear(I16x (&sum)[kRows][kVectors]) {
   }
 }
 
-// Logits in base 2 of rows [first, end) against a packed page: s_t (q . code_t) + min_t sum(q).
-template <PairOp kOp>
-HWY_NOINLINE void PackedLogits(const PageLayout& layout, const Scratch& s, int first, int end) {
+// Logits in base 2 of rows [first, end) against a packed page: s_t (q . code_t) + min_t sum(q). A
+// remainder adds to the logits of the rows that need it.
+template <PairOp kOp, QueryPart kPart>
+HWY_NOINLINE void PackedLogits(const PageLayout& layout, const Scratch& s, const bool* needed,
+                               int first, int end) {
+  constexpr bool kRest = kPart == QueryPart::kRemainder;
+  const RowCodes& q = kRest ? s.rest : s.rounded;
   const int dims = layout.head_dim(), width = layout.group_dims(), groups = layout.num_groups();
   ForRowBlocks(end - first, [&]<int kRows>(int block) HWY_ATTR {
     const int row = first + block;
+    if (kRest && std::none_of(needed + row, needed + row + kRows, [](bool x) { return x; })) return;
     for (int t = 0; t < kPageTokens; t += 16 * kBlockVectors) {
       for (int g = 0; g < groups; ++g) {
         I16x sum[kRows][kBlockVectors];
         Clear(sum);
-        PairProduct<kOp>(s.q_codes + row * dims + g * width, static_cast<size_t>(dims / 2),
+        PairProduct<kOp>(q.codes + row * dims + g * width, static_cast<size_t>(dims / 2),
                          s.k_pairs + g * width / 2 * kPageTokens + t, kPageTokens, width / 2, sum);
         OSCAR_UNROLL
         for (int v = 0; v < kBlockVectors; ++v) {
@@ -138,11 +168,13 @@ HWY_NOINLINE void PackedLogits(const PageLayout& layout, const Scratch& s, int f
           const F16x min = Load(s.meta.k_min + g * kPageTokens + t + v * 16);
           OSCAR_UNROLL
           for (int r = 0; r < kRows; ++r) {
+            if (kRest && !needed[row + r]) continue;
             const int at = (row + r) * groups + g;
-            const F16x value = MulAdd(ToFloat(sum[r][v]), scale, Mul(min, Set(s.q_sum[at])));
-            const F16x step = Set(s.q_step[at]);
+            const F16x dot = Add(ToFloat(sum[r][v]), Set(q.centre[at]));
+            const F16x value = MulAdd(dot, scale, Mul(min, Set(q.sum[at])));
             float* out = s.p + (row + r) * kPageTokens + t + v * 16;
-            Store(g == 0 ? Mul(value, step) : MulAdd(value, step, Load(out)), out);
+            const F16x before = g == 0 && !kRest ? Set(0.0f) : Load(out);
+            Store(MulAdd(value, Set(q.step[at]), before), out);
           }
         }
       }
@@ -378,9 +410,12 @@ void PrefillBlock(const AttentionLayer& layer, const PrefillQuery& query, int kv
   const int groups = layer.sealed.num_groups();
   const float factor = layer.softmax_scale * kLog2E;
   const Scratch s(memory, dims, groups);
+  const auto query_of = [&](int r) {
+    return query.q + static_cast<size_t>(first + r / heads) * query.q_stride +
+           (head + r % heads) * dims;
+  };
   for (int r = 0; r < rows; ++r) {
-    const float* source = query.q + static_cast<size_t>(first + r / heads) * query.q_stride +
-                          (head + r % heads) * dims;
+    const float* source = query_of(r);
     for (int j = 0; j < dims; j += 16) {
       const F16x scaled = Mul(Load(source + j), Set(factor));
       if constexpr (kBf16) {
@@ -389,9 +424,30 @@ void PrefillBlock(const AttentionLayer& layer, const PrefillQuery& query, int kv
         Store(scaled, s.q + r * dims + j);
       }
     }
-    QueryToInt16(source, layer.sealed, factor, s.q_codes + r * dims, s.q_step + r * groups,
-                 s.q_sum + r * groups);
+    QueryToInt16<QueryPart::kRounded>(source, layer.sealed, factor, r, s);
   }
+  // Rows for which 16 bits of q are not enough on a page, and those whose remainder is ready. Each
+  // row for itself: its numbers depend on no other.
+  bool needed[kMaxRows], ready[kMaxRows] = {};
+  const auto find_needed = [&](int first_row) HWY_ATTR {
+    bool any = false;
+    for (int g = 0; g < groups; ++g) {
+      const float* k_scale = s.meta.k_scale + g * kPageTokens;
+      const float largest = ReduceMax(
+          Max(Max(Load(k_scale), Load(k_scale + 16)), Max(Load(k_scale + 32), Load(k_scale + 48))));
+      for (int r = first_row; r < rows; ++r) {
+        const bool exceeds = largest > s.scale_limit[r * groups + g];
+        needed[r] = g == 0 ? exceeds : needed[r] || exceeds;
+        any = any || exceeds;
+      }
+    }
+    for (int r = first_row; any && r < rows; ++r) {
+      if (!needed[r] || ready[r]) continue;
+      QueryToInt16<QueryPart::kRemainder>(query_of(r), layer.sealed, factor, r, s);
+      ready[r] = true;
+    }
+    return any;
+  };
   std::fill_n(s.m, rows, kEmptyMax);
   std::fill_n(s.d, rows, 0.0f);
   std::fill_n(s.o, rows * dims, 0.0f);
@@ -459,9 +515,11 @@ void PrefillBlock(const AttentionLayer& layer, const PrefillQuery& query, int kv
     } else {
       UnpackCodes<4>(layout, block, s.k_pairs, s.v_pairs, s.meta);
     }
+    const bool any_needed = find_needed(first_row);
     for (int row = first_row; row < rows; row += kRowsAtOnce) {
       const int end = std::min(rows, row + kRowsAtOnce);
-      PackedLogits<kOp>(layout, s, row, end);
+      PackedLogits<kOp, QueryPart::kRounded>(layout, s, needed, row, end);
+      if (any_needed) PackedLogits<kOp, QueryPart::kRemainder>(layout, s, needed, row, end);
       mask(row, end);
       Softmax<Weights::kCodes>(s, row, end, groups);
       for (int g = 0; g < groups; ++g) {

@@ -147,7 +147,8 @@ inline void PrepareWordQuery(const float* q, const PageLayout& layout, float sca
                                            _MM_FROUND_TO_POS_INF | _MM_FROUND_NO_EXC));
     const float multiples =
         std::sqrt(_mm512_mask_reduce_add_ps(used, _mm512_mul_ps(multiple, multiple)));
-    out.limits.Add(head, g, layout.num_groups(), unit * scale * multiples * 0.7071f);
+    // Six entries a chunk, each rounded.
+    out.limits.Add(head, g, ScaleLimit(layout, unit * scale * multiples * 0.7071f));
     alignas(64) float halves[16];  // of a chunk's unit
     _mm512_store_ps(halves, _mm512_div_ps(_mm512_set1_ps(0.5f / unit), multiple));
     const __m512i weight = _mm512_cvtps_epi32(multiple);
