@@ -155,7 +155,8 @@ INSTANTIATE_TEST_SUITE_P(
         AttentionCase{.num_pages = 2, .recent_tokens = 900}),
     [](const auto& test) { return test.param.Name(); });
 
-// One draw of rows may be lucky: what rounding does to sharp logits depends on the tokens they pick.
+// One draw of rows may be lucky: what rounding does to sharp logits depends on the tokens they
+// pick.
 class DecodeDraws : public testing::TestWithParam<AttentionCase> {};
 
 TEST_P(DecodeDraws, MeetTheBudget) {
@@ -177,8 +178,8 @@ TEST_P(DecodeDraws, MeetTheBudget) {
   for (size_t row = 0; row < kDraws; ++row) {
     const std::vector<double> expected = ReferenceDecodeAttention(c, inputs[row]);
     for (size_t at = 0; at < expected.size(); at += dims) {
-      worst = std::max(
-          worst, RelativeL2({&out[row * expected.size() + at], dims}, {&expected[at], dims}));
+      worst = std::max(worst,
+                       RelativeL2({&out[row * expected.size() + at], dims}, {&expected[at], dims}));
     }
   }
   EXPECT_LE(worst, c.budget);
