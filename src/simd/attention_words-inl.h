@@ -17,10 +17,10 @@
 // all dims, sum (3/2) (w - step w'), which is known and taken back, so the error is that of codes
 // about their mean: at most 5e-4 of a flat page and less of any other.
 //
-// A page of four heads and 128 dims takes 1010 instructions for keys, 1210 for values, 250 for the
+// A page of four heads and 128 dims takes 1040 instructions for keys, 1240 for values, 250 for the
 // softmax and 140 to round its weights, all but a few of 512 bits. Zen 4 starts two of those a
-// cycle, one of them a permute, and 1305 cycles become 1750: docs/benchmarks.md has what was
-// measured and what was tried.
+// cycle, one of them a permute, and 1335 cycles become 1800 with pages in L2: docs/benchmarks.md
+// has what was measured and what was tried.
 #if defined(OSCAR_SIMD_ATTENTION_WORDS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef OSCAR_SIMD_ATTENTION_WORDS_INL_H_
 #undef OSCAR_SIMD_ATTENTION_WORDS_INL_H_
@@ -203,12 +203,13 @@ inline void PrepareWordQuery(const float* q, const PageLayout& layout, float sca
   }
 }
 
-// Word 2 i of the result is half `odd` of a's lane i, word 2 i + 1 that of b's.
-HWY_INLINE __m512i EvenWords() {
-  return _mm512_add_epi32(
-      _mm512_set1_epi32(0x00200000),
-      _mm512_mullo_epi32(_mm512_set1_epi32(0x00020002),
-                         _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)));
+// Words of two tiles: word 2 i of the result is half kHalf of a's lane i, word 2 i + 1 that of b's.
+// Without a permute: what look-ups wait for is the two pipes that permute.
+template <int kHalf>
+HWY_INLINE __m512i MergeWords(__m512i a, __m512i b) {
+  constexpr __mmask32 kOdd = 0xaaaaaaaa;
+  return kHalf == 0 ? _mm512_mask_blend_epi16(kOdd, a, _mm512_slli_epi32(b, 16))
+                    : _mm512_mask_blend_epi16(kOdd, _mm512_srli_epi32(a, 16), b);
 }
 
 HWY_INLINE __m512i AddProducts(__m512i sum, __m512i a, __m512i b) {
@@ -263,10 +264,11 @@ HWY_INLINE void AddLongEntry(__m512i& sum, __m512i table, __m512i upper, __m512i
 template <int kCount, int kHeads>
 HWY_INLINE void AddKeys(bool first, int t, int h, const int16_t (&tables)[4][kMaxBlockHeads][32],
                         const __m512i (&index)[2], __m512i (&acc)[kHeads][2]) {
-  const __m512i ta = _mm512_load_si512(tables[t][h]);
+  __m512i ta = _mm512_load_si512(tables[t][h]);
   if constexpr (kCount == 2) {
-    const __m512i tb = _mm512_load_si512(tables[t][h + 1]);
+    __m512i tb = _mm512_load_si512(tables[t][h + 1]);
     if (first) {
+      asm("" : "+v"(ta), "+v"(tb));  // one load for two look-ups: 64 bytes are all a cycle has
       acc[h][0] = _mm512_permutexvar_epi16(index[0], ta);
       acc[h][1] = _mm512_permutexvar_epi16(index[1], ta);
       acc[h + 1][0] = _mm512_permutexvar_epi16(index[0], tb);
@@ -302,7 +304,6 @@ HWY_NOINLINE void WordLogits(const PageLayout& layout, const std::byte* HWY_REST
                              float (&logits)[kMaxBlockHeads][kPageTokens]) {
   const size_t tile_bytes = static_cast<size_t>(layout.head_dim()) * 4;
   const int group_chunks = layout.group_dims() / kChunkDims;
-  const __m512i even = EvenWords(), odd = _mm512_add_epi16(even, _mm512_set1_epi16(1));
   for (int g = 0; g < layout.num_groups(); ++g) {
     __m512i sum[kHeads][4];  // of words times their chunk's unit, by tile of 16 tokens
     OSCAR_UNROLL
@@ -321,8 +322,8 @@ HWY_NOINLINE void WordLogits(const PageLayout& layout, const std::byte* HWY_REST
         OSCAR_UNROLL
         for (int i = 0; i < 2; ++i) {
           const std::byte* at = words + static_cast<size_t>(2 * i) * tile_bytes;
-          index[i] = _mm512_permutex2var_epi16(_mm512_loadu_si512(at), o == 0 ? even : odd,
-                                               _mm512_loadu_si512(at + tile_bytes));
+          const __m512i a = _mm512_loadu_si512(at), b = _mm512_loadu_si512(at + tile_bytes);
+          index[i] = o == 0 ? MergeWords<0>(a, b) : MergeWords<1>(a, b);
         }
         OSCAR_UNROLL
         for (int t = 0; t < 3; ++t) {
@@ -440,15 +441,12 @@ HWY_INLINE void AddValueHalf(const std::byte* HWY_RESTRICT codes, const WordWeig
                              int chunk, PagesPrefetch& prefetch, __m512i (&acc)[kHeads][kVectors]) {
   constexpr size_t kTileBytes = kPageTokens * 16 / 4;
   prefetch.Step();
-  const __m512i words_of =
-      kHalf % 2 == 0 ? EvenWords() : _mm512_add_epi16(EvenWords(), _mm512_set1_epi16(1));
   const std::byte* words = codes + (chunk * 2 + kHalf / 2) * 64;
   __m512i index[kVectors];
   OSCAR_UNROLL
   for (int i = 0; i < kVectors; ++i) {
     const std::byte* at = words + static_cast<size_t>(2 * i) * kTileBytes;
-    index[i] = _mm512_permutex2var_epi16(_mm512_loadu_si512(at), words_of,
-                                         _mm512_loadu_si512(at + kTileBytes));
+    index[i] = MergeWords<kHalf % 2>(_mm512_loadu_si512(at), _mm512_loadu_si512(at + kTileBytes));
   }
   AddValueTable<kHeads, kVectors, kHalf, 0>(weights, chunk, index, acc);
   OSCAR_UNROLL
