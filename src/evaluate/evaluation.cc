@@ -45,7 +45,7 @@ constexpr size_t kMaxOutputChars = 200;
 constexpr double kCudaShare = 0.85;
 constexpr uint64_t kCudaFixedBytes = uint64_t{3} << 29;
 // sink + recent + one page of the default windows: below it nothing is quantised.
-constexpr int64_t kDefaultWindows = 64 + 256 + 64;
+constexpr int64_t kDefaultRecent = 256, kDefaultWindows = 64 + kDefaultRecent + kPageTokens;
 constexpr uint64_t kMaxConfigBytes = uint64_t{1} << 28;
 constexpr std::array<int64_t, 5> kContextLengths = {4096, 14336, 32768, 65536, 131072};
 
@@ -205,6 +205,7 @@ Status Evaluator::HashSettings() {
   const ModelOptions& m = options_.model;
   uint64_t& model_hash = model_hash_;
   model_hash = m.random_weights ? m.weights_seed + 1 : 0;
+  std::string widened;  // methods whose published window is less than what pages keep
   for (MethodState& state : methods_) {
     OSCAR_ASSIGN_OR_RETURN(
         const std::unique_ptr<LoadedModel> plan,
@@ -263,6 +264,16 @@ Status Evaluator::HashSettings() {
     for (int64_t length : kContextLengths) {
       state.score.stored_bits[length] = plan->kv().StoredBits(length);
     }
+    if (state.score.history_bits < 16 && plan->kv().token_window() == 0 &&
+        method.recent_tokens < kDefaultRecent) {
+      widened += (widened.empty() ? "" : ", ") + state.method->label;
+    }
+  }
+  if (!widened.empty()) {
+    LogInfo(
+        "{}: whole pages are quantised, so up to {} tokens more than the published window stay "
+        "BF16; --windows tokens measures the published form",
+        widened, kPageTokens - 1);
   }
   return {};
 }
