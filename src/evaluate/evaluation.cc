@@ -272,7 +272,7 @@ Status Evaluator::HashSettings() {
   if (!widened.empty()) {
     LogInfo(
         "{}: whole pages are quantised, so up to {} tokens more than the published window stay "
-        "BF16; --windows tokens measures the published form",
+        "BF16; --windows tokens, on the CPU, measures the published form",
         widened, kPageTokens - 1);
   }
   return {};
