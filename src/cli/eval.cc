@@ -38,7 +38,7 @@ struct EvalArguments {
   std::vector<int64_t> lengths = {4096};
   fs::path haystack;
   std::string prefill = "method";
-  std::string windows = "pages";
+  std::string windows = "auto";
   std::string prose;
   int prose_windows = 8;
   std::string limit = "0";
@@ -177,7 +177,9 @@ Status RunEval(const EvalArguments& arguments) {
   options.prefill = arguments.prefill == "exact"  ? EvalPrefill::kExact
                     : arguments.prefill == "cell" ? EvalPrefill::kCell
                                                   : EvalPrefill::kMethod;
-  options.model.token_windows = arguments.windows == "tokens";
+  options.windows = arguments.windows == "tokens"  ? EvalWindows::kTokens
+                    : arguments.windows == "pages" ? EvalWindows::kPages
+                                                   : EvalWindows::kAuto;
   options.want_answers = !arguments.strict_only;
   options.seed = arguments.sampling.seed.value_or(0);
   if (!arguments.prose.empty()) options.prose = arguments.prose;
@@ -280,9 +282,11 @@ void AddEvalCommand(CLI::App& app, RunFunction& run) {
   command
       ->add_option("--windows", arguments->windows,
                    "Where the BF16 window ends. pages: as stored, 64 tokens leave it together; "
-                   "tokens: at the token, as methods are defined (slower, CPU)")
+                   "tokens: at the token, as methods are defined (slower, CPU); auto: tokens for "
+                   "methods whose window is shorter than what pages keep, with --prefill-cell 64 "
+                   "on the CPU, else pages")
       ->capture_default_str()
-      ->check(CLI::IsMember({"pages", "tokens"}));
+      ->check(CLI::IsMember({"auto", "pages", "tokens"}));
   command->add_flag("--strict-only", arguments->strict_only,
                     "Stop an item at its first wrong token: no answer score");
   command

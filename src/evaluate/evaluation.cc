@@ -65,6 +65,7 @@ struct Job {
 struct MethodState {
   const EvalMethod* method = nullptr;
   std::unique_ptr<LoadedModel> model;  // loaded while needed
+  bool token_windows = false;
   uint64_t settings = 0;
   MethodScore score;
 };
@@ -80,9 +81,18 @@ class Evaluator {
   Status PrepareJobs(const LoadedModel& model);
   Result<std::vector<int32_t>> EncodePrompt(const EvalTask& task, const EvalItem& item,
                                             const ChatTemplate* chat) const;
+  Status ChooseWindows();
   Status HashSettings();
   Status Load(MethodState& state);
-  ModelOptions OptionsOf(const EvalMethod& method, int cell) const;
+  ModelOptions OptionsOf(const MethodState& state, int cell) const;
+  // The yardstick.
+  ModelOptions PlainOptions(int cell) const {
+    static const EvalMethod kPlain{"bf16", "bf16", {}};
+    MethodState state;
+    state.method = &kPlain;
+    state.token_windows = options_.windows == EvalWindows::kTokens;
+    return OptionsOf(state, cell);
+  }
   std::string SettingsOf(const MethodState& state, const Job& job) const {
     return fmt::format("{:016x}", state.settings ^ job.hash);
   }
@@ -96,6 +106,7 @@ class Evaluator {
                     const std::function<Status()>& capture);
   EvalResults Collect() const;
   std::string PrefillText() const;
+  std::string WindowsText() const;
 
   const EvalOptions& options_;
   std::optional<Tokenizer> tokenizer_;
@@ -111,8 +122,10 @@ class Evaluator {
   ItemLog log_;
 };
 
-ModelOptions Evaluator::OptionsOf(const EvalMethod& method, int cell) const {
+ModelOptions Evaluator::OptionsOf(const MethodState& state, int cell) const {
+  const EvalMethod& method = *state.method;
   ModelOptions out = options_.model;
+  out.token_windows = state.token_windows;
   if (out.kv_memory == 0) out.kv_memory = cuda_kv_memory_;
   out.kv = method.kv;
   out.rotation = method.rotation;
@@ -125,7 +138,7 @@ ModelOptions Evaluator::OptionsOf(const EvalMethod& method, int cell) const {
 Status Evaluator::Load(MethodState& state) {
   if (state.model != nullptr) return {};
   OSCAR_ASSIGN_OR_RETURN(state.model,
-                         LoadedModel::Load(OptionsOf(*state.method, options_.model.prefill_cell)));
+                         LoadedModel::Load(OptionsOf(state, options_.model.prefill_cell)));
   return {};
 }
 
@@ -200,16 +213,50 @@ Result<std::vector<int32_t>> Evaluator::EncodePrompt(const EvalTask& task, const
   return out;
 }
 
+// Says where windows end when that is not what a method's paper has.
+Status Evaluator::ChooseWindows() {
+  const int cell = options_.model.prefill_cell;
+  const bool as_generated = options_.prefill == EvalPrefill::kMethod && cell == kPageTokens;
+  std::string widened, simulated;
+  for (MethodState& state : methods_) {
+    state.token_windows = options_.windows == EvalWindows::kTokens;
+    if (state.token_windows) continue;
+    OSCAR_ASSIGN_OR_RETURN(const std::unique_ptr<LoadedModel> plan,
+                           LoadedModel::Plan(OptionsOf(state, cell)));
+    const KvMethod& method = plan->kv().method();
+    const bool exact = method.storage == KvStorage::kBf16;
+    if (exact || method.recent_tokens >= kDefaultRecent) continue;
+    if (options_.windows == EvalWindows::kAuto && as_generated && plan->device() == Device::kCpu) {
+      state.token_windows = true;
+      // Refused for windows shorter than the tokens that are quantised together.
+      state.token_windows = LoadedModel::Plan(OptionsOf(state, cell)).has_value();
+    }
+    std::string& list = state.token_windows ? simulated : widened;
+    list += (list.empty() ? "" : ", ") + state.method->label;
+  }
+  if (!simulated.empty()) {
+    LogInfo(
+        "{}: the BF16 window ends at the token, as published (simulated); --windows pages measures "
+        "it as stored, with up to {} tokens more",
+        simulated, kPageTokens - 1);
+  }
+  if (!widened.empty()) {
+    LogInfo(
+        "{}: whole pages are quantised, so up to {} tokens more than the published window stay "
+        "BF16; --windows tokens, on the CPU, measures the published form",
+        widened, kPageTokens - 1);
+  }
+  return {};
+}
+
 // Everything that decides a score by its content, never by where it lies.
 Status Evaluator::HashSettings() {
   const ModelOptions& m = options_.model;
   uint64_t& model_hash = model_hash_;
   model_hash = m.random_weights ? m.weights_seed + 1 : 0;
-  std::string widened;  // methods whose published window is less than what pages keep
   for (MethodState& state : methods_) {
-    OSCAR_ASSIGN_OR_RETURN(
-        const std::unique_ptr<LoadedModel> plan,
-        LoadedModel::Plan(OptionsOf(*state.method, options_.model.prefill_cell)));
+    OSCAR_ASSIGN_OR_RETURN(const std::unique_ptr<LoadedModel> plan,
+                           LoadedModel::Plan(OptionsOf(state, options_.model.prefill_cell)));
     if (model_hash == 0) {
       OSCAR_ASSIGN_OR_RETURN(const std::unique_ptr<WeightSource> weights,
                              OpenCheckpointWeights(plan->directory().string()));
@@ -254,26 +301,15 @@ Status Evaluator::HashSettings() {
                                       options_.prefill == EvalPrefill::kCell ? " shared" : ""),
                     m.rope_scaling, options_.want_answers, options_.seed);
     if (plan->device() == Device::kCuda) text += "|cuda";
-    if (plan->kv().token_window() > 0) text += "|token windows";
     state.settings = HashText(text, 0);
     const ModelSpec& spec = plan->spec();
     state.score.label = state.method->label;
     state.score.description = plan->kv().Describe();
-    state.score.simulated = method.is_simulated();
+    state.score.simulated = method.is_simulated() || plan->kv().token_window() > 0;
     state.score.history_bits = method.HistoryBits(spec.num_kv_heads, spec.head_dim);
     for (int64_t length : kContextLengths) {
       state.score.stored_bits[length] = plan->kv().StoredBits(length);
     }
-    if (state.score.history_bits < 16 && plan->kv().token_window() == 0 &&
-        method.recent_tokens < kDefaultRecent) {
-      widened += (widened.empty() ? "" : ", ") + state.method->label;
-    }
-  }
-  if (!widened.empty()) {
-    LogInfo(
-        "{}: whole pages are quantised, so up to {} tokens more than the published window stay "
-        "BF16; --windows tokens, on the CPU, measures the published form",
-        widened, kPageTokens - 1);
   }
   return {};
 }
@@ -289,8 +325,9 @@ Status Evaluator::Prepare() {
     methods_.emplace_back();
     methods_.back().method = &method;
   }
+  OSCAR_RETURN_IF_ERROR(ChooseWindows());
   OSCAR_RETURN_IF_ERROR(HashSettings());
-  ModelOptions plain = OptionsOf({"bf16", "bf16", {}}, options_.model.prefill_cell);
+  ModelOptions plain = PlainOptions(options_.model.prefill_cell);
   OSCAR_ASSIGN_OR_RETURN(const std::unique_ptr<LoadedModel> plan, LoadedModel::Plan(plain));
   model_name_ = plan->directory().filename().string();
   OSCAR_RETURN_IF_ERROR(PrepareJobs(*plan));
@@ -423,7 +460,7 @@ Status Evaluator::RunText(Progress* progress) {
   ReferenceLogits reference;
   {
     OSCAR_ASSIGN_OR_RETURN(const std::unique_ptr<LoadedModel> model,
-                           LoadedModel::Load(OptionsOf({"bf16", "bf16", {}}, 64)));
+                           LoadedModel::Load(PlainOptions(64)));
     reference.stride =
         ReferenceStride(static_cast<int64_t>(windows_.size()) * options_.prose_tokens,
                         model->spec().vocab_size, kReferenceBytes);
@@ -432,7 +469,7 @@ Status Evaluator::RunText(Progress* progress) {
   }
   for (MethodState* state : missing) {
     OSCAR_ASSIGN_OR_RETURN(const std::unique_ptr<LoadedModel> model,
-                           LoadedModel::Load(OptionsOf(*state->method, 64)));
+                           LoadedModel::Load(OptionsOf(*state, 64)));
     OSCAR_ASSIGN_OR_RETURN(const TextMetrics text,
                            MeasureText(*model, windows_, &reference, /*fill=*/false, on_tokens));
     state->score.text = text;
@@ -461,6 +498,18 @@ std::string Evaluator::PrefillText() const {
   return fmt::format("each method's own, cell {}", options_.model.prefill_cell);
 }
 
+std::string Evaluator::WindowsText() const {
+  std::string tokens;
+  size_t count = 0;
+  for (const MethodState& state : methods_) {
+    if (!state.token_windows) continue;
+    tokens += (count++ == 0 ? "" : ", ") + state.method->label;
+  }
+  if (count == 0) return "end at pages";
+  return count == methods_.size() ? "end at the token"
+                                  : fmt::format("end at the token for {}; at pages else", tokens);
+}
+
 EvalResults Evaluator::Collect() const {
   EvalResults out;
   out.model = model_name_;
@@ -469,7 +518,7 @@ EvalResults Evaluator::Collect() const {
   out.spectra = spectra_;
   out.settings = {{"seed", std::to_string(options_.seed)},
                   {"decoding", DescribeSampling(options_.suite)},
-                  {"windows", options_.model.token_windows ? "end at the token" : "end at pages"},
+                  {"windows", WindowsText()},
                   {"text", windows_.empty() ? std::string("none")
                                             : fmt::format("{} windows of {} tokens, cell 64",
                                                           windows_.size(), options_.prose_tokens)}};
@@ -543,7 +592,7 @@ Status Evaluator::RunLayers() {
   const auto capture = [&]() -> Status {
     if (probe.has_value()) return {};
     OSCAR_ASSIGN_OR_RETURN(const std::unique_ptr<LoadedModel> model,
-                           LoadedModel::Load(OptionsOf({"bf16", "bf16", {}}, 64)));
+                           LoadedModel::Load(PlainOptions(64)));
     OSCAR_ASSIGN_OR_RETURN(probe, LayerErrorProbe::Capture(*model, windows_.front()));
     return {};
   };
@@ -561,7 +610,7 @@ Status Evaluator::RunLayers() {
     }
     OSCAR_RETURN_IF_ERROR(capture());
     // Measured on the host, in its order of pages.
-    ModelOptions on_host = OptionsOf(*state.method, 64);
+    ModelOptions on_host = OptionsOf(state, 64);
     on_host.device = Device::kCpu;
     on_host.kv_memory = 0;
     OSCAR_ASSIGN_OR_RETURN(const std::unique_ptr<LoadedModel> plan, LoadedModel::Plan(on_host));

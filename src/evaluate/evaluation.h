@@ -41,11 +41,19 @@ enum class EvalPrefill : uint8_t {
   kExact,   // the whole prompt is read once in BF16 and shared
 };
 
+// Where the BF16 window of a method ends.
+enum class EvalWindows : uint8_t {
+  kAuto,    // cells of one page on the CPU: at the token where pages would keep more; else at pages
+  kPages,   // as stored: 64 tokens leave it together
+  kTokens,  // as methods are defined on paper
+};
+
 struct EvalOptions {
-  ModelOptions model;  // kv and rotation are each method's own
+  ModelOptions model;  // kv, rotation and token_windows are each method's own
   std::vector<EvalMethod> methods;
   EvalSuite suite;
   EvalPrefill prefill = EvalPrefill::kMethod;
+  EvalWindows windows = EvalWindows::kAuto;
   bool want_answers = true;  // false: an item ends at its first wrong token
   // Of drawn outputs, with the repeat and the item.
   uint64_t seed = 0;

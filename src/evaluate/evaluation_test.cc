@@ -308,6 +308,54 @@ TEST_F(EvaluationTest, SharedCellsGoOnAsOwnOnes) {
   EXPECT_EQ(outcomes[0].output.front(), outcomes[1].output.front());
 }
 
+std::string WindowsOf(const EvalResults& results) {
+  for (const auto& [name, value] : results.settings) {
+    if (name == "windows") return value;
+  }
+  return {};
+}
+
+// In cells of one page a method is measured with the window of its paper, unless that is what pages
+// hold anyway; else as it is stored. The scores are those of the windows that are named.
+TEST_F(EvaluationTest, WindowsAreThePublishedOnesInCellsOfAPage) {
+  EvalOptions options = Sample("auto");
+  options.methods = *ParseMethods({"bf16", "quarot", "kivi", "oscar+@none"}, {});
+  options.suite = *ReadSuite(OSCAR_DEMO_MODEL "/eval", {1, {"sum"}});
+  const auto by_cell = Evaluate(options);
+  ASSERT_TRUE(by_cell.has_value()) << by_cell.error().ToString();
+  EXPECT_EQ(WindowsOf(*by_cell), "end at the token for quarot, kivi; at pages else");
+  EXPECT_TRUE(by_cell->methods[1].simulated);
+  EXPECT_FALSE(by_cell->methods[3].simulated);
+  EXPECT_NE(by_cell->methods[1].description.find("end at the token"), std::string::npos);
+  // The items of --windows tokens, and not those of pages.
+  const auto lines = [&] {
+    const std::string text = *ReadFile(directory_ / "auto/items.jsonl", 1 << 20);
+    return std::count(text.begin(), text.end(), '\n');
+  };
+  EXPECT_EQ(lines(), 4);
+  options.windows = EvalWindows::kTokens;
+  options.methods = *ParseMethods({"bf16", "quarot", "kivi"}, {});
+  ASSERT_TRUE(Evaluate(options).has_value());
+  EXPECT_EQ(lines(), 4);
+  options.windows = EvalWindows::kPages;
+  const auto paged = Evaluate(options);
+  ASSERT_TRUE(paged.has_value());
+  EXPECT_EQ(lines(), 6);
+  EXPECT_EQ(WindowsOf(*paged), "end at pages");
+  EXPECT_FALSE(paged->methods[1].simulated);
+  options.windows = EvalWindows::kAuto;
+  options.methods = *ParseMethods({"quarot"}, {});
+  options.model.prefill_cell = 128;
+  EXPECT_EQ(WindowsOf(*Evaluate(options)), "end at pages");
+  // A window shorter than the tokens quantised together cannot end at the token.
+  options.model.prefill_cell = 64;
+  options.methods = *ParseMethods({"kivi-sink"}, {});
+  options.model.recent = 64;
+  const auto narrow = Evaluate(options);
+  ASSERT_TRUE(narrow.has_value()) << narrow.error().ToString();
+  EXPECT_EQ(WindowsOf(*narrow), "end at pages");
+}
+
 // Options of the methods under test do not reach the BF16 model beside them.
 TEST_F(EvaluationTest, GroupsAndClipsAreTheMethodsOwn) {
   EvalOptions options = Sample("groups");

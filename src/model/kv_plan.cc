@@ -202,7 +202,10 @@ void KvPlan::ReplaceSealer(std::unique_ptr<PageSealer> sealer) {
   cache_->sealer = sealer_.get();
 }
 
-std::string KvPlan::Describe() const { return method_.Describe(kv_heads_, head_dim_); }
+std::string KvPlan::Describe() const {
+  return method_.Describe(kv_heads_, head_dim_) +
+         (token_window_ > 0 ? ", windows that end at the token simulated" : "");
+}
 
 double KvPlan::StoredBits(int64_t tokens) const {
   return method_.StoredBits(tokens, kv_heads_, head_dim_, num_layers_);
