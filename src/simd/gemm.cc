@@ -112,45 +112,65 @@ void GemmFma(ThreadPool& pool, GemmWorkspace& workspace, const float* x, int num
   });
 }
 
-// Tiles of AMX. Rows in chunks whose slice stays in L2 while a few panels pass over it.
-void GemmAmx(ThreadPool& pool, GemmWorkspace& workspace, const float* x, int num_rows,
-             size_t x_stride, const PackedMatrix& w, const float* bias, float* y, size_t y_stride) {
-  constexpr int kBlocksPerChunk = 16, kPanelsPerTask = 4;
-  const int padded = w.padded_inputs(), panels = w.num_panels();
-  const int blocks = CeilDiv(num_rows, 16), steps = padded / 32;
-  const size_t block_size = static_cast<size_t>(steps) * kAmxTileElements;
-  const auto inputs = static_cast<size_t>(w.num_inputs());
-  workspace.x_bf16.Grow(static_cast<size_t>(blocks) * block_size);
-  pool.ParallelFor(static_cast<int64_t>(blocks) * 16, [&](int64_t r, int) {
-    uint16_t* out = workspace.x_bf16.data() + static_cast<size_t>(r / 16) * block_size +
-                    static_cast<size_t>(r % 16) * 32;
-    const float* row = x + static_cast<size_t>(r) * x_stride;
-    for (size_t k = 0; k < static_cast<size_t>(padded); k += 32, out += kAmxTileElements) {
-      const size_t used = r < num_rows && k < inputs ? std::min<size_t>(32, inputs - k) : 0;
-      if (used < 32) std::fill_n(out, 32, uint16_t{0});
-      if (used > 0) ToBf16Row({row + k, used}, {reinterpret_cast<Bf16*>(out), used});
+// Rows of x, rounded, in the tiles that AmxPanels takes; rows and inputs past the end are zeros.
+void PackTiles(ThreadPool& pool, const float* x, int num_rows, size_t x_stride, int num_inputs,
+               int steps, uint16_t* out) {
+  constexpr int kStepsPerTask = 16;
+  const int blocks = CeilDiv(num_rows, 16), parts = CeilDiv(steps, kStepsPerTask);
+  pool.ParallelFor(static_cast<int64_t>(blocks) * parts, [&](int64_t task, int) {
+    const int b = static_cast<int>(task) / parts, first = static_cast<int>(task) % parts;
+    const int end = std::min((first + 1) * kStepsPerTask, steps);
+    for (int k = first * kStepsPerTask; k < end; ++k) {
+      const size_t at = static_cast<size_t>(b) * 16 * x_stride + static_cast<size_t>(k) * 32;
+      AmxPackTile(
+          x + at, x_stride, std::min(16, num_rows - b * 16), std::min(32, num_inputs - k * 32),
+          out + (static_cast<ptrdiff_t>(b / 2 * 2) * steps + 2 * k + b % 2) * kAmxTileElements);
     }
   });
-  const int chunks = CeilDiv(blocks, kBlocksPerChunk);
-  const int panels_per_task =
-      std::clamp(CeilDiv(panels * chunks, pool.num_threads() * 2), 1, kPanelsPerTask);
+}
+
+// Tiles of AMX. Where a chunk of rows stays in L2 with all its inputs, task after task meets it
+// there, and tasks are small; where it does not, each task brings it in anew, and more panels share
+// that.
+void GemmAmx(ThreadPool& pool, GemmWorkspace& workspace, const float* x, int num_rows,
+             size_t x_stride, const PackedMatrix& w, const float* bias, float* y, size_t y_stride) {
+  const int padded = w.padded_inputs(), panels = w.num_panels();
+  const int blocks = CeilDiv(num_rows, 16), steps = padded / 32;
+  const bool resident = steps <= kAmxResidentSteps;
+  const int most_blocks = resident ? std::min(8 * kAmxResidentSteps / steps, 16) : 16;
+  const int chunks = CeilDiv(blocks, most_blocks);
+  const int blocks_per_chunk = CeilDiv(CeilDiv(blocks, chunks), 2) * 2;
+  workspace.x_bf16.Grow(static_cast<size_t>(CeilDiv(blocks, 2)) * 2 * static_cast<size_t>(steps) *
+                        kAmxTileElements);
+  PackTiles(pool, x, num_rows, x_stride, w.num_inputs(), steps, workspace.x_bf16.data());
+  const int tasks_per_thread = resident && blocks >= 8 ? 8 : 2;
+  const int panels_per_task = std::clamp(
+      CeilDiv(panels * chunks, pool.num_threads() * tasks_per_thread), 1, resident ? 4 : 16);
   const int groups = CeilDiv(panels, panels_per_task);
-  constexpr size_t kSums = static_cast<size_t>(kPanelsPerTask) * kBlocksPerChunk * kAmxSums;
-  workspace.x.Grow(kSums * static_cast<size_t>(pool.num_threads()));
+  const size_t sums_size = static_cast<size_t>(panels_per_task * blocks_per_chunk) * kAmxSums;
+  workspace.x.Grow(sums_size * static_cast<size_t>(pool.num_threads()));
   pool.ParallelFor(static_cast<int64_t>(groups) * chunks, [&](int64_t task, int thread) {
-    const int first_block = static_cast<int>(task) / groups * kBlocksPerChunk;
-    const int count = std::min(kBlocksPerChunk, blocks - first_block);
+    const int first_block = static_cast<int>(task) / groups * blocks_per_chunk;
+    const int count = std::min(blocks_per_chunk, blocks - first_block);
     const int first_panel = static_cast<int>(task) % groups * panels_per_task;
     const int used = std::min(panels_per_task, panels - first_panel);
-    float* sums = workspace.x.data() + kSums * static_cast<size_t>(thread);
-    AmxPanels(workspace.x_bf16.data() + static_cast<size_t>(first_block) * block_size, count,
-              padded, w.Panel(first_panel), used, sums);
+    const int first_row = first_block * 16, first_column = first_panel * PackedMatrix::kPanel;
+    float* sums = workspace.x.data() + sums_size * static_cast<size_t>(thread);
+    AmxOutput output{y + static_cast<size_t>(first_row) * y_stride + first_column,
+                     static_cast<ptrdiff_t>(y_stride)};
+    if (bias == nullptr) {
+      output.row_blocks = std::min(count, (num_rows - first_row) / 16);
+      output.panels = std::min(used, (w.num_outputs() - first_column) / PackedMatrix::kPanel);
+    }
+    AmxPanels(
+        workspace.x_bf16.data() + static_cast<ptrdiff_t>(first_block) * steps * kAmxTileElements,
+        count, padded, w.Panel(first_panel), used, sums, output);
     for (int p = 0; p < used; ++p) {
-      for (int b = 0; b < count; ++b) {
+      for (int b = p < output.panels ? output.row_blocks : 0; b < count; ++b) {
         const float* block = sums + static_cast<ptrdiff_t>(p * count + b) * kAmxSums;
-        const int row = (first_block + b) * 16;
+        const int row = first_row + b * 16;
         for (int half = 0; half < 2; ++half) {
-          const int column = (first_panel + p) * PackedMatrix::kPanel + half * 16;
+          const int column = first_column + p * PackedMatrix::kPanel + half * 16;
           const int columns = std::min(16, w.num_outputs() - column);
           if (columns <= 0) break;
           StoreTile(block + half * 256, 16, std::min(16, num_rows - row), columns,

@@ -32,7 +32,7 @@ struct alignas(64) TileConfig {
   uint8_t rows[16] = {};
 };
 
-#define OSCAR_AMX __attribute__((target("amx-tile,amx-bf16,avx512f")))
+#define OSCAR_AMX __attribute__((target("amx-tile,amx-bf16,avx512f,prfchw")))
 
 // In static memory: the intrinsic tells GCC 12 of its first 8 bytes alone, so stores into a local
 // one could be dropped.
@@ -47,22 +47,51 @@ constexpr TileConfig kTileConfig = [] {
 
 OSCAR_AMX void LoadTileConfig() { _tile_loadconfig(&kTileConfig); }
 
-// Inputs of a slice, in tiles of 32. Of a task, one slice of 32 rows and of four panels is 640 KiB,
-// so that L2 holds it even where two threads share a core; the 4 KiB of sums that come in and go
-// out with it cost a fiftieth of the 256 products between.
+// Inputs of a slice, in tiles of 32: L2 holds one slice of 128 rows (512 KiB), of this panel and of
+// the next one beside what a neighbour on the core needs. The 4 KiB of sums that come in and go out
+// with a slice cost a fiftieth of the 256 products between; slices that L1 would hold cost more in
+// sums than they save in loads.
 constexpr int kSliceSteps = 64;
 constexpr int kTile = kAmxTileElements;  // BF16 numbers of a tile
+constexpr int kLine = 64;                // bytes of a cache line
 
 // Sixteen rows of 64 bytes, one after the other: rows as far apart as a matrix's would share one
 // set of the L1 cache.
 #define OSCAR_LOAD_TILE(tile, from) _tile_loadd(tile, from, 64)
 
+// Cache lines to bring into L2 on the way, so many a step.
+struct Fetch {
+  const char* at = nullptr;
+  const char* end = nullptr;
+  int lines = 0;
+
+  void Step() {
+    for (int i = 0; i < lines && at < end; ++i, at += kLine) __builtin_prefetch(at, 0, 2);
+  }
+};
+
+// Where the two tiles of a block's outputs go.
+struct Sink {
+  float* to = nullptr;
+  ptrdiff_t half = 0;       // elements from the first tile to the second
+  ptrdiff_t row_bytes = 0;  // between rows
+  bool far = false;         // in the caller's matrix: its lines are in no cache of this core yet
+
+  // Inlined by force: GCC 12 drops calls of functions that do nothing but prefetch.
+  __attribute__((always_inline)) void FetchRow(int row) const {
+    if (!far) return;
+    const char* at = reinterpret_cast<const char*>(to) + row * row_bytes;
+    __builtin_prefetch(at, 1, 3);
+    __builtin_prefetch(at + kLine, 1, 3);
+  }
+};
+
 // 32 (or 16) rows x 32 outputs over `steps` tiles of inputs: sums in tiles 0-3, x in 4 and 5,
 // weights in 6 and 7. A tile is loaded anew as soon as its last product has been issued, a step
-// ahead of its next one. Fetches 32 cache lines of `next`, if given, a step on the way.
+// ahead of its next one.
 template <bool kTwoBlocks>
-OSCAR_AMX void AmxBlock(const uint16_t* x0, const uint16_t* x1, int steps, const uint16_t* w,
-                        const char* next, float* sums, bool first) {
+OSCAR_AMX void AmxBlock(const uint16_t* x, int steps, const uint16_t* w, Fetch next,
+                        const float* sums, bool first, const Sink& sink0, const Sink& sink1) {
   if (first) {
     _tile_zero(0);
     _tile_zero(1);
@@ -78,26 +107,27 @@ OSCAR_AMX void AmxBlock(const uint16_t* x0, const uint16_t* x1, int steps, const
       OSCAR_LOAD_TILE(3, sums + 768);
     }
   }
-  OSCAR_LOAD_TILE(4, x0);
+  OSCAR_LOAD_TILE(4, x);
   OSCAR_LOAD_TILE(6, w);
   OSCAR_LOAD_TILE(7, w + kTile);
-  if constexpr (kTwoBlocks) OSCAR_LOAD_TILE(5, x1);
+  if constexpr (kTwoBlocks) OSCAR_LOAD_TILE(5, x + kTile);
+  next.Step();
   for (int k = 1; k < steps; ++k) {
-    x0 += kTile;
-    x1 += kTile;
+    x += 2 * kTile;
     w += 2 * kTile;
-    if (next != nullptr) {
-      for (int i = 0; i < 32; ++i) __builtin_prefetch(next + i * 64, 0, 2);
-      next += 2048;
+    next.Step();
+    if (k <= 16) {
+      sink0.FetchRow(k - 1);
+      if constexpr (kTwoBlocks) sink1.FetchRow(k - 1);
     }
     _tile_dpbf16ps(0, 4, 6);
     _tile_dpbf16ps(1, 4, 7);
-    OSCAR_LOAD_TILE(4, x0);
+    OSCAR_LOAD_TILE(4, x);
     if constexpr (kTwoBlocks) _tile_dpbf16ps(2, 5, 6);
     OSCAR_LOAD_TILE(6, w);
     if constexpr (kTwoBlocks) {
       _tile_dpbf16ps(3, 5, 7);
-      OSCAR_LOAD_TILE(5, x1);
+      OSCAR_LOAD_TILE(5, x + kTile);
     }
     OSCAR_LOAD_TILE(7, w + kTile);
   }
@@ -107,46 +137,73 @@ OSCAR_AMX void AmxBlock(const uint16_t* x0, const uint16_t* x1, int steps, const
     _tile_dpbf16ps(2, 5, 6);
     _tile_dpbf16ps(3, 5, 7);
   }
-  _tile_stored(0, sums, 64);
-  _tile_stored(1, sums + 256, 64);
+  _tile_stored(0, sink0.to, sink0.row_bytes);
+  _tile_stored(1, sink0.to + sink0.half, sink0.row_bytes);
   if constexpr (kTwoBlocks) {
-    _tile_stored(2, sums + 512, 64);
-    _tile_stored(3, sums + 768, 64);
+    _tile_stored(2, sink1.to, sink1.row_bytes);
+    _tile_stored(3, sink1.to + sink1.half, sink1.row_bytes);
   }
 }
 
-// Slices outermost, then pairs of blocks of rows, then panels: x passes through L1 once a slice and
-// meets panels that wait in L2.
+// Slices outermost, then panels, then pairs of blocks of rows: a panel's slice comes from memory
+// once, spread over the pairs of the panel before it, and x waits in L2.
 OSCAR_AMX void AmxPanelsImpl(const uint16_t* x, int row_blocks, int padded_inputs,
-                             const uint16_t* panels, int num_panels, float* sums) {
+                             const uint16_t* panels, int num_panels, float* sums,
+                             const AmxOutput& output) {
   LoadTileConfig();
-  const int steps = padded_inputs / 32;
+  const int steps = padded_inputs / 32, pairs = (row_blocks + 1) / 2;
   const auto at = [](int tiles) { return static_cast<ptrdiff_t>(tiles) * kTile; };
   for (int s = 0; s < steps; s += kSliceSteps) {
     const int count = std::min(kSliceSteps, steps - s);
-    for (int b = 0; b < row_blocks; b += 2) {
-      for (int p = 0; p < num_panels; ++p) {
-        const uint16_t* w = panels + at(2 * (p * steps + s));
-        // The first rows meet each panel in memory: the next one is fetched meanwhile, at the end
-        // of a slice the first of the next slice.
-        const uint16_t* next = nullptr;
-        if (b == 0 && p + 1 < num_panels) {
-          next = w + at(2 * steps);
-        } else if (b + 2 >= row_blocks && p + 1 == num_panels && s + count < steps) {
-          next = panels + at(2 * (s + count));
+    const bool last = s + count == steps;
+    for (int p = 0; p < num_panels; ++p) {
+      const uint16_t* w = panels + at(2 * (p * steps + s));
+      Fetch next;
+      if (p + 1 < num_panels) {
+        next.at = reinterpret_cast<const char*>(w + at(2 * steps));
+        next.end = next.at + static_cast<ptrdiff_t>(count) * 32 * kLine;
+      } else if (!last) {
+        next.at = reinterpret_cast<const char*>(panels + at(2 * (s + count)));
+        next.end =
+            next.at + static_cast<ptrdiff_t>(std::min(kSliceSteps, steps - s - count)) * 32 * kLine;
+      }
+      next.lines = (32 + pairs - 1) / pairs;
+      for (int b = 0; b < row_blocks; b += 2) {
+        float* block = sums + static_cast<ptrdiff_t>(p * row_blocks + b) * kAmxSums;
+        Sink sinks[2];
+        for (int i = 0; i < 2; ++i) {
+          if (last && p < output.panels && b + i < output.row_blocks) {
+            sinks[i] = {output.y + (b + i) * 16 * output.stride + p * kPanel, 16,
+                        output.stride * static_cast<ptrdiff_t>(sizeof(float)), true};
+          } else {
+            sinks[i] = {block + i * kAmxSums, 256, 64, false};
+          }
         }
-        const uint16_t* x0 = x + at(b * steps + s);
-        float* c = sums + static_cast<ptrdiff_t>(p * row_blocks + b) * kAmxSums;
-        const char* fetch = reinterpret_cast<const char*>(next);
+        const uint16_t* rows = x + at(b * steps + 2 * s);
         if (b + 1 < row_blocks) {
-          AmxBlock<true>(x0, x0 + at(steps), count, w, fetch, c, s == 0);
+          AmxBlock<true>(rows, count, w, next, block, s == 0, sinks[0], sinks[1]);
         } else {
-          AmxBlock<false>(x0, x0, count, w, fetch, c, s == 0);
+          AmxBlock<false>(rows, count, w, next, block, s == 0, sinks[0], sinks[1]);
         }
+        next.at += std::min<ptrdiff_t>(static_cast<ptrdiff_t>(count) * next.lines * kLine,
+                                       next.end - next.at);
       }
     }
   }
   _tile_release();
+}
+
+// A loop of whole vectors where the inputs are 32.
+__attribute__((target("avx512f"))) void AmxPackTileImpl(const float* x, size_t x_stride, int rows,
+                                                        int inputs, uint16_t* tile) {
+  if (rows < 16 || inputs < 32) std::fill_n(tile, kTile, uint16_t{0});
+  for (int r = 0; r < rows; ++r, x += x_stride, tile += 32) {
+    if (inputs == 32) {
+      for (int i = 0; i < 32; ++i) tile[i] = ToBf16(x[i]).bits;
+    } else {
+      for (int i = 0; i < inputs; ++i) tile[i] = ToBf16(x[i]).bits;
+    }
+  }
 }
 
 // Keeps all four sums busy from registers. Of ones, not zeros: those draw less power and reach a
@@ -246,7 +303,7 @@ bool AmxAnswersRight() {
   alignas(64) float sums[kAmxSums];
   for (int i = 0; i < kTile; ++i) x[i] = ToBf16(static_cast<float>(i % 7 - 3)).bits;
   for (int i = 0; i < 2 * kTile; ++i) w[i] = ToBf16(static_cast<float>(i % 5 - 2)).bits;
-  AmxPanelsImpl(x, 1, 32, w, 1, sums);
+  AmxPanelsImpl(x, 1, 32, w, 1, sums, {});
   for (int r = 0; r < 16; ++r) {
     for (int n = 0; n < kPanel; ++n) {
       float sum = 0.0f;
@@ -344,9 +401,13 @@ bool HasAvx512Bf16() {
   return has;
 }
 
+void AmxPackTile(const float* x, size_t x_stride, int rows, int inputs, uint16_t* tile) {
+  AmxPackTileImpl(x, x_stride, rows, inputs, tile);
+}
+
 void AmxPanels(const uint16_t* x, int row_blocks, int padded_inputs, const uint16_t* panels,
-               int num_panels, float* sums) {
-  AmxPanelsImpl(x, row_blocks, padded_inputs, panels, num_panels, sums);
+               int num_panels, float* sums, const AmxOutput& output) {
+  AmxPanelsImpl(x, row_blocks, padded_inputs, panels, num_panels, sums, output);
 }
 
 double Bf16PeakOperations(GemmPath path, int64_t rounds) {

@@ -28,10 +28,22 @@ bool HasAvx512Bf16();
 
 inline constexpr int kAmxTileElements = 16 * 32;  // of x: 16 rows of 32 inputs
 inline constexpr int kAmxSums = 2 * 16 * 16;      // 16 rows of a panel's 32 outputs
-// `num_panels` consecutive panels times `row_blocks` blocks of 16 rows. x: [row block][inputs / 32]
-// tiles of [16][32]; sums: [panel][row block][2 halves of 16 outputs][16 rows][16].
+inline constexpr int kAmxResidentSteps = 128;     // tiles of inputs whose 128 rows stay in L2
+// Rounds up to 16 rows of up to 32 inputs into a tile [16][32] of x; what is past them is zero.
+void AmxPackTile(const float* x, size_t x_stride, int rows, int inputs, uint16_t* tile);
+// The leading blocks of rows and panels of a call whose outputs are all real go straight into
+// y [rows, outputs]; the others' sums stay for the caller.
+struct AmxOutput {
+  float* y = nullptr;
+  ptrdiff_t stride = 0;  // elements between rows
+  int row_blocks = 0;
+  int panels = 0;
+};
+// `num_panels` consecutive panels times `row_blocks` blocks of 16 rows. x: [pair of row blocks]
+// [inputs / 32][2 blocks] tiles of [16][32]; sums: [panel][row block][2 halves of 16 outputs]
+// [16 rows][16].
 void AmxPanels(const uint16_t* x, int row_blocks, int padded_inputs, const uint16_t* panels,
-               int num_panels, float* sums);
+               int num_panels, float* sums, const AmxOutput& output = {});
 // x: [rows, padded_inputs] BF16 bits; one panel; c: [rows, 32] with stride.
 void Avx512Bf16Panel(const uint16_t* x, int rows, int padded_inputs, const uint16_t* panel,
                      float* c, size_t c_stride);

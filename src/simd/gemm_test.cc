@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <limits>
 #include <vector>
 
 #include "base/rng.h"
@@ -51,7 +52,9 @@ TEST_P(GemmTest, MatchesTheReferenceForAnyShape) {
                                 {64, 300, 13},
                                 {96, 257, 25},
                                 {100, 513, 12},
-                                {40, 33, 250}}) {
+                                {40, 33, 250},
+                                {70, 2100, 20},     // more than one slice of inputs
+                                {70, 4200, 40}}) {  // and more than stay in a cache
     const Problem p(n, k, m);
     PackedMatrix w(n, k, path());
     w.PackRows(pool, 0, n, std::span<const Bf16>(p.w));
@@ -81,18 +84,54 @@ TEST_P(GemmTest, MatchesTheReferenceForAnyShape) {
 }
 
 TEST_P(GemmTest, ARowDoesNotDependOnItsCompanyOrTheThreads) {
-  const int n = 70, k = 600, m = 300;
-  const Problem p(n, k, m);
   ThreadPool one(1), three(3);
-  PackedMatrix w(n, k, path());
-  w.PackRows(three, 0, n, std::span<const Bf16>(p.w));
-  const auto whole = Multiply(three, w, p, 0, m);
-  EXPECT_EQ(whole, Multiply(one, w, p, 0, m));
-  for (const auto& [first, rows] :
-       {std::pair{0, 1}, {17, 1}, {5, 2}, {100, 16}, {239, 13}, {3, 250}}) {
-    const auto part = Multiply(three, w, p, first, rows);
-    for (size_t i = 0; i < part.size(); ++i) {
-      ASSERT_EQ(part[i], whole[static_cast<size_t>(first * n) + i]) << first << " " << rows;
+  for (const auto& [n, k, m] : {std::tuple{70, 600, 300}, {300, 2100, 140}, {40, 4200, 50}}) {
+    const Problem p(n, k, m);
+    PackedMatrix w(n, k, path());
+    w.PackRows(three, 0, n, std::span<const Bf16>(p.w));
+    const auto whole = Multiply(three, w, p, 0, m);
+    EXPECT_EQ(whole, Multiply(one, w, p, 0, m));
+    for (const auto& [first, rows] : {std::pair{0, 1},
+                                      {17, 1},
+                                      {5, 2},
+                                      {3, 31},
+                                      {3, 33},
+                                      {100, 16},
+                                      {239, 13},
+                                      {3, 130},
+                                      {3, 250}}) {
+      if (first + rows > m) continue;
+      const auto part = Multiply(three, w, p, first, rows);
+      for (size_t i = 0; i < part.size(); ++i) {
+        ASSERT_EQ(part[i], whole[static_cast<size_t>(first * n) + i]) << first << " " << rows;
+      }
+    }
+  }
+}
+
+// Times the identity, activations come back as the path rounded them.
+TEST_P(GemmTest, RoundsActivationsToNearestEven) {
+  ThreadPool pool(2);
+  const int n = 45, m = 37;
+  Problem p(n, n, m);
+  for (int i = 0; i < n * n; ++i) {
+    p.w[static_cast<size_t>(i)] = ToBf16(i % (n + 1) == 0 ? 1.0f : 0.0f);
+  }
+  for (int i = 0; i < 2 * n; ++i) {  // ties, both signs, and their neighbours
+    const float tie = 1.0f + static_cast<float>(2 * (i % 20) + 1) / 256.0f;
+    const float near = i % 3 == 0 ? tie : std::nextafter(tie, i % 3 == 1 ? 0.0f : 9.0f);
+    p.x[static_cast<size_t>(i)] = i % 2 == 0 ? near : -near;
+  }
+  p.x[static_cast<size_t>(20 * n + 7)] = std::numeric_limits<float>::quiet_NaN();
+  PackedMatrix w(n, n, path());
+  w.PackRows(pool, 0, n, std::span<const Bf16>(p.w));
+  const auto y = Multiply(pool, w, p, 0, m);
+  for (int i = 0; i < m * n; ++i) {
+    const float x = p.x[static_cast<size_t>(i)], actual = y[static_cast<size_t>(i)];
+    if (i / n == 20) {
+      ASSERT_TRUE(std::isnan(actual)) << i;
+    } else {
+      ASSERT_EQ(actual, path() == GemmPath::kFma ? x : ToFloat(ToBf16(x))) << i;
     }
   }
 }
