@@ -143,9 +143,11 @@ void GemmAmx(ThreadPool& pool, GemmWorkspace& workspace, const float* x, int num
   workspace.x_bf16.Grow(static_cast<size_t>(CeilDiv(blocks, 2)) * 2 * static_cast<size_t>(steps) *
                         kAmxTileElements);
   PackTiles(pool, x, num_rows, x_stride, w.num_inputs(), steps, workspace.x_bf16.data());
-  const int tasks_per_thread = resident && blocks >= 8 ? 8 : 2;
-  const int panels_per_task = std::clamp(
-      CeilDiv(panels * chunks, pool.num_threads() * tasks_per_thread), 1, resident ? 4 : 16);
+  // Few rows are read soon whatever the order.
+  const bool few = blocks < 8;
+  const int tasks_per_thread = resident && !few ? 8 : 2, most_panels = resident || few ? 4 : 16;
+  const int panels_per_task =
+      std::clamp(CeilDiv(panels * chunks, pool.num_threads() * tasks_per_thread), 1, most_panels);
   const int groups = CeilDiv(panels, panels_per_task);
   const size_t sums_size = static_cast<size_t>(panels_per_task * blocks_per_chunk) * kAmxSums;
   workspace.x.Grow(sums_size * static_cast<size_t>(pool.num_threads()));
