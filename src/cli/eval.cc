@@ -100,15 +100,37 @@ Result<std::function<Result<int64_t>(std::string_view)>> MakeTokenCounter(const 
   };
 }
 
+// What tasks take from the demo model where nothing else is named; `instead` says how to name it.
+Result<fs::path> DemoModelFor(std::string_view what, std::string_view instead) {
+  Result<fs::path> demo = FindDemoModel();
+  if (demo.has_value()) return demo;
+  return Unexpected(NotFound(fmt::format(
+      "{} with the demo model, which was not found beside the program; {}", what, instead)));
+}
+
 Status AddRuler(const EvalArguments& arguments, const std::string& name,
                 const SuiteOptions& options, EvalSuite& suite) {
   fs::path model = arguments.model.options.model, haystack = arguments.haystack;
-  if (model.empty() || haystack.empty()) {
-    OSCAR_ASSIGN_OR_RETURN(const fs::path demo, FindDemoModel());
-    if (model.empty()) model = demo;
-    if (haystack.empty()) haystack = demo / "eval/haystack.txt";
+  bool needs_essays = false;
+  for (const std::string_view task : RulerTasks()) {
+    needs_essays =
+        needs_essays || ((name == "ruler" || name == task) && RulerTaskNeedsEssays(task));
   }
-  OSCAR_ASSIGN_OR_RETURN(const std::string essays, ReadFile(haystack, uint64_t{1} << 30));
+  if (model.empty()) {
+    OSCAR_ASSIGN_OR_RETURN(
+        model, DemoModelFor(fmt::format("the tokenizer that counts {}'s tokens comes", name),
+                            "name the model's directory with --model DIR"));
+  }
+  std::string essays;
+  if (needs_essays) {
+    if (haystack.empty()) {
+      OSCAR_ASSIGN_OR_RETURN(
+          haystack, DemoModelFor(fmt::format("the prose that {} hides needles in comes", name),
+                                 "name a text with --haystack FILE"));
+      haystack /= "eval/haystack.txt";
+    }
+    OSCAR_ASSIGN_OR_RETURN(essays, ReadHaystack(haystack));
+  }
   RulerOptions ruler;
   OSCAR_ASSIGN_OR_RETURN(ruler.count_tokens, MakeTokenCounter(model));
   ruler.essays = essays;
@@ -143,8 +165,9 @@ Status AddSuite(const EvalArguments& arguments, const std::string& name,
   } else {
     fs::path directory = name;
     if (name == "demo") {
-      OSCAR_ASSIGN_OR_RETURN(const fs::path demo, FindDemoModel());
-      directory = demo / "eval";
+      OSCAR_ASSIGN_OR_RETURN(
+          directory, DemoModelFor("the demo suite comes", "name a directory with --suite DIR"));
+      directory /= "eval";
     }
     OSCAR_ASSIGN_OR_RETURN(part, ReadSuite(directory, options));
     if (fs::exists(directory / "heldout_prose.json")) prose = directory / "heldout_prose.json";
@@ -260,7 +283,8 @@ void AddEvalCommand(CLI::App& app, RunFunction& run) {
       ->capture_default_str()
       ->check(CLI::Range(1, 100000));
   command->add_option("--haystack", arguments->haystack,
-                      "Text that RULER's needles lie in; default: the demo suite's");
+                      "Text that RULER's needles lie in, .txt or RULER's .json; default: the demo "
+                      "suite's");
   command
       ->add_option("--max-tokens", arguments->max_tokens,
                    "Longest output, in place of the task's own")

@@ -5,10 +5,14 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <nlohmann/json.hpp>
 #include <set>
 
+#include "base/file.h"
+#include "base/json.h"
 #include "evaluate/python_random.h"
 #include "evaluate/word_lists.h"
+#include "text/unicode.h"
 
 namespace oscar {
 namespace {
@@ -27,6 +31,7 @@ constexpr std::array<std::string_view, 11> kTasks = {"niah_single_1",
 
 constexpr std::string_view kNoiseLine =
     "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again.";
+constexpr uint64_t kMaxHaystackBytes = uint64_t{1} << 30;
 constexpr int64_t kShort = 4096;  // below it, RULER takes smaller steps and lighter lists
 
 enum class Haystack : uint8_t { kNoise, kEssay, kNeedle };
@@ -436,6 +441,31 @@ std::span<const std::string_view> RulerTasks() { return kTasks; }
 
 bool IsRulerTask(std::string_view name) {
   return std::find(kTasks.begin(), kTasks.end(), name) != kTasks.end();
+}
+
+bool RulerTaskNeedsEssays(std::string_view name) {
+  return std::any_of(kNeedleTasks.begin(), kNeedleTasks.end(), [&](const NeedleTask& task) {
+    return task.name == name && task.haystack == Haystack::kEssay;
+  });
+}
+
+Result<std::string> ReadHaystack(const std::filesystem::path& path) {
+  OSCAR_ASSIGN_OR_RETURN(std::string text, ReadFile(path, kMaxHaystackBytes));
+  if (path.extension() == ".json") {
+    OSCAR_ASSIGN_OR_RETURN(nlohmann::json root, ParseJson(text, path.string()));
+    const auto found = root.is_object() ? root.find("text") : root.end();
+    if (!root.is_object() || found == root.end() || !found->is_string()) {
+      return Unexpected(DataLoss(
+          fmt::format("{}: a haystack in JSON is an object with the prose as \"text\", a string",
+                      path.string())));
+    }
+    text = std::move(found->get_ref<std::string&>());
+  }
+  if (const size_t bad = FindInvalidUtf8(text); bad < text.size()) {
+    return Unexpected(DataLoss(fmt::format("{}: the text is not valid UTF-8 at byte {} of {}",
+                                           path.string(), bad, text.size())));
+  }
+  return text;
 }
 
 Result<EvalTask> MakeRulerTask(std::string_view name, const RulerOptions& options) {

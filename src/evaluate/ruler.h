@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <functional>
 #include <span>
 #include <string>
@@ -19,6 +20,12 @@ namespace oscar {
 // "niah_single_1" ... "vt", "cwe", "fwe".
 std::span<const std::string_view> RulerTasks();
 bool IsRulerTask(std::string_view name);
+// Whether the task hides its needles in prose; the others make all of their text themselves.
+bool RulerTaskNeedsEssays(std::string_view name);
+
+// Prose for needles: a text file as it is, or a .json file as RULER's own download script writes
+// it, an object with the prose as "text". Must be UTF-8; errors name the file.
+Result<std::string> ReadHaystack(const std::filesystem::path& path);
 
 struct RulerOptions {
   int64_t length = 4096;  // tokens, prompt and answer together

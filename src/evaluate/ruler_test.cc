@@ -1,14 +1,19 @@
 #include "evaluate/ruler.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <filesystem>
+#include <fstream>
 #include <set>
 
 #include "evaluate/scoring.h"
 
 namespace oscar {
 namespace {
+
+namespace fs = std::filesystem;
 
 // Words are tokens here.
 int64_t CountWords(std::string_view text) {
@@ -127,6 +132,37 @@ TEST(Ruler, RefusesWhatDoesNotFit) {
   EXPECT_FALSE(MakeRulerTask("cwe", Options(200, "")).has_value());
   EXPECT_FALSE(MakeRulerTask("niah_single_2", Options(2000, "")).has_value());
   EXPECT_FALSE(MakeRulerTask("qa_1", Options(2000, "")).has_value());
+}
+
+TEST(Ruler, OnlyTasksInProseNeedEssays) {
+  for (const std::string_view name : RulerTasks()) {
+    const bool made = MakeRulerTask(name, Options(2000, "")).has_value();
+    EXPECT_EQ(made, !RulerTaskNeedsEssays(name)) << name;
+  }
+}
+
+TEST(Ruler, ReadsHaystacksAndNamesTheirFile) {
+  const fs::path directory =
+      fs::temp_directory_path() / ("oscar_haystack_" + std::to_string(::getpid()));
+  fs::create_directories(directory);
+  const auto read = [&](const char* name, std::string_view bytes) {
+    std::ofstream(directory / name, std::ios::binary) << bytes;
+    return ReadHaystack(directory / name);
+  };
+  EXPECT_EQ(read("a.txt", "Prose. {\"text\":5}").value_or(""), "Prose. {\"text\":5}");
+  EXPECT_EQ(read("a.json", R"({"text":"Prosé."})").value_or(""), "Prosé.");
+  for (const char* bytes : {R"({"text":5})", R"(["Prose."])", R"({"texts":"Prose."})", "Prose."}) {
+    const auto refused = read("b.json", bytes);
+    ASSERT_FALSE(refused.has_value()) << bytes;
+    EXPECT_NE(refused.error().message().find("b.json"), std::string::npos)
+        << refused.error().message();
+  }
+  const auto broken = read("c.txt", "ab\xff\xfe");
+  ASSERT_FALSE(broken.has_value());
+  EXPECT_NE(broken.error().message().find("c.txt: the text is not valid UTF-8 at byte 2 of 4"),
+            std::string::npos)
+      << broken.error().message();
+  fs::remove_all(directory);
 }
 
 }  // namespace
