@@ -66,7 +66,10 @@ class Generator {
   virtual ~Generator() = default;
   // `size` in units of the kind: words, lines, needles, list entries.
   virtual Sample Draw(int64_t size, PythonRandom& random) const = 0;
+  // RULER's step of the size, which is also the least that a search begins with.
   virtual int64_t step() const = 0;
+  // Below it an item has no room for its own answers.
+  virtual int64_t min_size() const = 0;
   virtual int64_t max_size() const { return int64_t{1} << 24; }
   virtual int64_t answer_tokens() const = 0;
 };
@@ -155,6 +158,7 @@ class NeedleGenerator : public Generator {
     if (task_.haystack == Haystack::kEssay) return length_ < kShort ? 100 : 500;
     return length_ < kShort ? 5 : 25;
   }
+  int64_t min_size() const override { return 1; }
   int64_t answer_tokens() const override { return 128; }
 
   Sample Draw(int64_t size, PythonRandom& random) const override {
@@ -275,6 +279,7 @@ class TrackingGenerator : public Generator {
  public:
   explicit TrackingGenerator(const RulerOptions& options) : length_(options.length) {}
   int64_t step() const override { return length_ < kShort ? 5 : 10; }
+  int64_t min_size() const override { return kVariables; }
   int64_t answer_tokens() const override { return 30; }
 
   Sample Draw(int64_t size, PythonRandom& random) const override {
@@ -335,6 +340,7 @@ class CommonWordsGenerator : public Generator {
     words_.assign(all.begin(), all.end());
   }
   int64_t step() const override { return 10; }
+  int64_t min_size() const override { return kCommon; }
   int64_t max_size() const override { return static_cast<int64_t>(words_.size()); }
   int64_t answer_tokens() const override { return 120; }
 
@@ -385,6 +391,7 @@ class FrequentWordsGenerator : public Generator {
   explicit FrequentWordsGenerator(const RulerOptions& options)
       : length_(options.length), seed_(options.seed) {}
   int64_t step() const override { return 50; }
+  int64_t min_size() const override { return 27; }  // the fourth rank occurs once
   int64_t answer_tokens() const override { return 50; }
 
   Sample Draw(int64_t size, PythonRandom& random) const override {
@@ -471,47 +478,62 @@ Result<std::string> ReadHaystack(const std::filesystem::path& path) {
 Result<EvalTask> MakeRulerTask(std::string_view name, const RulerOptions& options) {
   OSCAR_ASSIGN_OR_RETURN(const std::unique_ptr<Generator> generator, MakeGenerator(name, options));
   const int64_t step = generator->step();
-  const auto fits = [&](const Sample& sample) -> Result<bool> {
+  const auto length_of = [&](const Sample& sample) -> Result<int64_t> {
     OSCAR_ASSIGN_OR_RETURN(const int64_t tokens,
                            options.count_tokens(sample.input + sample.prefix));
-    return tokens + generator->answer_tokens() <= options.length;
+    return tokens + generator->answer_tokens();
   };
-  // The largest size whose draw fits, in steps; sizes are tried with a seed of their own so that
-  // the items depend on the size found alone.
-  int64_t low = 0, high = 1;
-  const auto try_size = [&](int64_t steps) -> Result<bool> {
-    if (steps * step > generator->max_size()) return false;
+  const auto does_not_fit = [&] {
+    return Unexpected(OutOfRange(fmt::format(
+        "{} does not fit {} tokens; give it more with --length", name, options.length)));
+  };
+  // The largest size whose draw fits, to one unit; one step is the least. Sizes are tried with a
+  // seed of their own so that the items depend on the size found alone.
+  const auto length_at = [&](int64_t size) -> Result<int64_t> {
     PythonRandom random(options.seed + 1);
-    return fits(generator->Draw(steps * step, random));
+    return length_of(generator->Draw(size, random));
   };
-  while (true) {
-    OSCAR_ASSIGN_OR_RETURN(const bool ok, try_size(high));
-    if (!ok) break;
-    low = high;
-    high *= 2;
+  int64_t low = step, high = step;
+  OSCAR_ASSIGN_OR_RETURN(int64_t low_length, length_at(low));
+  const int64_t least_length = low_length;
+  if (low_length > options.length) return does_not_fit();
+  while (low == high) {
+    high = std::min(low * 2, generator->max_size() + 1);
+    if (high > generator->max_size()) break;
+    OSCAR_ASSIGN_OR_RETURN(const int64_t length, length_at(high));
+    if (length <= options.length) low = high, low_length = length;
   }
   while (high - low > 1) {
     const int64_t middle = (low + high) / 2;
-    OSCAR_ASSIGN_OR_RETURN(const bool ok, try_size(middle));
-    (ok ? low : high) = middle;
+    OSCAR_ASSIGN_OR_RETURN(const int64_t length, length_at(middle));
+    if (length <= options.length) {
+      low = middle, low_length = length;
+    } else {
+      high = middle;
+    }
   }
-  if (low == 0) {
-    return Unexpected(OutOfRange(fmt::format(
-        "{} does not fit {} tokens; give it more with --length", name, options.length)));
+  if (low == generator->max_size() && low_length < options.length * 9 / 10) {
+    return Unexpected(OutOfRange(
+        fmt::format("{} has words for {} tokens only; lower --length", name, low_length)));
   }
+  const double unit = low == step ? static_cast<double>(low_length) / static_cast<double>(low)
+                                  : static_cast<double>(low_length - least_length) /
+                                        static_cast<double>(low - step);
   EvalTask task;
   task.name = fmt::format("{}@{}", name, options.length);
   task.scorer = Scorer::kContainsAll;
   PythonRandom random(options.seed);
   for (int64_t i = 0; i < options.samples; ++i) {
-    for (int64_t size = low * step;; size -= step) {
-      if (size <= 0) {
-        return Unexpected(OutOfRange(fmt::format(
-            "{} does not fit {} tokens; give it more with --length", name, options.length)));
-      }
+    // Draws of one size differ in tokens; one that is too long is drawn again by as much smaller.
+    for (int64_t size = low;;) {
+      if (size < generator->min_size()) return does_not_fit();
       Sample sample = generator->Draw(size, random);
-      OSCAR_ASSIGN_OR_RETURN(const bool ok, fits(sample));
-      if (!ok) continue;
+      OSCAR_ASSIGN_OR_RETURN(const int64_t length, length_of(sample));
+      if (length > options.length) {
+        size -= std::max<int64_t>(
+            1, std::llround(static_cast<double>(length - options.length) / std::max(unit, 1e-3)));
+        continue;
+      }
       EvalItem item;
       item.id = fmt::format("{}/{}", task.name, i);
       item.prompt = std::move(sample.input);

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cctype>
 #include <filesystem>
 #include <fstream>
 #include <set>
@@ -22,6 +23,33 @@ int64_t CountWords(std::string_view text) {
     const bool space = text[i] == ' ' || text[i] == '\n';
     const bool before = i == 0 || text[i - 1] == ' ' || text[i - 1] == '\n';
     count += !space && before ? 1 : 0;
+  }
+  return count;
+}
+
+// Like a byte-pair tokenizer: words in pieces of up to five letters, digits in pieces of up to
+// three, every sign one of its own; so two UUIDs rarely have the same number of tokens.
+int64_t CountPieces(std::string_view text) {
+  int64_t count = 0;
+  for (size_t i = 0; i < text.size();) {
+    const auto is_letter = [&](size_t at) {
+      return at < text.size() && (std::isalpha(static_cast<unsigned char>(text[at])) != 0);
+    };
+    const auto is_digit = [&](size_t at) {
+      return at < text.size() && (std::isdigit(static_cast<unsigned char>(text[at])) != 0);
+    };
+    size_t end = i + (text[i] == ' ' ? 1 : 0);
+    if (is_letter(end)) {
+      const size_t most = end + 5;
+      while (end < most && is_letter(end)) ++end;
+    } else if (is_digit(end)) {
+      const size_t most = end + 3;
+      while (end < most && is_digit(end)) ++end;
+    } else {
+      ++end;
+    }
+    i = end;
+    ++count;
   }
   return count;
 }
@@ -69,6 +97,34 @@ TEST(Ruler, EveryTaskFillsTheLengthAndHidesItsAnswers) {
       EXPECT_EQ(again->items[2].prompt, task->items[2].prompt);
     }
   }
+}
+
+// Asked and actual, prompt and answer together, the shortest of three items. What is left over is
+// a unit or two of the task (a line, a needle, a word) and what draws of one size differ by, most
+// for cwe.
+TEST(Ruler, ItemsAreAsLongAsAsked) {
+  const std::string essays = Essays();
+  std::string table;
+  for (const std::string_view name : RulerTasks()) {
+    for (const int64_t length : {1024, 2048, 4096, 8192, 16384, 32768}) {
+      RulerOptions options = Options(length, essays);
+      options.count_tokens = [](std::string_view text) -> Result<int64_t> {
+        return CountPieces(text);
+      };
+      const auto task = MakeRulerTask(name, options);
+      ASSERT_TRUE(task.has_value()) << name << ": " << task.error().ToString();
+      int64_t shortest = length;
+      for (const EvalItem& item : task->items) {
+        const int64_t tokens = CountPieces(item.prompt + item.prefix) + item.max_tokens;
+        EXPECT_LE(tokens, length) << name;
+        shortest = std::min(shortest, tokens);
+      }
+      table +=
+          std::string(name) + " " + std::to_string(length) + " " + std::to_string(shortest) + "\n";
+      EXPECT_GE(shortest, length - std::max<int64_t>(length / 25, 80)) << name;
+    }
+  }
+  RecordProperty("asked_actual", table);
 }
 
 TEST(Ruler, PromptsAreThePublishedOnes) {
@@ -130,6 +186,10 @@ TEST(Ruler, FrequenciesAreInOrder) {
 
 TEST(Ruler, RefusesWhatDoesNotFit) {
   EXPECT_FALSE(MakeRulerTask("cwe", Options(200, "")).has_value());
+  // More than there are different words for.
+  const auto cwe = MakeRulerTask("cwe", Options(200000, ""));
+  ASSERT_FALSE(cwe.has_value());
+  EXPECT_NE(cwe.error().message().find("has words for"), std::string::npos);
   EXPECT_FALSE(MakeRulerTask("niah_single_2", Options(2000, "")).has_value());
   EXPECT_FALSE(MakeRulerTask("qa_1", Options(2000, "")).has_value());
 }
