@@ -127,6 +127,13 @@ std::string ChosenLetter(std::string_view text) {
   return {};
 }
 
+// What follows the last </think> as it is: in LongBench's scores of lines, indentation counts.
+std::string_view WithoutReasoning(std::string_view output) {
+  constexpr std::string_view kClose = "</think>";
+  const size_t close = output.rfind(kClose);
+  return close == std::string_view::npos ? output : output.substr(close + kClose.size());
+}
+
 std::string_view FirstLine(std::string_view text) {
   while (!text.empty() && text.front() == '\n') text.remove_prefix(1);
   return text.substr(0, text.find('\n'));
@@ -193,7 +200,7 @@ std::string ReadAnswer(Scorer scorer, std::string_view output) {
 }
 
 Result<double> ScoreOutput(Scorer scorer, const EvalItem& item, std::string_view output) {
-  const std::string_view text = FinalAnswer(output);
+  const std::string_view text = FinalAnswer(output), whole = WithoutReasoning(output);
   switch (scorer) {
     case Scorer::kExact:
       return text == FinalAnswer(item.answer) ? 1.0 : 0.0;
@@ -216,18 +223,19 @@ Result<double> ScoreOutput(Scorer scorer, const EvalItem& item, std::string_view
     case Scorer::kTokenF1:
       return BestOf(item, [&](const std::string& r) { return TokenF1(text, r); });
     case Scorer::kTokenF1FirstLine:
-      return BestOf(item, [&](const std::string& r) { return TokenF1(FirstLine(text), r); });
+      return BestOf(item, [&](const std::string& r) { return TokenF1(FirstLine(whole), r); });
     case Scorer::kRougeL:
       return BestOf(item, [&](const std::string& r) { return RougeL(text, r); });
     case Scorer::kRougeLFirstLine:
-      return BestOf(item, [&](const std::string& r) { return RougeL(FirstLine(text), r); });
+      return BestOf(item, [&](const std::string& r) { return RougeL(FirstLine(whole), r); });
     case Scorer::kClass:
-      return BestOf(
-          item, [&](const std::string& r) { return ClassScore(FirstLine(text), r, item.classes); });
+      return BestOf(item, [&](const std::string& r) {
+        return ClassScore(FirstLine(whole), r, item.classes);
+      });
     case Scorer::kNumbersNamed:
       return BestOf(item, [&](const std::string& r) { return NumberScore(text, r); });
     case Scorer::kCodeSimilarity:
-      return BestOf(item, [&](const std::string& r) { return CodeSimilarity(text, r); });
+      return BestOf(item, [&](const std::string& r) { return CodeSimilarity(whole, r); });
   }
   return 0.0;
 }

@@ -7,6 +7,8 @@
 #include <set>
 #include <vector>
 
+#include "text/unicode.h"
+
 namespace oscar {
 namespace {
 
@@ -20,10 +22,43 @@ bool IsPunctuation(char c) {
          (c >= '{' && c <= '~');
 }
 
-std::string Lower(std::string_view text) {
-  std::string out(text);
-  for (char& c : out) {
-    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
+// Ill-formed bytes become U+FFFD, as where a tokenizer decodes.
+std::u32string CodePoints(std::string_view text) {
+  std::u32string out;
+  for (size_t at = 0; at < text.size();) {
+    const Utf8Step step = DecodeUtf8(text, at);
+    out += step.valid ? step.code_point : kReplacementCharacter;
+    at += std::max<size_t>(step.length, 1);
+  }
+  return out;
+}
+
+bool IsCased(char32_t c) { return IsUpper(c) || IsLower(c); }
+
+// Whether a capital sigma at `at` ends a word, so that its lower case is the final form. Accents,
+// apostrophes and full stops in between do not count.
+bool IsFinalSigma(std::u32string_view text, size_t at) {
+  const auto is_passed_over = [](char32_t c) {
+    return c == U'\'' || c == U'.' || c == U':' || c == 0x2019 || (c >= 0x300 && c < 0x370);
+  };
+  size_t before = at, after = at + 1;
+  while (before > 0 && is_passed_over(text[before - 1])) --before;
+  while (after < text.size() && is_passed_over(text[after])) ++after;
+  return before > 0 && IsCased(text[before - 1]) && (after == text.size() || !IsCased(text[after]));
+}
+
+// As Python's str.lower: one to one but for the dotted capital I and the final sigma.
+std::u32string Lower(std::string_view text) {
+  const std::u32string points = CodePoints(text);
+  std::u32string out;
+  for (size_t i = 0; i < points.size(); ++i) {
+    if (points[i] == 0x130) {
+      out += U"i\u0307";
+    } else if (points[i] == 0x3A3) {
+      out += IsFinalSigma(points, i) ? char32_t{0x3C2} : char32_t{0x3C3};
+    } else {
+      out += ToLower(points[i]);
+    }
   }
   return out;
 }
@@ -40,13 +75,28 @@ std::vector<std::string> Words(std::string_view text) {
   return out;
 }
 
-std::vector<std::string> AnswerWords(std::string_view text) {
-  std::string plain;
-  for (char c : Lower(text)) {
-    if (!IsPunctuation(c)) plain += c;
+// Words without punctuation (ASCII's, as published) and without articles, which may also stand
+// between signs that are no punctuation there, such as dashes.
+std::vector<std::u32string> AnswerWords(std::string_view text) {
+  std::u32string plain;
+  for (const char32_t c : Lower(text)) {
+    if (c >= 0x80 || !IsPunctuation(static_cast<char>(c))) plain += c;
   }
-  std::vector<std::string> words = Words(plain);
-  std::erase_if(words, [](const std::string& w) { return w == "a" || w == "an" || w == "the"; });
+  std::vector<std::u32string> words;
+  bool is_open = false;  // the last word may go on
+  for (size_t at = 0; at < plain.size();) {
+    size_t end = at;
+    while (end < plain.size() && IsWordCharacter(plain[end])) ++end;
+    const std::u32string_view run = std::u32string_view(plain).substr(at, end - at);
+    if (run == U"a" || run == U"an" || run == U"the" || (run.empty() && IsPythonSpace(plain[at]))) {
+      is_open = false;
+    } else {
+      if (!is_open) words.emplace_back();
+      words.back() += run.empty() ? plain.substr(at, 1) : std::u32string(run);
+      is_open = true;
+    }
+    at = std::max(end, at + 1);
+  }
   return words;
 }
 
@@ -111,11 +161,11 @@ std::vector<std::string> Numbers(std::string_view text) {
 }  // namespace
 
 double TokenF1(std::string_view prediction, std::string_view reference) {
-  const std::vector<std::string> x = AnswerWords(prediction), y = AnswerWords(reference);
-  std::map<std::string, int> counts;
-  for (const std::string& word : y) ++counts[word];
+  const std::vector<std::u32string> x = AnswerWords(prediction), y = AnswerWords(reference);
+  std::map<std::u32string, int> counts;
+  for (const std::u32string& word : y) ++counts[word];
   int same = 0;
-  for (const std::string& word : x) same += counts[word]-- > 0 ? 1 : 0;
+  for (const std::u32string& word : x) same += counts[word]-- > 0 ? 1 : 0;
   if (same == 0) return 0;
   const double precision = same / static_cast<double>(x.size());
   const double recall = same / static_cast<double>(y.size());
@@ -174,20 +224,20 @@ double CodeSimilarity(std::string_view prediction, std::string_view reference) {
       break;
     }
   }
-  line = line.substr(0, kMaxCodeLine);
-  reference = reference.substr(0, kMaxCodeLine);
-  if (line.empty() || reference.empty()) return 0;
-  const double common = CommonTable(line, reference).back().back();
-  const double total = static_cast<double>(line.size() + reference.size());
-  return std::round(100 * 2 * common / total) / 100;
+  const std::u32string x = CodePoints(line).substr(0, kMaxCodeLine);
+  const std::u32string y = CodePoints(reference).substr(0, kMaxCodeLine);
+  if (x.empty() || y.empty()) return 0;
+  const double common = CommonTable(x, y).back().back();
+  // Halves to even, as Python rounds.
+  return std::nearbyint(100 * 2 * common / static_cast<double>(x.size() + y.size())) / 100;
 }
 
 double ContainsAll(std::string_view prediction, std::span<const std::string> references) {
   if (references.empty()) return 0;
-  const std::string text = Lower(prediction);
+  const std::u32string text = Lower(prediction);
   const auto found =
       std::count_if(references.begin(), references.end(), [&](const std::string& reference) {
-        return text.find(Lower(reference)) != std::string::npos;
+        return text.find(Lower(reference)) != std::u32string::npos;
       });
   return static_cast<double>(found) / static_cast<double>(references.size());
 }

@@ -20,9 +20,10 @@ double ClassScore(std::string_view prediction, std::string_view reference,
                   std::span<const std::string> classes);
 // The share of numbers in the prediction that are the reference's ("Paragraph 7" or "7").
 double NumberScore(std::string_view prediction, std::string_view reference);
-// 2 LCS / (length + length) of the first line that is neither a comment nor a fence, to two digits.
+// 2 LCS / (length + length), in code points, of the first line that is neither a comment nor a
+// fence, its indentation included; to two digits.
 double CodeSimilarity(std::string_view prediction, std::string_view reference);
-// The share of references that occur in the prediction, ignoring case (ASCII).
+// The share of references that occur in the prediction, ignoring case.
 double ContainsAll(std::string_view prediction, std::span<const std::string> references);
 
 }  // namespace oscar
