@@ -23,7 +23,6 @@ class CalibrateTest : public testing::Test {
     options_.model.model = OSCAR_DEMO_MODEL;
     options_.model.num_threads = 2;
     options_.model.kv_memory = uint64_t{1} << 29;
-    options_.text.prose = OSCAR_DEMO_MODEL "/eval/heldout_prose.json";
     options_.text.tokens = 900;
     options_.text.max_sequence = 300;
     options_.fit.per_head_k = options_.fit.per_head_v = true;

@@ -7,7 +7,9 @@
 
 #include "base/file.h"
 #include "base/json.h"
+#include "calibrate/sample_prose.h"
 #include "calibrate/synthetic_chats.h"
+#include "evaluate/gzip.h"
 
 namespace oscar {
 namespace {
@@ -15,6 +17,8 @@ namespace {
 using nlohmann::ordered_json;
 
 constexpr uint64_t kMaxDataBytes = uint64_t{1} << 30;
+constexpr uint64_t kMaxSampleBytes = uint64_t{1} << 24;
+constexpr std::string_view kSampleName = "the built-in sample";
 constexpr size_t kFillerChars = 6000;  // about 1,700 tokens of a needle chat
 
 // Takes sequences until the budget is spent.
@@ -98,15 +102,13 @@ Status ReadLines(const CalibrationTextOptions& options, const Tokenizer& tokeniz
 
 Status AddSample(const CalibrationTextOptions& options, const Tokenizer& tokenizer,
                  const ChatTemplate* chat, Collector& collector) {
-  OSCAR_ASSIGN_OR_RETURN(const std::string text, ReadFile(options.prose, kMaxDataBytes));
-  OSCAR_ASSIGN_OR_RETURN(const nlohmann::json list, ParseJson(text, options.prose.string()));
+  OSCAR_ASSIGN_OR_RETURN(const std::string text,
+                         Gunzip(std::string(SampleProseGzip()), kSampleName, kMaxSampleBytes));
+  OSCAR_ASSIGN_OR_RETURN(const nlohmann::json list, ParseJson(text, kSampleName));
+  // The second half: perplexity is judged on the first.
   std::vector<std::string> documents;
-  for (size_t i = list.size() / 2; i < list.size() && list.is_array(); ++i) {
-    if (list[i].is_string()) documents.push_back(list[i].get<std::string>());
-  }
-  if (documents.empty()) {
-    return InvalidArgument(
-        fmt::format("{}: must be a list of documents (strings)", options.prose.string()));
+  for (size_t i = list.size() / 2; i < list.size(); ++i) {
+    documents.push_back(list[i].get<std::string>());
   }
   // A piece of prose, then chats until they have as many tokens, and so on.
   std::vector<int32_t> stream;
@@ -133,7 +135,9 @@ Status AddSample(const CalibrationTextOptions& options, const Tokenizer& tokeniz
       stream.insert(stream.end(), tokens.begin(), tokens.end());
       if (separator.has_value()) stream.push_back(*separator);
       if (tokens.empty() && document == 0 && stream.empty()) {
-        return OutOfRange(fmt::format("{}: holds no text", options.prose.string()));
+        return OutOfRange(
+            fmt::format("{} has no token in the model's vocabulary; name a text with --data FILE",
+                        kSampleName));
       }
     }
     collector.Add(std::span(stream).first(static_cast<size_t>(piece)));
@@ -158,8 +162,12 @@ Result<CalibrationText> ReadCalibrationText(const CalibrationTextOptions& option
     OSCAR_RETURN_IF_ERROR(ReadLines(options, tokenizer, chat, collector, out));
   } else {
     OSCAR_ASSIGN_OR_RETURN(const std::string text, ReadFile(options.data, kMaxDataBytes));
-    OSCAR_ASSIGN_OR_RETURN(const std::vector<int32_t> tokens, tokenizer.Encode(text));
-    collector.Add(tokens);
+    const Result<std::vector<int32_t>> tokens = tokenizer.Encode(text);
+    if (!tokens.has_value()) {  // it is not UTF-8
+      return Unexpected(
+          DataLoss(fmt::format("{}: {}", options.data.string(), tokens.error().message())));
+    }
+    collector.Add(*tokens);
   }
   if (out.num_tokens == 0) {
     return Unexpected(OutOfRange(fmt::format(

@@ -1,6 +1,6 @@
 // What a model is calibrated on, as token sequences: a text file cut into pieces, a JSONL file of
-// prompts or chats, or the built-in sample (half prose, half synthetic chats). The same inputs give
-// the same tokens. Free functions; safe from any thread.
+// prompts or chats, or the built-in sample (half prose, half synthetic chats), which needs no file.
+// The same inputs give the same tokens. Free functions; safe from any thread.
 #pragma once
 
 #include <cstdint>
@@ -16,9 +16,6 @@ namespace oscar {
 struct CalibrationTextOptions {
   // .txt, .jsonl ({"text"}, {"prompt"} or {"messages"} a line), or empty: the built-in sample.
   std::filesystem::path data;
-  // JSON list of documents for the built-in sample; its second half is used, so that the first can
-  // judge.
-  std::filesystem::path prose;
   int64_t tokens = 30000;       // budget over all sequences; the last is cut
   int64_t max_sequence = 4096;  // longer ones are cut into pieces
   uint64_t seed = 0;            // of the synthetic chats

@@ -6,7 +6,9 @@
 #include <set>
 
 #include "base/file.h"
+#include "calibrate/sample_prose.h"
 #include "calibrate/synthetic_chats.h"
+#include "evaluate/gzip.h"
 #include "evaluate/suite.h"
 
 namespace oscar {
@@ -19,7 +21,6 @@ class CalibrationTextTest : public testing::Test {
   CalibrationTextTest()
       : tokenizer_(*Tokenizer::Load(OSCAR_DEMO_MODEL)),
         chat_(*ChatTemplate::Load(OSCAR_DEMO_MODEL)) {
-    options_.prose = OSCAR_DEMO_MODEL "/eval/heldout_prose.json";
     options_.tokens = 6000;
     directory_ =
         fs::temp_directory_path() / ("oscar_calibration_text_" + std::to_string(::getpid()) + "_" +
@@ -46,6 +47,21 @@ TEST_F(CalibrationTextTest, TheSampleKeepsItsBudget) {
   EXPECT_EQ(ReadCalibrationText(options_, tokenizer_, &chat_)->sequences, a->sequences);
   options_.seed = 1;
   EXPECT_NE(ReadCalibrationText(options_, tokenizer_, &chat_)->sequences, a->sequences);
+}
+
+TEST_F(CalibrationTextTest, TheSampleIsThatOfTheCommittedRotation) {
+  EXPECT_EQ(*Gunzip(std::string(SampleProseGzip()), "sample", 1 << 24),
+            *ReadFile(OSCAR_DEMO_MODEL "/eval/heldout_prose.json", 1 << 24));
+}
+
+TEST_F(CalibrationTextTest, NamesTheFileThatIsNotUtf8) {
+  options_.data = directory_ / "d.txt";
+  std::ofstream(options_.data) << "ab\xff";
+  const auto text = ReadCalibrationText(options_, tokenizer_, &chat_);
+  ASSERT_FALSE(text.has_value());
+  EXPECT_NE(text.error().message().find("d.txt: text is not valid UTF-8 at byte 2 of 3"),
+            std::string::npos)
+      << text.error().message();
 }
 
 TEST_F(CalibrationTextTest, ReadsLinesAndNamesBrokenOnes) {

@@ -10,7 +10,6 @@
 #include "cli/command.h"
 #include "cli/model_options.h"
 #include "cli/validators.h"
-#include "engine/loaded_model.h"
 
 namespace oscar::cli {
 namespace {
@@ -36,10 +35,6 @@ Status RunCalibrate(const CalibrateArguments& arguments) {
   options.fit.fit_clip = arguments.clip == "fitted";
   options.fit.k_clip = options.model.k_clip.value_or(kPublishedKClip);
   options.fit.v_clip = options.model.v_clip.value_or(kPublishedVClip);
-  if (options.text.data.empty()) {
-    OSCAR_ASSIGN_OR_RETURN(const fs::path demo, FindDemoModel());
-    options.text.prose = demo / "eval/heldout_prose.json";
-  }
   OSCAR_ASSIGN_OR_RETURN(const Calibration calibration, Calibrate(options));
   OSCAR_RETURN_IF_ERROR(WriteCalibration(calibration, arguments.out));
   fmt::print("{} tokens in {} sequences", calibration.num_tokens, calibration.num_sequences);

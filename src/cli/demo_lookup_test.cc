@@ -60,5 +60,18 @@ TEST_F(EvalWithoutDemoModel, SaysWhatWouldBeNeeded) {
   EXPECT_THAT(Error("--suite demo"), HasSubstr("--suite DIR"));
 }
 
+class CalibrateWithoutDemoModel : public WithoutDemoModel {
+ protected:
+  CalibrateWithoutDemoModel() : WithoutDemoModel(AddCalibrateCommand, "calibrate") {}
+};
+
+TEST_F(CalibrateWithoutDemoModel, TheSampleIsBuiltIn) {
+  const Status status =
+      Run("--model " OSCAR_DEMO_MODEL " --tokens 64 --kv-memory 64MiB --out " + Path("out"));
+  EXPECT_TRUE(status.ok()) << status.message();
+  EXPECT_THAT(output_, HasSubstr("64 tokens in 1 sequences"));
+  EXPECT_THAT(std::string(Run("--tokens 64 --out " + Path("out")).message()), HasSubstr("--model"));
+}
+
 }  // namespace
 }  // namespace oscar::cli
