@@ -59,14 +59,23 @@ constexpr int kLine = 64;                // bytes of a cache line
 // set of the L1 cache.
 #define OSCAR_LOAD_TILE(tile, from) _tile_loadd(tile, from, 64)
 
-// Cache lines to bring into L2 on the way, so many a step.
+// Cache lines to bring into L2 on the way, so many a step; the last step may reach past the end.
 struct Fetch {
   const char* at = nullptr;
   const char* end = nullptr;
   int lines = 0;
 
-  void Step() {
-    for (int i = 0; i < lines && at < end; ++i, at += kLine) __builtin_prefetch(at, 0, 2);
+  // By eights: with one row a step takes as long as its 32 lines, and looking at each for the end
+  // costs a tenth of that.
+  __attribute__((always_inline)) void Step() {
+    if (at >= end) return;
+    int i = 0;
+    for (; i + 8 <= lines; i += 8) {
+#pragma GCC unroll 8
+      for (int j = 0; j < 8; ++j) __builtin_prefetch(at + (i + j) * kLine, 0, 2);
+    }
+    for (; i < lines; ++i) __builtin_prefetch(at + i * kLine, 0, 2);
+    at += lines * kLine;
   }
 };
 
