@@ -193,15 +193,21 @@ void ReadRopeScaling(const Fields& rope, ModelConfig* config) {
 }
 
 // Rotary settings stand at the top level and in rope_scaling, or all together in rope_parameters.
+// Where a file has both, rope_scaling stands for the whole of rope_parameters unless it is empty:
+// what its author added to a saved config, and what transformers makes of the two.
 void ReadRope(const Fields& fields, std::string_view what, ModelConfig* config, Status* status) {
-  const char* rope_key =
-      fields.Find("rope_parameters") != nullptr ? "rope_parameters" : "rope_scaling";
-  const Json* rope_json = fields.Find(rope_key);
   static const Json kEmpty = Json::object();
-  if (rope_json != nullptr && !rope_json->is_object()) {
-    fields.Fail(rope_key, "must be an object");
-    return;
+  for (const char* key : {"rope_parameters", "rope_scaling"}) {
+    const Json* value = fields.Find(key);
+    if (value != nullptr && !value->is_object()) {
+      fields.Fail(key, "must be an object");
+      return;
+    }
   }
+  const Json* scaling_json = fields.Find("rope_scaling");
+  const bool by_scaling = scaling_json != nullptr && !scaling_json->empty();
+  const char* rope_key = by_scaling ? "rope_scaling" : "rope_parameters";
+  const Json* rope_json = fields.Find(rope_key);
   const Fields rope(rope_json != nullptr ? *rope_json : kEmpty,
                     fmt::format("{}: {}.", what, rope_key), status);
   const Fields& theta_home = rope.Find("rope_theta") != nullptr ? rope : fields;

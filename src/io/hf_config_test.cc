@@ -208,6 +208,38 @@ TEST(HfConfig, BothSpellingsOfRope) {
   EXPECT_EQ(Parse(new_style)->rope_scaling.type, RopeScalingType::kNone);
 }
 
+TEST(HfConfig, RopeScalingStandsForRopeParametersWhereBothAreThere) {
+  json config = Valid();
+  config["rope_parameters"] = {
+      {"rope_type", "default"}, {"rope_theta", 7000}, {"partial_rotary_factor", 0.5}};
+  config["rope_scaling"] = {{"rope_type", "linear"}, {"factor", 3.0}};
+  auto parsed = Parse(config);
+  ASSERT_TRUE(parsed.has_value()) << MessageOf(parsed);
+  EXPECT_EQ(parsed->rope_scaling.type, RopeScalingType::kLinear);
+  EXPECT_EQ(parsed->rope_scaling.factor, 3);
+  // Nothing of rope_parameters is left, its theta included: as transformers reads the file.
+  EXPECT_EQ(parsed->rope_theta, 10000);
+  EXPECT_EQ(parsed->rotary_dim, 8);
+  config["rope_theta"] = 6000.0;
+  EXPECT_EQ(Parse(config)->rope_theta, 6000);
+  config["rope_scaling"]["rope_theta"] = 5000.0;
+  EXPECT_EQ(Parse(config)->rope_theta, 5000);
+  config["rope_scaling"] = {{"type", "yarn"}, {"factor", 4.0}};
+  EXPECT_EQ(Parse(config)->rope_scaling.type, RopeScalingType::kYarn);
+  for (const json& absent : {json(nullptr), json::object()}) {
+    config["rope_scaling"] = absent;
+    EXPECT_EQ(Parse(config)->rope_scaling.type, RopeScalingType::kNone);
+    EXPECT_EQ(Parse(config)->rope_theta, 7000);
+    EXPECT_EQ(Parse(config)->rotary_dim, 4);
+  }
+  for (const json& bad :
+       {json{{"rope_type", "longrope"}}, json{{"rope_type", "yarn"}, {"factor", -2}}, json("yarn"),
+        json{1}, json::array(), json(""), json(0), json(false)}) {
+    config["rope_scaling"] = bad;
+    EXPECT_THAT(MessageOf(Parse(config)), HasSubstr("c.json: rope_scaling")) << bad;
+  }
+}
+
 TEST(HfConfig, RopeErrorsNameTheField) {
   EXPECT_THAT(
       ErrorWith("rope_scaling", {{"type", "longrope"}}),
