@@ -9,6 +9,7 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "evaluate/python_random.h"
+#include "evaluate/sandbox.h"
 
 namespace oscar {
 namespace {
@@ -52,6 +53,15 @@ Result<std::string> Text(const json& record, const char* name) {
   if (found != record.end() && found->is_string()) return found->get<std::string>();
   if (found != record.end() && found->is_number()) return found->dump();
   return Unexpected(InvalidArgument(fmt::format("\"{}\" must be a string", name)));
+}
+
+// The code of an answer is run. Users hear before hours of generation, not after, that this cannot
+// be done here or is done with less than usual.
+void WarnOfSandbox(const EvalTask& task, std::vector<std::string>& warnings) {
+  const Result<SandboxResult> trial = RunPython({{"trial.py", "pass"}}, {});
+  const std::string warning =
+      trial.has_value() ? SandboxWarning() : "no answer can be scored: " + trial.error().message();
+  if (!warning.empty()) warnings.push_back(task.name + ": " + warning);
 }
 
 Result<EvalTask> ReadGsm8k(const fs::path& path, const SuiteOptions& options,
@@ -108,6 +118,7 @@ Result<EvalTask> ReadHumanEval(const fs::path& path, const SuiteOptions& options
   task.name = "humaneval";
   task.scorer = Scorer::kHumanEval;
   SetReasoning(task);
+  WarnOfSandbox(task, warnings);
   OSCAR_RETURN_IF_ERROR(ReadJsonLines(
       path, options.LimitOf(task.name), warnings, [&](std::string_view line, int64_t) -> Status {
         OSCAR_ASSIGN_OR_RETURN(const json record, ParseObject(line));
@@ -187,6 +198,7 @@ Result<EvalTask> ReadLiveCode(const fs::path& path, const SuiteOptions& options,
   task.name = "livecodebench";
   task.scorer = Scorer::kLiveCode;
   SetReasoning(task);
+  WarnOfSandbox(task, warnings);
   OSCAR_RETURN_IF_ERROR(ReadJsonLines(
       path, options.LimitOf(task.name), warnings, [&](std::string_view line, int64_t) -> Status {
         OSCAR_ASSIGN_OR_RETURN(const json record, ParseObject(line));

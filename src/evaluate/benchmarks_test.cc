@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "evaluate/sandbox.h"
 #include "evaluate/scoring.h"
 
 namespace oscar {
@@ -112,6 +113,9 @@ TEST_F(BenchmarksTest, LiveCodeReadsPublishedRecords) {
   EXPECT_EQ(item.id, "abc1");
   EXPECT_NE(item.tests.find("\"function\":\"add\""), std::string::npos);
   EXPECT_NE(item.prompt.find("STDOUT"), std::string::npos);
+  const bool confined =
+      RunPython({{"trial.py", "pass"}}, {}).has_value() && SandboxWarning().empty();
+  EXPECT_EQ(suite->warnings.size(), confined ? 0u : 1u);
 }
 
 TEST_F(BenchmarksTest, EmptyOrBrokenFilesSayWhy) {

@@ -1,32 +1,31 @@
 #include "evaluate/sandbox.h"
 
+#include <dirent.h>
 #include <fcntl.h>
 #include <fmt/core.h>
-#include <linux/audit.h>
-#include <linux/filter.h>
-#include <linux/landlock.h>
-#include <linux/seccomp.h>
 #include <poll.h>
-#include <sched.h>
 #include <signal.h>
 #include <sys/prctl.h>
+#include <sys/random.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <chrono>
 #include <cmath>
-#include <cstddef>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <string_view>
 
-#include "base/check.h"
+#include "evaluate/confinement.h"
 
 namespace oscar {
 namespace {
@@ -34,109 +33,9 @@ namespace {
 namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
 
-#if defined(__x86_64__)
-constexpr uint32_t kArchitecture = AUDIT_ARCH_X86_64;
-#elif defined(__aarch64__)
-constexpr uint32_t kArchitecture = AUDIT_ARCH_AARCH64;
-#else
-constexpr uint32_t kArchitecture = 0;
-#endif
-
-// Refused with EPERM: networks, other processes, the system's state.
-constexpr std::array kRefused = {
-    SYS_socket,
-    SYS_socketpair,
-    SYS_ptrace,
-    SYS_kill,
-    SYS_process_vm_readv,
-    SYS_process_vm_writev,
-    SYS_mount,
-    SYS_umount2,
-    SYS_unshare,
-    SYS_setns,
-    SYS_chroot,
-    SYS_pivot_root,
-    SYS_bpf,
-    SYS_perf_event_open,
-    SYS_add_key,
-    SYS_keyctl,
-    SYS_request_key,
-    SYS_reboot,
-    SYS_init_module,
-    SYS_finit_module,
-    SYS_kexec_load,
-    SYS_io_uring_setup,
-    SYS_pidfd_open,
-    SYS_pidfd_send_signal,
-#if defined(SYS_fork)
-    SYS_fork,
-    SYS_vfork,
-#endif
-};
-
-constexpr size_t kFilterSize = 13 + 2 * kRefused.size();
-constexpr uint32_t kX32 = 0x40000000;  // numbers of x86's third interface start here
-using Filter = std::array<sock_filter, kFilterSize>;
-
-Filter MakeFilter() {
-  Filter out{};
-  size_t at = 0;
-  const auto load = [&](size_t offset) {
-    out[at++] = BPF_STMT(BPF_LD | BPF_W | BPF_ABS, static_cast<uint32_t>(offset));
-  };
-  const auto skip_unless = [&](uint32_t value, uint8_t count) {
-    out[at++] = BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, value, 0, count);
-  };
-  const auto give = [&](uint32_t verdict) { out[at++] = BPF_STMT(BPF_RET | BPF_K, verdict); };
-  load(offsetof(seccomp_data, arch));
-  out[at++] = BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, kArchitecture, 1, 0);
-  give(SECCOMP_RET_KILL_PROCESS);
-  load(offsetof(seccomp_data, nr));
-  out[at++] = BPF_JUMP(BPF_JMP | BPF_JGE | BPF_K, kX32, 0, 1);
-  give(SECCOMP_RET_ERRNO | EPERM);
-  for (const long number : kRefused) {
-    skip_unless(static_cast<uint32_t>(number), 1);
-    give(SECCOMP_RET_ERRNO | EPERM);
-  }
-  skip_unless(SYS_clone3, 1);
-  give(SECCOMP_RET_ERRNO | ENOSYS);  // the library then takes clone, whose flags can be seen
-  skip_unless(SYS_clone, 3);
-  load(offsetof(seccomp_data, args));  // the low word of the flags
-  out[at++] = BPF_JUMP(BPF_JMP | BPF_JSET | BPF_K, CLONE_THREAD, 1, 0);
-  give(SECCOMP_RET_ERRNO | EPERM);
-  give(SECCOMP_RET_ALLOW);
-  OSCAR_CHECK(at == out.size());
-  return out;
-}
-
-// Writing only beneath `directory`. Without Landlock in the kernel it does nothing.
-void ConfineWrites(const char* directory) {
-#if defined(SYS_landlock_create_ruleset)
-  landlock_ruleset_attr attributes{};
-  attributes.handled_access_fs = LANDLOCK_ACCESS_FS_WRITE_FILE | LANDLOCK_ACCESS_FS_REMOVE_DIR |
-                                 LANDLOCK_ACCESS_FS_REMOVE_FILE | LANDLOCK_ACCESS_FS_MAKE_CHAR |
-                                 LANDLOCK_ACCESS_FS_MAKE_DIR | LANDLOCK_ACCESS_FS_MAKE_REG |
-                                 LANDLOCK_ACCESS_FS_MAKE_SOCK | LANDLOCK_ACCESS_FS_MAKE_FIFO |
-                                 LANDLOCK_ACCESS_FS_MAKE_BLOCK | LANDLOCK_ACCESS_FS_MAKE_SYM;
-  const int rules =
-      static_cast<int>(syscall(SYS_landlock_create_ruleset, &attributes, sizeof(attributes), 0));
-  if (rules < 0) return;
-  landlock_path_beneath_attr beneath{};
-  beneath.allowed_access = attributes.handled_access_fs;
-  beneath.parent_fd = open(directory, O_PATH | O_CLOEXEC);
-  landlock_path_beneath_attr null{};
-  null.allowed_access = LANDLOCK_ACCESS_FS_WRITE_FILE;
-  null.parent_fd = open("/dev/null", O_PATH | O_CLOEXEC);
-  if (beneath.parent_fd < 0 || null.parent_fd < 0 ||
-      syscall(SYS_landlock_add_rule, rules, LANDLOCK_RULE_PATH_BENEATH, &beneath, 0) != 0 ||
-      syscall(SYS_landlock_add_rule, rules, LANDLOCK_RULE_PATH_BENEATH, &null, 0) != 0 ||
-      syscall(SYS_landlock_restrict_self, rules, 0) != 0) {
-    _exit(126);
-  }
-#else
-  (void)directory;
-#endif
-}
+constexpr int kMaxDescriptors = 64;
+constexpr int kMaxDepth = 32;          // of directories
+constexpr int kLookMilliseconds = 20;  // between looks at what a program uses
 
 // The interpreter itself: a python3 on the PATH may be a script that chooses one, which would need
 // children of its own.
@@ -152,37 +51,96 @@ std::string FindPython() {
   return out;
 }
 
+class Descriptor {
+ public:
+  Descriptor() = default;
+  explicit Descriptor(int number) : number_(number) {}
+  Descriptor(Descriptor&& other) noexcept : number_(std::exchange(other.number_, -1)) {}
+  Descriptor& operator=(Descriptor&& other) noexcept {
+    std::swap(number_, other.number_);
+    return *this;
+  }
+  ~Descriptor() { Close(); }
+  void Close() {
+    if (number_ >= 0) close(number_);
+    number_ = -1;
+  }
+  int get() const { return number_; }
+
+ private:
+  int number_ = -1;
+};
+
+struct Pipe {
+  Descriptor read, write;
+  static Result<Pipe> Make() {
+    int ends[2];
+    if (pipe2(ends, O_CLOEXEC) != 0) {
+      return Unexpected(Unavailable(fmt::format("no pipe: {}", std::strerror(errno))));
+    }
+    return Pipe{Descriptor(ends[0]), Descriptor(ends[1])};
+  }
+};
+
 void Limit(__rlimit_resource what, uint64_t value) {
   const rlimit limit{value, value};
   setrlimit(what, &limit);
 }
 
+// What the child needs, made before fork: afterwards nothing may be allocated.
+struct ChildPlan {
+  std::string python, directory, program;
+  std::vector<std::string> environment;
+  std::vector<char*> arguments, variables;
+  SandboxLimits limits;
+  pid_t parent;
+  int input, output, secret, trouble;  // descriptors
+};
+
+[[noreturn]] void Fail(const ChildPlan& plan, const char* step) {
+  // A pipe takes so little at once.
+  [[maybe_unused]] const ssize_t count = write(plan.trouble, step, std::strlen(step));
+  _exit(126);
+}
+
 // After fork, before exec: calls that are safe there alone.
-[[noreturn]] void BecomePython(const char* python, const char* directory, const char* program,
-                               int output, const SandboxLimits& limits, const Filter& filter) {
+[[noreturn]] void BecomePython(ChildPlan& plan, Confinement& confinement) {
   setsid();
+  sigset_t none;
+  sigemptyset(&none);
+  sigprocmask(SIG_SETMASK, &none, nullptr);  // the calling thread may have blocked some
   prctl(PR_SET_PDEATHSIG, SIGKILL);
-  const int null = open("/dev/null", O_RDONLY);
-  if (chdir(directory) != 0 || null < 0 || dup2(null, 0) < 0 || dup2(output, 1) < 0 ||
-      dup2(output, 2) < 0) {
-    _exit(126);
+  if (getppid() != plan.parent) _exit(126);
+  if (chdir(plan.directory.c_str()) != 0) Fail(plan, "its directory");
+  // Above the numbers that are overwritten below.
+  const int input = fcntl(plan.input, F_DUPFD, 16);
+  const int output = fcntl(plan.output, F_DUPFD, 16);
+  const int secret = fcntl(plan.secret, F_DUPFD, 16);
+  const int trouble = fcntl(plan.trouble, F_DUPFD, 16);
+  plan.trouble = trouble;
+  constexpr int kTrouble = kSecretDescriptor + 1;
+  if (dup2(input, 0) < 0 || dup2(output, 1) < 0 || dup2(output, 2) < 0 ||
+      dup2(secret, kSecretDescriptor) < 0 || dup3(trouble, kTrouble, O_CLOEXEC) < 0) {
+    Fail(plan, "dup2");
   }
-  syscall(SYS_close_range, 3, ~0u, 0);
+  plan.trouble = kTrouble;
+  if (syscall(SYS_close_range, kTrouble + 1, ~0u, 0) != 0) {  // a kernel before 5.9
+    rlimit limit{};
+    getrlimit(RLIMIT_NOFILE, &limit);
+    const int end = static_cast<int>(std::min<rlim_t>(limit.rlim_cur, 1 << 20));
+    for (int i = kTrouble + 1; i < end; ++i) close(i);
+  }
+  const SandboxLimits& limits = plan.limits;
   Limit(RLIMIT_CPU, static_cast<uint64_t>(std::ceil(limits.seconds)) + 1);
   Limit(RLIMIT_AS, limits.memory_bytes);
   Limit(RLIMIT_FSIZE, limits.file_bytes);
   Limit(RLIMIT_CORE, 0);
-  Limit(RLIMIT_NOFILE, 64);
-  if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0) _exit(126);
-  ConfineWrites(directory);
-  const sock_fprog rules{static_cast<unsigned short>(filter.size()),
-                         const_cast<sock_filter*>(filter.data())};
-  if (prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &rules) != 0) _exit(126);
-  const char* const arguments[] = {python, "-I", "-B", program, nullptr};
-  const char* const environment[] = {"PATH=/usr/bin:/bin", "OPENBLAS_NUM_THREADS=1",
-                                     "PYTHONHASHSEED=0", nullptr};
-  execve(python, const_cast<char* const*>(arguments), const_cast<char* const*>(environment));
-  _exit(126);
+  Limit(RLIMIT_NOFILE, kMaxDescriptors);
+  if (const char* step = confinement.Enter(plan.directory.c_str()); step != nullptr) {
+    Fail(plan, step);
+  }
+  execve(plan.python.c_str(), plan.arguments.data(), plan.variables.data());
+  Fail(plan, "starting python3");
 }
 
 // A directory that goes away with everything in it.
@@ -201,21 +159,176 @@ class TemporaryDirectory {
   TemporaryDirectory(TemporaryDirectory&& other) noexcept { path_.swap(other.path_); }
   TemporaryDirectory& operator=(TemporaryDirectory&&) = delete;
   ~TemporaryDirectory() {
-    std::error_code error;
-    if (!path_.empty()) fs::remove_all(path_, error);
+    if (path_.empty()) return;
+    const Descriptor top(open(path_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    int64_t moved = 0;
+    // A tree may be deeper than descriptors and path lengths reach, and its directories closed to
+    // us: their children move up to the top until none is left. The program has ended.
+    while (EmptyOnce(top.get(), top.get(), moved)) {
+    }
+    rmdir(path_.c_str());
   }
   const std::string& path() const { return path_; }
 
  private:
   TemporaryDirectory() = default;
+
+  // Removes the files of `directory`, and moves its directories to `top` or, where it is the top,
+  // empties and removes them. True where it got any further.
+  static bool EmptyOnce(int top, int directory, int64_t& moved) {
+    DIR* const list = fdopendir(openat(directory, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    if (list == nullptr) return false;
+    std::vector<std::string> names;
+    while (const dirent* entry = readdir(list)) names.emplace_back(entry->d_name);
+    closedir(list);
+    bool progress = false;
+    for (const std::string& name : names) {
+      if (name == "." || name == "..") continue;
+      if (unlinkat(directory, name.c_str(), 0) == 0) {
+        progress = true;
+        continue;
+      }
+      fchmodat(directory, name.c_str(), 0700, 0);  // a directory: all else is gone
+      if (directory != top) {
+        const std::string unique = fmt::format(".moved-{}", moved++);
+        progress |= renameat(directory, name.c_str(), top, unique.c_str()) == 0;
+        continue;
+      }
+      const Descriptor child(
+          openat(top, name.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+      if (child.get() >= 0) EmptyOnce(top, child.get(), moved);
+      progress |= unlinkat(top, name.c_str(), AT_REMOVEDIR) == 0;
+    }
+    return progress;
+  }
+
   std::string path_;
 };
+
+struct Usage {
+  int64_t files = 0;
+  uint64_t bytes = 0;
+  bool hidden = false;  // something cannot be counted
+};
+
+// Beneath `directory`, which it closes; what changes meanwhile is counted at the next look.
+void CountFiles(Descriptor directory, int depth, int64_t max_files, Usage& usage) {
+  if (directory.get() < 0) {
+    usage.hidden |= errno != ENOENT && errno != ENOTDIR && errno != ELOOP;
+    return;
+  }
+  if (depth > kMaxDepth) {
+    usage.hidden = true;
+    return;
+  }
+  DIR* const list = fdopendir(fcntl(directory.get(), F_DUPFD_CLOEXEC, 0));
+  if (list == nullptr) return;
+  while (const dirent* entry = readdir(list)) {
+    const std::string_view name = entry->d_name;
+    if (name == "." || name == "..") continue;
+    struct stat status;
+    if (fstatat(directory.get(), entry->d_name, &status, AT_SYMLINK_NOFOLLOW) != 0) continue;
+    usage.bytes += static_cast<uint64_t>(status.st_blocks) * 512;
+    if (++usage.files > max_files || usage.hidden) break;
+    if (S_ISDIR(status.st_mode)) {
+      CountFiles(Descriptor(openat(directory.get(), entry->d_name,
+                                   O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC)),
+                 depth + 1, max_files, usage);
+    }
+  }
+  closedir(list);
+}
+
+// Bytes that the process has given to write and its like; 0 where the kernel does not count them.
+uint64_t WrittenBytes(pid_t child) {
+  std::ifstream file(fmt::format("/proc/{}/io", child));
+  std::string name;
+  uint64_t value = 0;
+  while (file >> name >> value) {
+    if (name == "wchar:") return value;
+  }
+  return 0;
+}
+
+int64_t CountThreads(pid_t child) {
+  struct stat status;
+  const std::string path = fmt::format("/proc/{}/task", child);
+  return stat(path.c_str(), &status) == 0 ? static_cast<int64_t>(status.st_nlink) - 2 : 0;
+}
+
+bool IsOverLimit(pid_t child, const std::string& directory, const SandboxLimits& limits) {
+  Usage usage;
+  CountFiles(Descriptor(open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)), 0,
+             limits.files, usage);
+  return usage.hidden || usage.files > limits.files || usage.bytes > limits.directory_bytes ||
+         WrittenBytes(child) > limits.written_bytes || CountThreads(child) > limits.threads;
+}
+
+Result<std::string> MakeSecret() {
+  std::array<unsigned char, kSecretBytes / 2> bytes;
+  if (getrandom(bytes.data(), bytes.size(), 0) != static_cast<ssize_t>(bytes.size())) {
+    return Unexpected(
+        Unavailable(fmt::format("no random bytes of the system: {}", std::strerror(errno))));
+  }
+  std::string out;
+  for (const unsigned char byte : bytes) out += fmt::format("{:02x}", byte);
+  return out;
+}
+
+// Reads what is there, at most until `limit` is kept; closes at the end of the stream.
+void Drain(Descriptor& from, size_t limit, std::string& kept) {
+  std::array<char, 4096> buffer;
+  const ssize_t count = read(from.get(), buffer.data(), buffer.size());
+  if (count < 0 && errno == EINTR) return;
+  if (count <= 0) return from.Close();
+  const size_t room = limit - std::min(limit, kept.size());
+  kept.append(buffer.data(), std::min(room, static_cast<size_t>(count)));
+}
+
+// Until the child has ended, and ends it where it has to.
+SandboxResult Watch(pid_t child, Descriptor output, Descriptor answer, const std::string& secret,
+                    const std::string& directory, const SandboxLimits& limits) {
+  SandboxResult result;
+  std::string said;
+  const auto start = Clock::now();
+  const auto deadline = start + std::chrono::duration_cast<Clock::duration>(
+                                    std::chrono::duration<double>(limits.seconds));
+  const auto pause = std::chrono::milliseconds(kLookMilliseconds);
+  auto next_look = start + pause;
+  int status = 0;
+  bool ended = false;
+  while (!ended) {
+    // A program may close its output and run on.
+    const bool silent = output.get() < 0 && answer.get() < 0;
+    std::array<pollfd, 2> streams = {{{output.get(), POLLIN, 0}, {answer.get(), POLLIN, 0}}};
+    const int ready = poll(streams.data(), streams.size(), silent ? 1 : kLookMilliseconds);
+    if (ready > 0 && streams[0].revents != 0) Drain(output, limits.output_bytes, result.output);
+    if (ready > 0 && streams[1].revents != 0) Drain(answer, kSecretBytes + 1, said);
+    result.confirmed = said == secret;
+    const auto now = Clock::now();
+    if (now >= next_look) {
+      result.over_limit = IsOverLimit(child, directory, limits);
+      next_look = Clock::now() + pause;
+    }
+    result.timed_out = !result.confirmed && now >= deadline;
+    if (result.confirmed || result.over_limit || result.timed_out) {
+      kill(child, SIGKILL);
+      waitpid(child, &status, 0);
+      ended = true;
+    } else if (silent) {
+      ended = waitpid(child, &status, WNOHANG) != 0;
+    }
+  }
+  if (WIFEXITED(status)) result.exit_code = WEXITSTATUS(status);
+  if (WIFSIGNALED(status) && WTERMSIG(status) == SIGXCPU) result.timed_out = true;
+  return result;
+}
 
 }  // namespace
 
 Result<SandboxResult> RunPython(const std::vector<std::pair<std::string, std::string>>& files,
                                 const SandboxLimits& limits) {
-  if (kArchitecture == 0) {
+  if (!Confinement::IsSupported()) {
     return Unexpected(Unimplemented("code cannot be run safely on this processor architecture"));
   }
   static const std::string python = FindPython();
@@ -233,67 +346,65 @@ Result<SandboxResult> RunPython(const std::vector<std::pair<std::string, std::st
           Unavailable(fmt::format("{}/{}: cannot be written", directory.path(), name)));
     }
   }
-  int pipes[2];
-  if (pipe2(pipes, O_CLOEXEC) != 0) {
+  OSCAR_ASSIGN_OR_RETURN(const std::string secret, MakeSecret());
+  OSCAR_ASSIGN_OR_RETURN(Pipe input, Pipe::Make());
+  OSCAR_ASSIGN_OR_RETURN(Pipe output, Pipe::Make());
+  OSCAR_ASSIGN_OR_RETURN(Pipe answer, Pipe::Make());
+  OSCAR_ASSIGN_OR_RETURN(Pipe trouble, Pipe::Make());
+  if (write(input.write.get(), secret.data(), secret.size()) !=
+      static_cast<ssize_t>(secret.size())) {
     return Unexpected(Unavailable(fmt::format("no pipe: {}", std::strerror(errno))));
   }
-  const Filter filter = MakeFilter();
-  const std::string& program = files.front().first;
+  input.write.Close();
+
+  static const int landlock = LandlockVersion();
+  Confinement confinement(std::min(landlock, limits.landlock.value_or(landlock)));
+  ChildPlan plan;
+  plan.python = python;
+  plan.directory = directory.path();
+  plan.program = files.front().first;
+  // The order of a set of strings is the same in every run. A thread's own heap would take much of
+  // the address space, which is what is limited.
+  plan.environment = {"PATH=/usr/bin:/bin",     "LC_ALL=C.UTF-8",     "OPENBLAS_NUM_THREADS=1",
+                      "OMP_NUM_THREADS=1",      "PYTHONHASHSEED=0",   "PYTHONSAFEPATH=1",
+                      "HOME=" + plan.directory, "MALLOC_ARENA_MAX=1", "TMPDIR=" + plan.directory};
+  static char no_site[] = "-s", no_bytecode[] = "-B";
+  plan.arguments = {plan.python.data(), no_site, no_bytecode, plan.program.data(), nullptr};
+  for (std::string& variable : plan.environment) plan.variables.push_back(variable.data());
+  plan.variables.push_back(nullptr);
+  plan.limits = limits;
+  plan.parent = getpid();
+  plan.input = input.read.get();
+  plan.output = output.write.get();
+  plan.secret = answer.write.get();
+  plan.trouble = trouble.write.get();
   const pid_t child = fork();
   if (child < 0) {
-    close(pipes[0]), close(pipes[1]);
     return Unexpected(Unavailable(fmt::format("no child process: {}", std::strerror(errno))));
   }
-  if (child == 0) {
-    BecomePython(python.c_str(), directory.path().c_str(), program.c_str(), pipes[1], limits,
-                 filter);
+  if (child == 0) BecomePython(plan, confinement);
+  input.read.Close();
+  output.write.Close();
+  answer.write.Close();
+  trouble.write.Close();
+  std::string failed;
+  while (trouble.read.get() >= 0) Drain(trouble.read, 256, failed);  // to exec, which closes it
+  if (!failed.empty()) {
+    waitpid(child, nullptr, 0);
+    return Unexpected(Unimplemented(fmt::format(
+        "the system does not let a child be confined ({} failed), and code that a model wrote is "
+        "not run without",
+        failed)));
   }
-  close(pipes[1]);
-  SandboxResult result;
-  const auto deadline = Clock::now() + std::chrono::duration_cast<Clock::duration>(
-                                           std::chrono::duration<double>(limits.seconds));
-  while (true) {
-    const auto left =
-        std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now()).count();
-    if (left <= 0) {
-      result.timed_out = true;
-      break;
-    }
-    pollfd wait{pipes[0], POLLIN, 0};
-    const int ready = poll(&wait, 1, static_cast<int>(std::min<long>(left, 60000)));
-    if (ready < 0 && errno != EINTR) break;
-    if (ready <= 0) continue;
-    std::array<char, 4096> buffer;
-    const ssize_t count = read(pipes[0], buffer.data(), buffer.size());
-    if (count <= 0) break;  // the child has closed both ends, which it does by ending
-    const size_t room = limits.output_bytes - std::min(limits.output_bytes, result.output.size());
-    result.output.append(buffer.data(), std::min(room, static_cast<size_t>(count)));
-  }
-  close(pipes[0]);
-  int status = 0;
-  if (!result.timed_out) {
-    // A program may close its output and run on.
-    while (waitpid(child, &status, WNOHANG) == 0) {
-      if (Clock::now() >= deadline) {
-        result.timed_out = true;
-        break;
-      }
-      usleep(2000);
-    }
-  }
-  if (result.timed_out) {
-    kill(-child, SIGKILL);
-    kill(child, SIGKILL);
-    waitpid(child, &status, 0);
-  }
-  if (WIFEXITED(status)) result.exit_code = WEXITSTATUS(status);
-  if (WIFSIGNALED(status) && WTERMSIG(status) == SIGXCPU) result.timed_out = true;
-  if (result.exit_code == 126) {
-    return Unexpected(Unimplemented(
-        "the system does not let a child be confined (seccomp or Landlock was refused), and code "
-        "that a model wrote is not run without"));
-  }
-  return result;
+  return Watch(child, std::move(output.read), std::move(answer.read), secret, directory.path(),
+               limits);
+}
+
+std::string SandboxWarning(std::optional<int> landlock) {
+  if (landlock.value_or(LandlockVersion()) > 0) return {};
+  return "this kernel has no Landlock (Linux 5.13, not forbidden by the container): code that a "
+         "model wrote runs without the right to open any file for writing, so that a solution that "
+         "writes files fails";
 }
 
 }  // namespace oscar
