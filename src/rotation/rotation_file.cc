@@ -154,6 +154,11 @@ Status ReadZooFile(const fs::path& path, bool is_k, Rotation& rotation, std::str
   if (root.AsDict() == nullptr) {
     return DataLoss(fmt::format("is a {}; a rotation file is a dict", root.KindName()));
   }
+  // Words, such as "identity-v1", are their writers' labels; another number is another layout.
+  const TorchValue* version = root.Find("format_version");
+  if (version != nullptr && version->AsInt() != nullptr && *version->AsInt() != 1) {
+    return Unimplemented(fmt::format("format_version is {}; only 1 is known", *version->AsInt()));
+  }
   if (const TorchValue* text = root.Find("objective"); text != nullptr && text->AsString()) {
     objective = text->AsString()->substr(0, kMaxMetadataBytes);
   }
@@ -345,14 +350,24 @@ Result<Rotation> ReadZooPair(const ZooPaths& paths, double tolerance) {
   return rotation;
 }
 
+bool IsZooFile(const fs::path& path) {
+  const std::string name = path.filename().string();
+  return name.ends_with(".pt") && (name.starts_with("k_") || name.starts_with("v_"));
+}
+
+ZooPaths ZooPairPaths(const fs::path& directory, const RotationInfo& info) {
+  const std::string k = ZooObjective(info.k_objective, info.composition);
+  const std::string v = ZooObjective(info.v_objective, info.composition);
+  return {directory / fmt::format("k_rotation_{}.pt", ForFileName(k)),
+          directory / fmt::format("v_rotation_{}.pt", ForFileName(v))};
+}
+
 Result<ZooPaths> FindZooPair(const fs::path& directory) {
   std::vector<fs::path> found[2];
   std::error_code error;
   for (fs::directory_iterator it(directory, error), end; !error && it != end; it.increment(error)) {
-    const std::string name = it->path().filename().string();
-    if (!name.ends_with(".pt")) continue;
-    if (name.starts_with("k_")) found[0].push_back(it->path());
-    if (name.starts_with("v_")) found[1].push_back(it->path());
+    if (!IsZooFile(it->path())) continue;
+    found[it->path().filename().string().starts_with("k_") ? 0 : 1].push_back(it->path());
   }
   if (error) {
     return Unexpected(
@@ -385,9 +400,10 @@ Result<ZooPaths> WriteZooPair(const fs::path& directory, const Rotation& rotatio
     const int heads = std::max(sides.k.num_heads, sides.v.num_heads);
     if (heads > 1) {
       return Unexpected(InvalidArgument(fmt::format(
-          "layer {} has {} matrices, one a KV head; a .pt pair holds one a layer. Keep the "
-          "rotation as {}, or fit without --per-head",
-          layer, heads, kRotationFileName)));
+          "layer {} has {} matrices, one a KV head; a .pt pair holds one a layer. Take the pair "
+          "that oscar calibrate writes to {}/ beside {}, or fit one matrix a layer (oscar "
+          "rotation fit without --per-head)",
+          layer, heads, kZooDirectoryName, kRotationFileName)));
     }
   }
   std::error_code error;
@@ -398,8 +414,7 @@ Result<ZooPaths> WriteZooPair(const fs::path& directory, const Rotation& rotatio
   }
   const std::string k = ZooObjective(rotation.info.k_objective, rotation.info.composition);
   const std::string v = ZooObjective(rotation.info.v_objective, rotation.info.composition);
-  ZooPaths paths{directory / fmt::format("k_rotation_{}.pt", ForFileName(k)),
-                 directory / fmt::format("v_rotation_{}.pt", ForFileName(v))};
+  ZooPaths paths = ZooPairPaths(directory, rotation.info);
   // Both are on disk before either has its name: half a pair would be worse than none.
   OSCAR_ASSIGN_OR_RETURN(AtomicFileWriter k_file,
                          StageTorchFile(paths.k, ZooValue(rotation, true, k)));

@@ -13,6 +13,8 @@ namespace oscar {
 
 inline constexpr char kRotationFileName[] = "rotation.safetensors";
 inline constexpr char kRotationFormatVersion[] = "1";
+// Where a calibration keeps the published form, beside its rotation.safetensors.
+inline constexpr char kZooDirectoryName[] = "zoo";
 
 struct ZooPaths {
   std::filesystem::path k;
@@ -33,6 +35,9 @@ Status WriteRotationFile(const std::filesystem::path& path, const Rotation& rota
 // file lacks them.
 Result<Rotation> ReadZooPair(const ZooPaths& paths, double tolerance = kOrthogonalityTolerance);
 Result<ZooPaths> FindZooPair(const std::filesystem::path& directory);
+bool IsZooFile(const std::filesystem::path& path);  // named k_*.pt or v_*.pt
+// What WriteZooPair calls its files.
+ZooPaths ZooPairPaths(const std::filesystem::path& directory, const RotationInfo& info);
 // Writes {k,v}_rotation_<objective>_<composition>.pt into `directory`, which is made where missing.
 // The format has one matrix a layer: per-head rotations are refused.
 Result<ZooPaths> WriteZooPair(const std::filesystem::path& directory, const Rotation& rotation);

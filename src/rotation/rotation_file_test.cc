@@ -232,6 +232,27 @@ TEST(ZooTest, StringKeysAndMissingEigenvalues) {
   EXPECT_EQ(rotation->Find(11)->v.clip, std::vector<float>{kPublishedVClip});
 }
 
+TEST(ZooTest, OtherVersionNumbersAreRefused) {
+  const TemporaryDirectory dir;
+  const auto pair = WriteZooPair(dir.path(), RandomRotation({0, 1}, 16, 1, 5));
+  ASSERT_TRUE(pair.has_value());
+  const auto root = ReadTorchFile(pair->v);
+  ASSERT_TRUE(root.has_value());
+  TorchDict other = *root->AsDict();
+  for (auto& [key, value] : other.items) {
+    if (std::get<std::string>(key) == "format_version") value = TorchValue(99);
+  }
+  const Status written = WriteTorchFile(pair->v, TorchValue(std::move(other)));
+  ASSERT_TRUE(written.ok()) << written.ToString();
+  const auto refused = LoadRotation(dir.path());
+  ASSERT_FALSE(refused.has_value());
+  EXPECT_EQ(refused.error().code(), StatusCode::kUnimplemented);
+  EXPECT_NE(refused.error().message().find(
+                "v_rotation_sst_r_h_pbr.pt: format_version is 99; only 1 is known"),
+            std::string::npos)
+      << refused.error().message();
+}
+
 TEST(ZooTest, PerHeadMatricesAreRefusedWithTheReason) {
   const TemporaryDirectory dir;
   const auto pair = WriteZooPair(dir.path(), RandomRotation({0}, 16, 4, 4));

@@ -376,12 +376,22 @@ Status LayerStatistics::Solve() {
                                                     std::max(weight_sums_[head], kMinWeightSum));
     }
   }
-  OSCAR_ASSIGN_OR_RETURN(result_.rotation.k,
-                         SolveSide('k', options_.objectives.k, std::move(k_moments),
-                                   k_residual_ ? &*k_residual_ : nullptr, result_.k_moments));
-  OSCAR_ASSIGN_OR_RETURN(result_.rotation.v,
-                         SolveSide('v', options_.objectives.v, std::move(v_moments),
-                                   v_residual_ ? &*v_residual_ : nullptr, result_.v_moments));
+  const CovarianceAccumulator* k_residual = k_residual_ ? &*k_residual_ : nullptr;
+  const CovarianceAccumulator* v_residual = v_residual_ ? &*v_residual_ : nullptr;
+  const auto& [k_objective, v_objective] = options_.objectives;
+  if (options_.also_shared) {
+    std::vector<Matrix> k = k_moments, v = v_moments;
+    OSCAR_ASSIGN_OR_RETURN(result_.shared.k,
+                           SolveSide('k', k_objective, false, kPublishedKClip, k_residual, k));
+    OSCAR_ASSIGN_OR_RETURN(result_.shared.v,
+                           SolveSide('v', v_objective, false, kPublishedVClip, v_residual, v));
+  }
+  OSCAR_ASSIGN_OR_RETURN(result_.rotation.k, SolveSide('k', k_objective, options_.per_head_k,
+                                                       options_.k_clip, k_residual, k_moments));
+  OSCAR_ASSIGN_OR_RETURN(result_.rotation.v, SolveSide('v', v_objective, options_.per_head_v,
+                                                       options_.v_clip, v_residual, v_moments));
+  result_.k_moments = std::move(k_moments);
+  result_.v_moments = std::move(v_moments);
   if (options_.fit_clip) {
     for (int head = 0; head < shape_.num_kv_heads; ++head) {
       const Matrix m =
@@ -395,12 +405,9 @@ Status LayerStatistics::Solve() {
   return {};
 }
 
-Result<SideRotation> LayerStatistics::SolveSide(char name, Objective objective,
-                                                std::vector<Matrix> moments,
-                                                const CovarianceAccumulator* residual,
-                                                std::vector<Matrix>& kept) const {
-  const bool per_head = name == 'k' ? options_.per_head_k : options_.per_head_v;
-  const float clip = name == 'k' ? options_.k_clip : options_.v_clip;
+Result<SideRotation> LayerStatistics::SolveSide(char name, Objective objective, bool per_head,
+                                                float clip, const CovarianceAccumulator* residual,
+                                                std::vector<Matrix>& moments) const {
   SideRotation side;
   const int dim = shape_.head_dim;
   if (objective == Objective::kHadamard || objective == Objective::kIdentity) {
@@ -429,7 +436,6 @@ Result<SideRotation> LayerStatistics::SolveSide(char name, Objective objective,
     }
     AppendHead(side, matrix, eigen->values, clip);
   }
-  kept = std::move(moments);
   return side;
 }
 
@@ -464,11 +470,8 @@ Result<Rotation> QkvStatistics::Fit() {
   return AssembleRotation(shape_, options_, fitted);
 }
 
-Result<Rotation> AssembleRotation(const QkvShape& shape, const FitOptions& options,
-                                  const std::map<int, FittedLayer>& layers) {
-  Rotation rotation;
-  rotation.head_dim = shape.head_dim;
-  RotationInfo& info = rotation.info;
+RotationInfo DescribeFit(const FitOptions& options) {
+  RotationInfo info;
   info.k_objective = NameOf(options.objectives.k);
   info.v_objective = NameOf(options.objectives.v);
   const bool composes =
@@ -477,16 +480,41 @@ Result<Rotation> AssembleRotation(const QkvShape& shape, const FitOptions& optio
   const bool published = options.k_clip == kPublishedKClip && options.v_clip == kPublishedVClip;
   info.clip_source = options.fit_clip ? "fitted" : published ? "published" : "given";
   info.model_fingerprint = options.model_fingerprint;
+  return info;
+}
+
+namespace {
+
+Result<Rotation> Assemble(const QkvShape& shape, RotationInfo info,
+                          const std::map<int, FittedLayer>& layers,
+                          LayerRotation FittedLayer::*form) {
+  Rotation rotation;
+  rotation.head_dim = shape.head_dim;
   ContentHash hash;
   for (auto& [layer, fitted] : layers) {
     hash.Add(static_cast<uint64_t>(layer));
     hash.Add(fitted.data_hash);
     info.calibration_tokens = std::max(info.calibration_tokens, fitted.num_tokens);
-    rotation.layers.emplace(layer, fitted.rotation);
+    rotation.layers.emplace(layer, fitted.*form);
   }
   info.calibration_hash = hash.ToString();
+  rotation.info = std::move(info);
   OSCAR_RETURN_IF_ERROR(ValidateRotation(rotation));
   return rotation;
+}
+
+}  // namespace
+
+Result<Rotation> AssembleRotation(const QkvShape& shape, const FitOptions& options,
+                                  const std::map<int, FittedLayer>& layers) {
+  return Assemble(shape, DescribeFit(options), layers, &FittedLayer::rotation);
+}
+
+Result<Rotation> AssembleSharedRotation(const QkvShape& shape, const FitOptions& options,
+                                        const std::map<int, FittedLayer>& layers) {
+  RotationInfo info = DescribeFit(options);
+  info.clip_source = "published";
+  return Assemble(shape, std::move(info), layers, &FittedLayer::shared);
 }
 
 }  // namespace oscar

@@ -33,6 +33,8 @@ struct FitOptions {
   // One matrix a KV head in place of one a layer.
   bool per_head_k = false;
   bool per_head_v = false;
+  // Beside them, also the layer's shared ones, from the same sums: FittedLayer::shared.
+  bool also_shared = false;
   float k_clip = kPublishedKClip;
   float v_clip = kPublishedVClip;
   bool fit_clip = false;  // choose clips on the data, by the rules of clip.h
@@ -54,6 +56,8 @@ struct QkvChunk {
 
 struct FittedLayer {
   LayerRotation rotation;
+  // Where asked for: what a fit without per_head_k and per_head_v would give, with published clips.
+  LayerRotation shared;
   // The matrices whose eigenvectors were taken, [1 or H_kv]; empty for data-free objectives.
   std::vector<Matrix> k_moments;
   std::vector<Matrix> v_moments;
@@ -86,9 +90,10 @@ class LayerStatistics {
   // w_t = k_t A_h k_t^T, [tokens, H_kv].
   std::vector<double> KeyWeights(const QkvChunk& chunk, ThreadPool& pool) const;
   Status Solve();
-  Result<SideRotation> SolveSide(char name, Objective objective, std::vector<Matrix> moments,
+  // One matrix or one a KV head from its moments, which stay behind as what was decomposed.
+  Result<SideRotation> SolveSide(char name, Objective objective, bool per_head, float clip,
                                  const CovarianceAccumulator* residual,
-                                 std::vector<Matrix>& kept) const;
+                                 std::vector<Matrix>& moments) const;
   std::string Where(char side, Objective objective) const;
 
   int layer_;
@@ -133,8 +138,14 @@ class QkvStatistics {
 // Options that no data can satisfy, in words.
 Status CheckFitOptions(const FitOptions& options, const QkvShape& shape);
 
+// The provenance that the options alone tell: objectives, composition, clips, model.
+RotationInfo DescribeFit(const FitOptions& options);
+
 // Joins fitted layers into a validated rotation with its provenance.
 Result<Rotation> AssembleRotation(const QkvShape& shape, const FitOptions& options,
                                   const std::map<int, FittedLayer>& layers);
+// The same of their shared form. REQUIRES: options.also_shared.
+Result<Rotation> AssembleSharedRotation(const QkvShape& shape, const FitOptions& options,
+                                        const std::map<int, FittedLayer>& layers);
 
 }  // namespace oscar

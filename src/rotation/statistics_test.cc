@@ -145,6 +145,24 @@ INSTANTIATE_TEST_SUITE_P(Objectives, GoldenMoments,
                          testing::Combine(testing::Values(1, 4), testing::Values("qqt", "ktk"),
                                           testing::Values("sst", "sst_exact", "vtv")));
 
+// One run gives both forms, and the shared one is that of a run of its own, bit for bit.
+TEST(Statistics, SharedMatricesComeBesidePerHeadOnes) {
+  ThreadPool pool(2);
+  for (const char* objectives : {"qqt_sst", "ktk_vtv", "qqt_sst_exact", "hadamard"}) {
+    const FitOptions alone = OptionsOf(objectives, Composition::kRHPbr, false);
+    FitOptions both = OptionsOf(objectives, Composition::kRHPbr, true);
+    both.also_shared = true;
+    both.fit_clip = true;
+    const FittedLayer shared = FitGoldenLayer(1, alone, pool),
+                      fitted = FitGoldenLayer(1, both, pool);
+    EXPECT_EQ(fitted.rotation.k.num_heads, 2) << objectives;
+    EXPECT_EQ(fitted.shared, shared.rotation) << objectives;
+    const auto rotation = AssembleSharedRotation(kShape, both, {{1, fitted}});
+    ASSERT_TRUE(rotation.has_value()) << rotation.error().ToString();
+    EXPECT_EQ(rotation->info, AssembleRotation(kShape, alone, {{1, shared}})->info);
+  }
+}
+
 class GoldenCompositions : public testing::TestWithParam<Composition> {};
 
 TEST_P(GoldenCompositions, RotateTheMomentAsNumpyDoes) {
