@@ -147,13 +147,20 @@ Result<int64_t> Extend(LoadedModel& model, int64_t count, bool show_progress,
   return generated;
 }
 
-Status MeasureErrors(LoadedModel& model, std::span<const int32_t> tokens, Calibration& out) {
+KvPlanOptions ErrorPlan(const std::string& method, int group_dims) {
+  KvPlanOptions options;
+  options.method = method;
+  options.sink = 0, options.recent = 0;  // every token counts
+  if (group_dims > 0) options.group_dims = group_dims;
+  return options;
+}
+
+Status MeasureErrors(LoadedModel& model, std::span<const int32_t> tokens, int group_dims,
+                     Calibration& out) {
   OSCAR_ASSIGN_OR_RETURN(const LayerErrorProbe probe, LayerErrorProbe::Capture(model, tokens));
   const auto measure = [&](const std::string& label, const std::string& method,
                            bool rotated) -> Status {
-    KvPlanOptions options;
-    options.method = method;
-    options.sink = 0, options.recent = 0;  // every token counts
+    KvPlanOptions options = ErrorPlan(method, group_dims);
     if (rotated) options.rotation = out.rotation;
     OSCAR_ASSIGN_OR_RETURN(const std::unique_ptr<KvPlan> plan,
                            KvPlan::Make(model.spec(), options, simd::WritePage));
@@ -174,8 +181,14 @@ Result<Calibration> Calibrate(const CalibrateOptions& options) {
   ModelOptions model_options = options.model;
   model_options.kv = "bf16";
   model_options.rotation.clear();
+  model_options.group_dims = model_options.sink = model_options.recent = std::nullopt;
+  model_options.k_clip = model_options.v_clip = std::nullopt;
   OSCAR_ASSIGN_OR_RETURN(const std::unique_ptr<LoadedModel> model,
                          LoadedModel::Load(model_options));
+  // A group that pages do not have is better found before the fit than after.
+  OSCAR_ASSIGN_OR_RETURN(
+      const std::unique_ptr<KvPlan> plan,
+      KvPlan::Make(model->spec(), ErrorPlan("naive", options.group_dims), simd::WritePage));
   OSCAR_ASSIGN_OR_RETURN(const Tokenizer tokenizer, Tokenizer::Load(model->directory()));
   Result<ChatTemplate> chat = ChatTemplate::Load(model->directory());
   if (!chat.has_value() && chat.error().code() != StatusCode::kNotFound) {
@@ -203,6 +216,8 @@ Result<Calibration> Calibrate(const CalibrateOptions& options) {
   out.num_tokens = text.num_tokens;
 
   CalibrateOptions fitted = options;
+  fitted.fit.also_shared = true;
+  fitted.fit.clip.group_dims = plan->method().k_rows.group_dims;
   fitted.fit.model_fingerprint = fmt::format("{:016x}", model->model().fingerprint());
   Capture capture(*model, fitted);
   OSCAR_RETURN_IF_ERROR(CheckFitOptions(fitted.fit, capture.shape()));
@@ -223,12 +238,32 @@ Result<Calibration> Calibrate(const CalibrateOptions& options) {
   }
   OSCAR_ASSIGN_OR_RETURN(out.layers, capture.Finish());
   OSCAR_ASSIGN_OR_RETURN(out.rotation, AssembleRotation(capture.shape(), fitted.fit, out.layers));
+  OSCAR_ASSIGN_OR_RETURN(out.shared,
+                         AssembleSharedRotation(capture.shape(), fitted.fit, out.layers));
   if (fitted.fit.fit_clip) out.clip_candidates = fitted.fit.clip.candidates;
   const auto longest =
       std::max_element(text.sequences.begin(), text.sequences.end(),
                        [](const auto& a, const auto& b) { return a.size() < b.size(); });
-  OSCAR_RETURN_IF_ERROR(MeasureErrors(*model, *longest, out));
+  OSCAR_RETURN_IF_ERROR(MeasureErrors(*model, *longest, options.group_dims, out));
   return out;
+}
+
+Status CheckCalibrationDirectory(const FitOptions& fit, const fs::path& directory) {
+  std::error_code error;
+  if (fs::exists(directory, error) && !fs::is_directory(directory, error)) {
+    return InvalidArgument(fmt::format("{}: is not a directory", directory.string()));
+  }
+  const ZooPaths written = ZooPairPaths(directory / kZooDirectoryName, DescribeFit(fit));
+  for (const fs::path& place : {directory, directory / kZooDirectoryName}) {
+    for (fs::directory_iterator it(place, error), end; !error && it != end; it.increment(error)) {
+      if (!IsZooFile(it->path()) || it->path() == written.k || it->path() == written.v) continue;
+      return InvalidArgument(fmt::format(
+          "{}: belongs to another rotation and would lie beside this one; remove it or name "
+          "another directory with --out",
+          it->path().string()));
+    }
+  }
+  return {};
 }
 
 Status WriteCalibration(const Calibration& calibration, const fs::path& directory) {
@@ -239,14 +274,8 @@ Status WriteCalibration(const Calibration& calibration, const fs::path& director
         fmt::format("{}: cannot make the directory: {}", directory.string(), error.message()));
   }
   OSCAR_RETURN_IF_ERROR(WriteRotationFile(directory / kRotationFileName, calibration.rotation));
-  bool shared = true;
-  for (const auto& [id, layer] : calibration.rotation.layers) {
-    shared = shared && layer.k.num_heads == 1 && layer.v.num_heads == 1;
-  }
-  if (shared) {
-    OSCAR_ASSIGN_OR_RETURN([[maybe_unused]] const ZooPaths paths,
-                           WriteZooPair(directory, calibration.rotation));
-  }
+  OSCAR_ASSIGN_OR_RETURN([[maybe_unused]] const ZooPaths paths,
+                         WriteZooPair(directory / kZooDirectoryName, calibration.shared));
   OSCAR_RETURN_IF_ERROR(
       WriteFileAtomically(directory / "calibration.json", CalibrationToJson(calibration)));
   return WriteFileAtomically(directory / "calibration.html", CalibrationToHtml(calibration));

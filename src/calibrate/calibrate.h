@@ -18,17 +18,20 @@
 namespace oscar {
 
 struct CalibrateOptions {
-  ModelOptions model;  // kv and rotation are not used
+  ModelOptions model;  // the cache holds BF16: method, rotation, windows and clips are not used
   CalibrationTextOptions text;
   // Tokens that the model adds to each sequence, most likely first; they count beside the budget.
   int64_t generate = 0;
   FitOptions fit;
+  // Dims that share one scale where clips are tried and errors measured; 0: as the cache has it.
+  int group_dims = 0;
   std::filesystem::path dump;  // also write the captured rows there; empty: no
   bool show_progress = true;
 };
 
 struct Calibration {
   Rotation rotation;
+  Rotation shared;                    // one matrix a layer, from the same moments
   std::map<int, FittedLayer> layers;  // moments, clip curves, rotations
   int64_t num_sequences = 0, num_tokens = 0, generated_tokens = 0;
   std::vector<float> clip_candidates;
@@ -38,8 +41,12 @@ struct Calibration {
 
 Result<Calibration> Calibrate(const CalibrateOptions& options);
 
-// rotation.safetensors, calibration.json, calibration.html, and a RotationZoo pair where every
-// layer has one matrix.
+// Whether WriteCalibration into `directory` would leave a pair there that it does not replace: two
+// rotations in one place would be ambiguous. Needs no fit, so that it can be asked first.
+Status CheckCalibrationDirectory(const FitOptions& fit, const std::filesystem::path& directory);
+
+// rotation.safetensors, calibration.json, calibration.html, and the shared form as a RotationZoo
+// pair in zoo/.
 Status WriteCalibration(const Calibration& calibration, const std::filesystem::path& directory);
 
 std::string CalibrationToJson(const Calibration& calibration);

@@ -73,6 +73,84 @@ TEST_F(CalibrateTest, SameInputsSameBytes) {
   }
 }
 
+// One run writes both forms; the pair is the one that a layer-shared run writes.
+TEST_F(CalibrateTest, WritesThePublishedPairBesideTheHeads) {
+  options_.text.tokens = 300;
+  const auto heads = Calibrate(options_);
+  ASSERT_TRUE(heads.has_value()) << heads.error().ToString();
+  ASSERT_TRUE(WriteCalibration(*heads, directory_ / "heads").ok());
+  options_.fit.per_head_k = options_.fit.per_head_v = false;
+  const auto shared = Calibrate(options_);
+  ASSERT_TRUE(shared.has_value());
+  ASSERT_TRUE(WriteCalibration(*shared, directory_ / "shared").ok());
+  for (const char* name : {"zoo/k_rotation_qqt_r_h_pbr.pt", "zoo/v_rotation_sst_r_h_pbr.pt"}) {
+    const auto a = ReadFile(directory_ / "heads" / name, 1 << 24),
+               b = ReadFile(directory_ / "shared" / name, 1 << 24);
+    ASSERT_TRUE(a.has_value() && b.has_value()) << name;
+    EXPECT_TRUE(*a == *b) << name;
+  }
+  EXPECT_EQ(LoadRotation(directory_ / "heads")->layers.at(0).v.num_heads, 2);
+  const auto pair = LoadRotation(directory_ / "heads/zoo");
+  ASSERT_TRUE(pair.has_value()) << pair.error().ToString();
+  EXPECT_EQ(pair->layers, heads->shared.layers);
+  EXPECT_EQ(pair->layers.at(0).k.matrices, shared->rotation.layers.at(0).k.matrices);
+  ModelOptions serve = options_.model;
+  serve.kv = "oscar";
+  serve.rotation = directory_ / "heads/zoo";
+  EXPECT_TRUE(LoadedModel::Load(serve).has_value());
+}
+
+TEST_F(CalibrateTest, LeavesNoOtherRotationBeside) {
+  const FitOptions fit;
+  EXPECT_TRUE(CheckCalibrationDirectory(fit, directory_ / "absent").ok());
+  fs::create_directories(directory_ / "zoo");
+  const auto refusal = [&](const char* name) {
+    EXPECT_TRUE(WriteFileAtomically(directory_ / name, "x").ok());
+    const Status status = CheckCalibrationDirectory(fit, directory_);
+    fs::remove(directory_ / name);
+    return status.ok() ? std::string("none") : std::string(status.message());
+  };
+  // What the run replaces, and what is not a rotation's.
+  for (const char* name :
+       {"rotation.safetensors", "calibration.json", "zoo/k_rotation_qqt_r_h_pbr.pt",
+        "zoo/v_rotation_sst_r_h_pbr.pt", "notes.txt", "zoo/README.md"}) {
+    EXPECT_EQ(refusal(name), "none");
+  }
+  for (const char* name : {"k_rotation_qqt_r_h_pbr.pt", "v_own.pt", "zoo/k_rotation_ktk_r_h_pbr.pt",
+                           "zoo/v_rotation_vtv_plain.pt"}) {
+    EXPECT_NE(refusal(name).find((directory_ / name).string() + ": belongs to another rotation"),
+              std::string::npos)
+        << name;
+  }
+  ASSERT_TRUE(WriteFileAtomically(directory_ / "file", "x").ok());
+  EXPECT_NE(CheckCalibrationDirectory(fit, directory_ / "file").message().find("not a directory"),
+            std::string::npos);
+}
+
+TEST_F(CalibrateTest, GivenClipsAndGroupsAreUsed) {
+  options_.text.tokens = 300;
+  options_.fit.fit_clip = false;
+  options_.fit.k_clip = 0.5f;
+  options_.model.k_clip = 0.5f;  // as the command has it; the BF16 cache has no such thing
+  const auto given = Calibrate(options_);
+  ASSERT_TRUE(given.has_value()) << given.error().ToString();
+  EXPECT_EQ(given->rotation.info.clip_source, "given");
+  EXPECT_EQ(given->rotation.layers.at(3).k.clip, std::vector<float>(2, 0.5f));
+  EXPECT_EQ(given->rotation.layers.at(3).v.clip, std::vector<float>(2, kPublishedVClip));
+  options_.group_dims = 32;
+  const auto groups = Calibrate(options_);
+  ASSERT_TRUE(groups.has_value()) << groups.error().ToString();
+  EXPECT_LT(groups->errors[0].second[3].first, given->errors[0].second[3].first);
+  options_.fit.fit_clip = true;
+  const auto fitted = Calibrate(options_);
+  options_.group_dims = 0;
+  const auto whole = Calibrate(options_);
+  ASSERT_TRUE(fitted.has_value() && whole.has_value());
+  EXPECT_NE(fitted->rotation.layers.at(3).k.clip, whole->rotation.layers.at(3).k.clip);
+  options_.group_dims = 48;
+  EXPECT_NE(Calibrate(options_).error().message().find("groups of 48"), std::string::npos);
+}
+
 // The published path (dump, then fit) sees the same numbers as the stream, but for BF16 on disk.
 TEST_F(CalibrateTest, StreamingMatchesTheDump) {
   options_.fit.per_head_k = options_.fit.per_head_v = false;
@@ -83,7 +161,7 @@ TEST_F(CalibrateTest, StreamingMatchesTheDump) {
   ASSERT_TRUE(streamed.has_value()) << streamed.error().ToString();
   EXPECT_GT(streamed->generated_tokens, 0);
   ASSERT_TRUE(WriteCalibration(*streamed, directory_ / "out").ok());
-  EXPECT_TRUE(FindZooPair(directory_ / "out").has_value());
+  EXPECT_TRUE(FindZooPair(directory_ / "out/zoo").has_value());
   const auto reader = DumpReader::Open(directory_ / "dump");
   ASSERT_TRUE(reader.has_value()) << reader.error().ToString();
   ThreadPool pool(2);

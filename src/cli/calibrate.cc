@@ -10,6 +10,7 @@
 #include "cli/command.h"
 #include "cli/model_options.h"
 #include "cli/validators.h"
+#include "rotation/rotation_file.h"
 
 namespace oscar::cli {
 namespace {
@@ -22,6 +23,7 @@ struct CalibrateArguments {
   std::string objectives = "qqt_sst";
   std::string composition = "r_h_pbr";
   std::string clip = "fitted";
+  std::optional<uint64_t> seed;
   bool shared = false;
   fs::path out;
 };
@@ -29,15 +31,29 @@ struct CalibrateArguments {
 Status RunCalibrate(const CalibrateArguments& arguments) {
   CalibrateOptions options = arguments.options;
   options.model = arguments.model.options;
+  if (arguments.clip == "fitted" && (options.model.k_clip || options.model.v_clip)) {
+    return InvalidArgument(fmt::format(
+        "--{}-clip: --clip fitted chooses the ratios on the data; give them with --clip fixed",
+        options.model.k_clip ? 'k' : 'v'));
+  }
+  if (arguments.seed.has_value()) {
+    if (!options.text.data.empty()) {
+      return InvalidArgument("--seed draws the built-in sample's chats; --data takes its place");
+    }
+    options.text.seed = *arguments.seed;
+  }
   OSCAR_ASSIGN_OR_RETURN(options.fit.objectives, ParseObjectives(arguments.objectives));
   OSCAR_ASSIGN_OR_RETURN(options.fit.composition, ParseComposition(arguments.composition));
   options.fit.per_head_k = options.fit.per_head_v = !arguments.shared;
   options.fit.fit_clip = arguments.clip == "fitted";
   options.fit.k_clip = options.model.k_clip.value_or(kPublishedKClip);
   options.fit.v_clip = options.model.v_clip.value_or(kPublishedVClip);
+  options.group_dims = options.model.group_dims.value_or(0);
+  OSCAR_RETURN_IF_ERROR(CheckCalibrationDirectory(options.fit, arguments.out));
   OSCAR_ASSIGN_OR_RETURN(const Calibration calibration, Calibrate(options));
   OSCAR_RETURN_IF_ERROR(WriteCalibration(calibration, arguments.out));
-  fmt::print("{} tokens in {} sequences", calibration.num_tokens, calibration.num_sequences);
+  fmt::print("{} tokens in {} sequence{}", calibration.num_tokens, calibration.num_sequences,
+             calibration.num_sequences == 1 ? "" : "s");
   if (calibration.generated_tokens > 0) {
     fmt::print(" and {} generated", calibration.generated_tokens);
   }
@@ -55,8 +71,13 @@ Status RunCalibrate(const CalibrateArguments& arguments) {
     fmt::print("\n");
     ++index;
   }
-  fmt::print("written to {}: rotation.safetensors, calibration.json, calibration.html{}\n",
-             arguments.out.string(), arguments.shared ? ", k_*.pt and v_*.pt" : "");
+  const ZooPaths pair = ZooPairPaths(kZooDirectoryName, calibration.shared.info);
+  fmt::print(
+      "written to {0}: calibration.html, calibration.json,\n"
+      "  rotation.safetensors: {1}; use --rotation {0}\n"
+      "  {2}, {3}: one matrix a layer, as published; use --rotation {4}\n",
+      arguments.out.string(), arguments.shared ? "one matrix a layer" : "one matrix a KV head",
+      pair.k.string(), pair.v.filename().string(), (arguments.out / kZooDirectoryName).string());
   return {};
 }
 
@@ -68,8 +89,15 @@ void AddCalibrateCommand(CLI::App& app, RunFunction& run) {
   CLI::App* command = app.add_subcommand(
       "calibrate", "Fit rotations and clip ratios to a model on text, and report on them");
   AddModelOptions(*command, arguments->model);
-  command->remove_option(command->get_option("--kv"));
-  command->remove_option(command->get_option("--rotation"));
+  // The cache holds BF16, all of it: neither windows nor cells change what is read from it.
+  for (const char* name : {"--kv", "--rotation", "--sink", "--recent", "--prefill-cell"}) {
+    command->remove_option(command->get_option(name));
+  }
+  command->get_option("--group")->description(
+      "Dims that share one scale where clips are tried and errors measured: 32, 64, 128 or the "
+      "head");
+  command->get_option("--k-clip")->description("Clip ratio of keys with --clip fixed, 0 is off");
+  command->get_option("--v-clip")->description("Clip ratio of values with --clip fixed, 0 is off");
   command->add_option("--data", o.text.data,
                       "Text: .txt, or .jsonl with text, prompt or messages a line; default: a "
                       "built-in sample of prose and synthetic chats");
@@ -82,7 +110,8 @@ void AddCalibrateCommand(CLI::App& app, RunFunction& run) {
   command->add_option("--generate", o.generate, "Tokens that the model adds to each sequence")
       ->capture_default_str()
       ->check(NonNegative());
-  command->add_option("--seed", o.text.seed, "Seed of the synthetic chats")->capture_default_str();
+  command->add_option("--seed", arguments->seed, "Seed of the built-in sample's chats")
+      ->default_str("0");
   command
       ->add_option("--objective", arguments->objectives,
                    "K and V objectives: qqt_sst, qqt_sst_exact, ktk_vtv, hadamard, ...")
@@ -90,7 +119,7 @@ void AddCalibrateCommand(CLI::App& app, RunFunction& run) {
   command->add_option("--composition", arguments->composition, "r_h_pbr, r_h, br, plain, ...")
       ->capture_default_str();
   command->add_flag("--layer-shared", arguments->shared,
-                    "One matrix a layer in place of one a KV head; also writes a .pt pair");
+                    "One matrix a layer in rotation.safetensors, too, in place of one a KV head");
   command
       ->add_option("--clip", arguments->clip,
                    "fitted: by attention-weighted error on the data; fixed: --k-clip and --v-clip, "
@@ -98,7 +127,10 @@ void AddCalibrateCommand(CLI::App& app, RunFunction& run) {
       ->capture_default_str()
       ->check(CLI::IsMember({"fitted", "fixed"}));
   command->add_option("--dump", o.dump, "Also write the captured Q, K and V there");
-  command->add_option("--out", arguments->out, "Directory for the rotation and the report")
+  command
+      ->add_option("--out", arguments->out,
+                   "Directory for rotation.safetensors, the published form as a .pt pair in zoo/, "
+                   "and the report (calibration.html, .json)")
       ->required();
   command->callback([arguments, &run] { run = [arguments] { return RunCalibrate(*arguments); }; });
 }

@@ -69,7 +69,7 @@ TEST_F(CalibrateWithoutDemoModel, TheSampleIsBuiltIn) {
   const Status status =
       Run("--model " OSCAR_DEMO_MODEL " --tokens 64 --kv-memory 64MiB --out " + Path("out"));
   EXPECT_TRUE(status.ok()) << status.message();
-  EXPECT_THAT(output_, HasSubstr("64 tokens in 1 sequences"));
+  EXPECT_THAT(output_, HasSubstr("64 tokens in 1 sequence\n"));
   EXPECT_THAT(std::string(Run("--tokens 64 --out " + Path("out")).message()), HasSubstr("--model"));
 }
 
