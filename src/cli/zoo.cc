@@ -36,11 +36,6 @@ struct Entry {
   }
 };
 
-bool IsZooFile(const fs::path& path) {
-  const std::string name = path.filename().string();
-  return path.extension() == ".pt" && (name.starts_with("k_") || name.starts_with("v_"));
-}
-
 Result<std::vector<Entry>> FindRotations(const fs::path& root) {
   std::error_code error;
   if (!fs::is_directory(root, error)) {
@@ -184,7 +179,7 @@ Status RunList(const ListCommand& command, bool verify) {
                            2, ' ', false, Json::error_handler_t::replace));
   }
   if (verify && bad > 0) {
-    return InvalidArgument(
+    return DataLoss(
         fmt::format("{}: {} of {} rotations {}", command.root.string(), bad, entries.size(),
                     target.has_value() ? "are broken or do not fit the model" : "are broken"));
   }
@@ -199,34 +194,44 @@ struct ConvertCommand {
 
 Status RunConvert(const ConvertCommand& command) {
   OSCAR_ASSIGN_OR_RETURN(const std::vector<Entry> entries, FindRotations(command.root));
+  const auto has_pair = [&](const fs::path& path) {
+    return std::any_of(entries.begin(), entries.end(),
+                       [&](const Entry& entry) { return entry.path == path && entry.has_pair; });
+  };
   size_t failed = 0;
   for (const Entry& entry : entries) {
     const fs::path target = entry.name == "." ? command.out : command.out / entry.name;
-    const auto convert = [&]() -> Status {
+    // Whether it was written: what a .pt pair cannot hold may lie there as a pair already.
+    const auto convert = [&]() -> Result<bool> {
       OSCAR_ASSIGN_OR_RETURN(const Rotation rotation, LoadRotation(entry.path));
       if (command.to == "pt") {
+        if (Heads(rotation) > 1 && has_pair(entry.path / kZooDirectoryName)) return false;
         OSCAR_ASSIGN_OR_RETURN([[maybe_unused]] const ZooPaths paths,
                                WriteZooPair(target, rotation));
         if (rotation.info.clip_source != "published") {
           LogWarning("{}: clip ratios ({}) are not part of a .pt pair and were left out",
                      entry.name, rotation.info.clip_source);
         }
-        return {};
+        return true;
       }
       std::error_code error;
       fs::create_directories(target, error);
       if (error) {
-        return InvalidArgument(
-            fmt::format("{}: cannot make the directory: {}", target.string(), error.message()));
+        return Unexpected(InvalidArgument(
+            fmt::format("{}: cannot make the directory: {}", target.string(), error.message())));
       }
-      return WriteRotationFile(target / kRotationFileName, rotation);
+      OSCAR_RETURN_IF_ERROR(WriteRotationFile(target / kRotationFileName, rotation));
+      return true;
     };
-    const Status status = convert();
-    if (status.ok()) {
+    const Result<bool> written = convert();
+    if (!written.has_value()) {
+      ++failed;
+      LogWarning("{}: not converted: {}", entry.name, written.error().message());
+    } else if (*written) {
       fmt::print("{} -> {}\n", Printable(entry.name), target.string());
     } else {
-      ++failed;
-      LogWarning("{}: not converted: {}", entry.name, status.message());
+      fmt::print("{}: one matrix a KV head, left out; {}/ below it holds its pair\n",
+                 Printable(entry.name), kZooDirectoryName);
     }
   }
   if (failed > 0) {
@@ -245,7 +250,7 @@ void AddZooCommand(CLI::App& app, RunFunction& run) {
     auto options = std::make_shared<ListCommand>();
     CLI::App* command = zoo->add_subcommand(
         verify ? "verify" : "list",
-        verify ? "The same as list, and exit with 1 where one is broken or does not fit"
+        verify ? "The same as list, and fail (exit code 1) where one is broken or does not fit"
                : "Show every rotation below a directory, and what is wrong with it");
     command->add_option("directory", options->root, "Where to look, with all below")->required();
     command->add_option("--model", options->model,

@@ -61,7 +61,9 @@ TEST_F(ZooCommand, VerifiesSoundnessAndFit) {
   std::string bytes = ReadFile(dir_ / "zoo/demo/rotation.safetensors", 1 << 28).value();
   bytes.replace(bytes.size() - 300000, 4096, 4096, '\0');
   std::ofstream(dir_ / "zoo/demo/rotation.safetensors", std::ios::binary) << bytes;
-  EXPECT_FALSE(Run("verify " + Path("zoo")).ok());
+  const Status broken = Run("verify " + Path("zoo"));
+  EXPECT_THAT(std::string(broken.message()), HasSubstr("1 of 2 rotations are broken"));
+  for (const Status& status : {fit, broken}) EXPECT_EQ(InfoOf(status.code()).exit_code, 1);
   EXPECT_TRUE(Run("list " + Path("zoo")).ok());  // listing names it and goes on
 }
 
@@ -75,6 +77,34 @@ TEST_F(ZooCommand, ConvertsAllAndBackToTheSameBits) {
     EXPECT_EQ(before->layers.at(0).k.matrices, after->layers.at(0).k.matrices);
     EXPECT_EQ(before->layers.size(), after->layers.size());
   }
+}
+
+// What `oscar calibrate` writes: a matrix a KV head, and the published form in zoo/.
+TEST_F(ZooCommand, ConvertsThePairOfACalibration) {
+  Rotation heads = Hadamard(2, 64);
+  for (auto& [layer, sides] : heads.layers) {
+    for (SideRotation* side : {&sides.k, &sides.v}) {
+      side->num_heads = 2;
+      side->matrices.insert(side->matrices.end(), 64 * 64, 0.0f);
+      std::copy_n(side->matrices.begin(), 64 * 64, side->matrices.begin() + 64 * 64);
+      side->eigenvalues.resize(128, 1.0f);
+      side->clip.resize(2, side->clip[0]);
+    }
+  }
+  fs::create_directories(dir_ / "out/model");
+  ASSERT_TRUE(WriteRotationFile(dir_ / "out/model/rotation.safetensors", heads).ok());
+  const Status alone = Run("convert --to pt " + Path("out") + " " + Path("pt"));
+  EXPECT_THAT(std::string(alone.message()), HasSubstr("1 of 1 rotations were not converted"));
+  ASSERT_TRUE(WriteZooPair(dir_ / "out/model/zoo", Hadamard(2, 64)).has_value());
+  ASSERT_TRUE(Run("convert --to pt " + Path("out") + " " + Path("pt")).ok());
+  EXPECT_THAT(output_, HasSubstr("model: one matrix a KV head, left out"));
+  EXPECT_TRUE(FindZooPair(dir_ / "pt/model/zoo").has_value());
+  ASSERT_TRUE(Run("list --json " + Path("out")).ok());
+  const auto json = nlohmann::json::parse(output_);
+  ASSERT_EQ(json["rotations"].size(), 2u);
+  EXPECT_EQ(json["rotations"][0]["matrices_a_layer"], 2);
+  EXPECT_EQ(json["rotations"][1]["name"], "model/zoo");
+  EXPECT_EQ(json["rotations"][1]["matrices_a_layer"], 1);
 }
 
 TEST_F(ZooCommand, ServingRefusesAnotherModelsRotation) {
