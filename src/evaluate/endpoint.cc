@@ -3,7 +3,10 @@
 #include <fmt/core.h>
 #include <httplib.h>
 
+#include <algorithm>
 #include <chrono>
+#include <cstdlib>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <thread>
 
@@ -32,6 +35,18 @@ int64_t CountOf(const json& reply, const char* name) {
   return count.is_number_integer() ? count.get<int64_t>() : 0;
 }
 
+// The double that prints as the float does: 0.95, not 0.949999988079071.
+double Shortest(float value) { return std::strtod(fmt::format("{}", value).c_str(), nullptr); }
+
+// A server that answers nothing yet is either about to or not there.
+constexpr double kFirstPatienceSeconds = 1;
+constexpr int kConnectSeconds = 5;
+
+bool IsTlsError(httplib::Error error) {
+  return error == httplib::Error::SSLConnection || error == httplib::Error::SSLLoadingCerts ||
+         error == httplib::Error::SSLServerVerification;
+}
+
 }  // namespace
 
 Result<Endpoint> Endpoint::Connect(const EndpointOptions& options) {
@@ -53,31 +68,38 @@ Result<Endpoint> Endpoint::Connect(const EndpointOptions& options) {
   out.path_ = url.substr(slash);
   while (!out.path_.empty() && out.path_.back() == '/') out.path_.pop_back();
   if (!out.path_.ends_with("/v1")) out.path_ += "/v1";
-  OSCAR_ASSIGN_OR_RETURN(const std::string body, out.Send("/models", nullptr));
+  OSCAR_ASSIGN_OR_RETURN(const std::string body,
+                         out.Send("/models", nullptr, kFirstPatienceSeconds));
   OSCAR_ASSIGN_OR_RETURN(const json models, ParseJson(body, url));
+  json list = models.is_object() ? models.value("data", json()) : json();
+  if (!list.is_array()) list = json::array();
   if (out.options_.model.empty()) {
-    const json list = models.is_object() ? models.value("data", json()) : json();
-    if (list.is_array() && !list.empty()) out.options_.model = TextOf(list[0], "id");
+    if (!list.empty()) out.options_.model = TextOf(list[0], "id");
     if (out.options_.model.empty()) {
       return Unexpected(
           InvalidArgument(fmt::format("{}: lists no model; name one with --endpoint-model", url)));
     }
   }
+  for (const json& model : list) {
+    if (TextOf(model, "id") != out.options_.model) continue;
+    const json length = model.value("max_model_len", json());
+    if (length.is_number_integer()) out.context_ = std::max<int64_t>(length.get<int64_t>(), 0);
+  }
   return out;
 }
 
-Result<std::string> Endpoint::Send(const std::string& route, const std::string* body) const {
+Result<std::string> Endpoint::Send(const std::string& route, const std::string* body,
+                                   double patience) const {
   httplib::Headers headers;
   if (!options_.api_key.empty()) headers.emplace("Authorization", "Bearer " + options_.api_key);
+  const std::string url = host_ + path_ + route;
   std::string trouble;
   double pause = options_.first_pause_seconds;
-  for (int attempt = 0; attempt < std::max(options_.attempts, 1); ++attempt) {
-    if (attempt > 0) {
-      std::this_thread::sleep_for(std::chrono::duration<double>(pause));
-      pause *= 2;
-    }
+  const auto start = std::chrono::steady_clock::now();
+  int attempt = 0;
+  while (true) {
     httplib::Client client(host_);
-    client.set_connection_timeout(std::chrono::seconds(10));
+    client.set_connection_timeout(std::chrono::seconds(kConnectSeconds));
     client.set_read_timeout(std::chrono::seconds(static_cast<int64_t>(options_.timeout_seconds)));
     client.set_follow_location(true);
     const httplib::Result result =
@@ -85,16 +107,31 @@ Result<std::string> Endpoint::Send(const std::string& route, const std::string* 
                         : client.Post(path_ + route, headers, *body, "application/json");
     if (!result) {
       trouble = httplib::to_string(result.error());
-      continue;
+      if (IsTlsError(result.error())) {
+        return Unexpected(Unavailable(
+            fmt::format("{}: no TLS connection ({}); if the server speaks plain HTTP give http://",
+                        url, trouble)));
+      }
+      const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - start;
+      if (spent.count() + pause > patience) {
+        return Unexpected(Unavailable(fmt::format(
+            "{}: cannot be reached ({} error, {} attempts); is a server running there, and is "
+            "this its address?",
+            url, trouble, attempt + 1)));
+      }
+    } else {
+      if (result->status == 200) return result->body;
+      trouble = fmt::format("status {}: {}", result->status, Excerpt(result->body));
+      if (result->status != 429 && result->status < 500) {
+        return Unexpected(InvalidArgument(fmt::format("{}: {}", url, trouble)));
+      }
     }
-    if (result->status == 200) return result->body;
-    trouble = fmt::format("status {}: {}", result->status, Excerpt(result->body));
-    if (result->status != 429 && result->status < 500) {
-      return Unexpected(InvalidArgument(fmt::format("{}{}{}: {}", host_, path_, route, trouble)));
-    }
+    if (++attempt >= options_.attempts) break;
+    std::this_thread::sleep_for(std::chrono::duration<double>(pause));
+    pause *= 2;
   }
-  return Unexpected(Unavailable(fmt::format("{}{}{}: {} attempts failed, the last with {}", host_,
-                                            path_, route, options_.attempts, trouble)));
+  return Unexpected(
+      Unavailable(fmt::format("{}: {} attempts failed, the last with {}", url, attempt, trouble)));
 }
 
 Result<EndpointReply> Endpoint::Complete(const EvalItem& item,
@@ -102,12 +139,24 @@ Result<EndpointReply> Endpoint::Complete(const EvalItem& item,
                                          uint64_t seed) const {
   json request = {{"model", options_.model},
                   {"max_tokens", item.max_tokens},
-                  {"temperature", sampling.has_value() ? sampling->temperature : 0.0f}};
-  if (sampling.has_value()) {
-    request["top_p"] = sampling->top_p;
+                  {"temperature", sampling.has_value() ? Shortest(sampling->temperature) : 0.0}};
+  if (sampling.has_value() && sampling->temperature > 0) {
+    request["top_p"] = Shortest(sampling->top_p);
     if (sampling->top_k > 0) request["top_k"] = sampling->top_k;
-    if (sampling->min_p > 0) request["min_p"] = sampling->min_p;
+    if (sampling->min_p > 0) request["min_p"] = Shortest(sampling->min_p);
     request["seed"] = seed & 0x7fffffff;
+  }
+  if (sampling.has_value()) {
+    // Sent where set: OpenAI's own API does not know the first, vLLM, SGLang and oscar do.
+    if (sampling->repetition_penalty != 1) {
+      request["repetition_penalty"] = Shortest(sampling->repetition_penalty);
+    }
+    if (sampling->presence_penalty != 0) {
+      request["presence_penalty"] = Shortest(sampling->presence_penalty);
+    }
+    if (sampling->frequency_penalty != 0) {
+      request["frequency_penalty"] = Shortest(sampling->frequency_penalty);
+    }
   }
   if (item.use_template) {
     json messages = json::array();
@@ -119,7 +168,8 @@ Result<EndpointReply> Endpoint::Complete(const EvalItem& item,
   }
   const std::string body = request.dump(-1, ' ', false, json::error_handler_t::replace);
   OSCAR_ASSIGN_OR_RETURN(const std::string text,
-                         Send(item.use_template ? "/chat/completions" : "/completions", &body));
+                         Send(item.use_template ? "/chat/completions" : "/completions", &body,
+                              std::numeric_limits<double>::infinity()));
   OSCAR_ASSIGN_OR_RETURN(const json reply, ParseJson(text, host_));
   const json choices = reply.is_object() ? reply.value("choices", json()) : json();
   if (!choices.is_array() || choices.empty() || !choices[0].is_object()) {

@@ -1,7 +1,8 @@
 // A server with OpenAI's API as the system under test: any peer can be measured by the same tasks
 // and scores. Chats go to /v1/chat/completions; prompts that are given as they are, to
 // /v1/completions. Requests that fail for a reason that may pass (429, 5xx, no connection) are
-// repeated with growing pauses. Safe from any thread.
+// repeated with growing pauses; a server that cannot be reached at the start is given up within
+// seconds. Safe from any thread.
 #pragma once
 
 #include <cstdint>
@@ -34,6 +35,8 @@ class Endpoint {
   // Asks the server for its models.
   static Result<Endpoint> Connect(const EndpointOptions& options);
   const std::string& model() const { return options_.model; }
+  // Tokens of its context, where its list of models says (max_model_len); 0: unknown.
+  int64_t context() const { return context_; }
 
   // Where the item's assistant turn has a prefix, it ends the user's message.
   Result<EndpointReply> Complete(const EvalItem& item,
@@ -42,9 +45,12 @@ class Endpoint {
 
  private:
   explicit Endpoint(EndpointOptions options) : options_(std::move(options)) {}
-  Result<std::string> Send(const std::string& route, const std::string* body) const;
+  // `patience`: seconds in which a connection that fails is tried again.
+  Result<std::string> Send(const std::string& route, const std::string* body,
+                           double patience) const;
 
   EndpointOptions options_;
+  int64_t context_ = 0;
   std::string host_;  // scheme://host:port
   std::string path_;  // "/v1"
 };

@@ -7,8 +7,10 @@
 #include <mutex>
 #include <thread>
 
+#include "base/log.h"
 #include "base/progress.h"
 #include "evaluate/item_log.h"
+#include "evaluate/prompts.h"
 #include "evaluate/scoring.h"
 
 namespace oscar {
@@ -24,6 +26,31 @@ struct Job {
   int repeat;
 };
 
+// Texts beyond their task's limit lose their middle, where the tokenizer is known.
+Status CutTexts(const fs::path& tokenizer, int64_t context, EvalSuite& suite,
+                std::vector<std::string>& warnings) {
+  std::optional<PromptEncoder> encoder;
+  for (EvalTask& task : suite.tasks) {
+    if (task.max_input <= 0) continue;
+    if (tokenizer.empty()) {
+      warnings.push_back(fmt::format(
+          "{} and perhaps others: texts of more than {} tokens are not cut, since the server's "
+          "tokenizer is not known; name a directory that holds it with --model",
+          task.name, task.max_input));
+      return {};
+    }
+    if (!encoder.has_value()) {
+      OSCAR_ASSIGN_OR_RETURN(encoder, PromptEncoder::Load(tokenizer));
+    }
+    for (EvalItem& item : task.items) {
+      OSCAR_ASSIGN_OR_RETURN(EncodedPrompt prompt,
+                             encoder->Encode(task, item, item.max_tokens, context));
+      item.prompt = std::move(prompt.text);
+    }
+  }
+  return {};
+}
+
 }  // namespace
 
 Result<EvalResults> EvaluateEndpoint(const EvalOptions& options, const EndpointOptions& endpoint) {
@@ -35,6 +62,10 @@ Result<EvalResults> EvaluateEndpoint(const EvalOptions& options, const EndpointO
   }
   OSCAR_ASSIGN_OR_RETURN(const Endpoint server, Endpoint::Connect(endpoint));
   const std::string label = server.model();
+  EvalSuite suite = options.suite;
+  std::vector<std::string> warnings;
+  OSCAR_RETURN_IF_ERROR(CutTexts(options.model.model, server.context(), suite, warnings));
+  for (const std::string& warning : warnings) LogWarning("{}", warning);
   ItemLog log;
   OSCAR_RETURN_IF_ERROR(log.Open(options.out / "items.jsonl"));
   const auto settings_of = [&](const Job& job) {
@@ -45,7 +76,7 @@ Result<EvalResults> EvaluateEndpoint(const EvalOptions& options, const EndpointO
     return ItemKey{label, job.task->name, job.item->id, job.repeat};
   };
   std::vector<Job> all, missing;
-  for (const EvalTask& task : options.suite.tasks) {
+  for (const EvalTask& task : suite.tasks) {
     for (const EvalItem& item : task.items) {
       for (int repeat = 0; repeat < task.repeats; ++repeat) all.push_back({&task, &item, repeat});
     }
@@ -100,26 +131,39 @@ Result<EvalResults> EvaluateEndpoint(const EvalOptions& options, const EndpointO
   for (int i = 0; i < std::max(endpoint.parallel, 1); ++i) workers.emplace_back(work);
   for (std::thread& worker : workers) worker.join();
   OSCAR_RETURN_IF_ERROR(fatal);
-  if (!missing.empty() && troubles.size() == missing.size()) {
-    return Unexpected(Unavailable("no request was answered; the first: " + troubles.front()));
-  }
-  EvalResults out;
-  out.model = label;
-  out.prefill = "the server's own";
-  out.warnings = options.suite.warnings;
-  out.warnings.insert(out.warnings.end(), troubles.begin(), troubles.end());
-  out.settings = {{"endpoint", endpoint.url},
-                  {"seed", std::to_string(options.seed)},
-                  {"decoding", DescribeSampling(options.suite)}};
   MethodScore score;
   score.label = label;
   score.description = "served at " + endpoint.url;
+  score.is_remote = true;
   std::map<std::string, std::vector<const ItemRecord*>> records;
+  std::vector<ItemRecord> failed;
+  failed.reserve(all.size());
   for (const Job& job : all) {
     const ItemRecord* record = log.Find(settings_of(job), key_of(job));
-    if (record != nullptr) records[job.task->name].push_back(record);
+    if (record == nullptr) {
+      failed.push_back(FailedRecord(*job.task, *job.item, job.repeat));
+      record = &failed.back();
+    }
+    records[job.task->name].push_back(record);
+  }
+  if (failed.size() == all.size() && !all.empty()) {
+    return Unexpected(Unavailable("no request was answered; the first: " + troubles.front()));
+  }
+  if (!failed.empty()) {
+    warnings.push_back(fmt::format(
+        "{} of {} requests failed and count as wrong; the same command asks them again: {}",
+        failed.size(), all.size(), ListSome(troubles)));
+    LogWarning("{}", warnings.back());
   }
   for (const auto& [name, list] : records) score.tasks[name] = ScoreTask(list);
+  EvalResults out;
+  out.model = label;
+  out.prefill = "the server's own";
+  out.warnings = suite.warnings;
+  out.warnings.insert(out.warnings.end(), warnings.begin(), warnings.end());
+  out.settings = {{"endpoint", endpoint.url},
+                  {"seed", std::to_string(options.seed)},
+                  {"decoding", DescribeSampling(suite)}};
   out.methods.push_back(std::move(score));
   return out;
 }

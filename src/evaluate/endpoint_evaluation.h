@@ -7,8 +7,10 @@
 
 namespace oscar {
 
-// Uses the suite, seed, output directory and progress of `options`. Items whose request fails for
-// good are named in the warnings and asked again by the next run.
+// Uses the suite, seed, output directory and progress of `options`; `options.model.model`, where
+// named, is the directory of the server's tokenizer, without which texts are not cut to their
+// task's limit. Items whose request fails for good count as wrong, are named in the warnings and
+// asked again by the next run; kUnavailable where no item was ever answered.
 Result<EvalResults> EvaluateEndpoint(const EvalOptions& options, const EndpointOptions& endpoint);
 
 }  // namespace oscar

@@ -21,8 +21,8 @@ using nlohmann::json;
 class EndpointTest : public testing::Test {
  protected:
   void SetUp() override {
-    server_.Get("/v1/models", [](const httplib::Request&, httplib::Response& response) {
-      response.set_content(R"({"data": [{"id": "peer"}]})", "application/json");
+    server_.Get("/v1/models", [this](const httplib::Request&, httplib::Response& response) {
+      response.set_content(models_, "application/json");
     });
     server_.Post("/v1/chat/completions", [this](const httplib::Request& request,
                                                 httplib::Response& response) {
@@ -35,6 +35,11 @@ class EndpointTest : public testing::Test {
         return;
       }
       const std::string prompt = body["messages"].back()["content"];
+      if (prompt == refused_) {
+        response.status = 400;
+        response.set_content("{\"error\": \"too long\"}", "application/json");
+        return;
+      }
       const std::string text = prompt == "2+2?" ? "<think>hm</think>4" : "no idea";
       response.set_content(json{{"choices", {{{"message", {{"content", text}}}}}},
                                 {"usage", {{"prompt_tokens", 7}, {"completion_tokens", 3}}}}
@@ -73,6 +78,8 @@ class EndpointTest : public testing::Test {
   std::mutex mutex_;
   std::vector<json> requests_;
   int failures_ = 0;
+  std::string refused_;  // a prompt that is answered with 400
+  std::string models_ = R"({"data": [{"id": "peer"}]})";
   int port_ = 0;
   fs::path directory_;
   EndpointOptions endpoint_;
@@ -108,6 +115,90 @@ TEST_F(EndpointTest, RepeatsFailedRequestsAndNamesLostOnes) {
   EXPECT_NE(lost->warnings[0].find("503"), std::string::npos) << lost->warnings[0];
 }
 
+// A request that fails for good must not raise a score: it is wrong until it is answered.
+TEST_F(EndpointTest, FailedRequestsCountAsWrongAndAreAskedAgain) {
+  refused_ = "3+3?";
+  const auto lost = EvaluateEndpoint(options_, endpoint_);
+  ASSERT_TRUE(lost.has_value()) << lost.error().ToString();
+  const TaskScore& score = lost->methods[0].tasks.at("sums");
+  EXPECT_EQ(*score.answer, 50);  // not 100
+  EXPECT_EQ(score.items, 2);
+  EXPECT_EQ(score.failed, 1);
+  ASSERT_EQ(lost->warnings.size(), 1u);
+  EXPECT_NE(lost->warnings[0].find("1 of 2 requests failed"), std::string::npos);
+  EXPECT_NE(lost->warnings[0].find("too long"), std::string::npos);
+  EXPECT_TRUE(lost->methods[0].is_remote);
+  refused_.clear();
+  requests_.clear();
+  const auto whole = EvaluateEndpoint(options_, endpoint_);
+  ASSERT_TRUE(whole.has_value());
+  EXPECT_EQ(requests_.size(), 1u);
+  EXPECT_EQ(whole->methods[0].Failed(), 0);
+  EXPECT_TRUE(whole->warnings.empty());
+}
+
+TEST_F(EndpointTest, NoAnswerAtAllIsAnError) {
+  failures_ = 1000;
+  const auto lost = EvaluateEndpoint(options_, endpoint_);
+  ASSERT_FALSE(lost.has_value());
+  EXPECT_EQ(lost.error().code(), StatusCode::kUnavailable);
+}
+
+// With the tokenizer, texts are cut to what the server's context holds; without, that is said.
+TEST_F(EndpointTest, CutsLongTextsWhereTheTokenizerIsKnown) {
+  options_.suite.tasks[0].max_input = 200;
+  std::string& prompt = options_.suite.tasks[0].items[0].prompt;
+  for (int i = 0; i < 300; ++i) prompt += " filler";
+  const std::string whole = prompt;
+  const auto uncut = EvaluateEndpoint(options_, endpoint_);
+  ASSERT_TRUE(uncut.has_value());
+  ASSERT_EQ(uncut->warnings.size(), 1u);
+  EXPECT_NE(uncut->warnings[0].find("not cut"), std::string::npos);
+  options_.model.model = OSCAR_DEMO_MODEL;
+  endpoint_.parallel = 1;
+  const auto length_sent = [&] {
+    requests_.clear();
+    EXPECT_TRUE(EvaluateEndpoint(options_, endpoint_)->warnings.empty());
+    return requests_.at(0)["messages"].back()["content"].get<std::string>().size();
+  };
+  const size_t published = length_sent();
+  EXPECT_LT(published, whole.size());
+  models_ = R"({"data": [{"id": "peer", "max_model_len": 200}]})";
+  EXPECT_LT(length_sent(), published);
+}
+
+TEST_F(EndpointTest, SendsPenaltiesAndShortDecimals) {
+  const auto server = Endpoint::Connect(endpoint_);
+  ASSERT_TRUE(server.has_value());
+  SamplingOptions sampling;
+  sampling.top_p = 0.95f;
+  sampling.temperature = 0.6f;
+  sampling.repetition_penalty = 1.1f;
+  sampling.presence_penalty = 0.3f;
+  sampling.frequency_penalty = -0.2f;
+  ASSERT_TRUE(server->Complete(options_.suite.tasks[0].items[0], sampling, 5).has_value());
+  EXPECT_EQ(requests_[0]["top_p"].dump(), "0.95");
+  EXPECT_EQ(requests_[0]["temperature"].dump(), "0.6");
+  EXPECT_EQ(requests_[0]["repetition_penalty"].dump(), "1.1");
+  EXPECT_EQ(requests_[0]["presence_penalty"].dump(), "0.3");
+  EXPECT_EQ(requests_[0]["frequency_penalty"].dump(), "-0.2");
+  // Greedy outputs have penalties too, but nothing to draw.
+  ASSERT_TRUE(SetSampling(
+                  options_.suite,
+                  [](SamplingOptions base) {
+                    base.repetition_penalty = 1.1f;
+                    return base;
+                  },
+                  0)
+                  .ok());
+  requests_.clear();
+  ASSERT_TRUE(EvaluateEndpoint(options_, endpoint_).has_value());
+  EXPECT_EQ(requests_.at(0)["repetition_penalty"].dump(), "1.1");
+  EXPECT_EQ(requests_.at(0)["temperature"], 0);
+  EXPECT_FALSE(requests_.at(0).contains("top_p"));
+  EXPECT_FALSE(requests_.at(0).contains("presence_penalty"));
+}
+
 TEST_F(EndpointTest, SendsSamplingSystemAndPrefix) {
   const auto server = Endpoint::Connect(endpoint_);
   ASSERT_TRUE(server.has_value());
@@ -128,11 +219,21 @@ TEST_F(EndpointTest, SendsSamplingSystemAndPrefix) {
 TEST_F(EndpointTest, RefusesWhatIsNoServer) {
   endpoint_.url = "localhost:1";
   EXPECT_FALSE(Endpoint::Connect(endpoint_).has_value());
-  endpoint_.url = "http://127.0.0.1:1";
-  endpoint_.attempts = 1;
-  const auto refused = Endpoint::Connect(endpoint_);
-  ASSERT_FALSE(refused.has_value());
-  EXPECT_NE(refused.error().message().find("127.0.0.1:1/v1/models"), std::string::npos);
+  // With the patience of a run: a server that was never there is not waited for.
+  endpoint_.attempts = 8;
+  endpoint_.first_pause_seconds = 0.5;
+  const auto start = std::chrono::steady_clock::now();
+  const std::string here = "127.0.0.1:" + std::to_string(port_);
+  for (const auto& [url, say] :
+       {std::pair<std::string, std::string>{"http://127.0.0.1:1", "is a server running"},
+        {"https://" + here, "http://"}}) {
+    endpoint_.url = url;
+    const auto refused = Endpoint::Connect(endpoint_);
+    ASSERT_FALSE(refused.has_value());
+    EXPECT_NE(refused.error().message().find(url + "/v1/models"), std::string::npos);
+    EXPECT_NE(refused.error().message().find(say), std::string::npos) << refused.error().message();
+  }
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(5));
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include <array>
 #include <cstdio>
 #include <cstdlib>
+#include <limits>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -19,14 +20,13 @@
 #include "engine/loaded_model.h"
 #include "evaluate/item_log.h"
 #include "evaluate/layer_errors.h"
+#include "evaluate/prompts.h"
 #include "evaluate/report.h"
 #include "evaluate/scoring.h"
 #include "evaluate/sequence_runner.h"
 #include "model/weights.h"
 #include "rotation/content_hash.h"
 #include "rotation/rotation_file.h"
-#include "text/chat.h"
-#include "text/tokenizer.h"
 
 namespace oscar {
 namespace {
@@ -79,8 +79,6 @@ class Evaluator {
  private:
   Status Prepare();
   Status PrepareJobs(const LoadedModel& model);
-  Result<std::vector<int32_t>> EncodePrompt(const EvalTask& task, const EvalItem& item,
-                                            const ChatTemplate* chat) const;
   Status ChooseWindows();
   Status HashSettings();
   Status Load(MethodState& state);
@@ -109,9 +107,11 @@ class Evaluator {
   std::string WindowsText() const;
 
   const EvalOptions& options_;
-  std::optional<Tokenizer> tokenizer_;
+  std::optional<PromptEncoder> encoder_;
   std::vector<int32_t> stop_tokens_;
   std::vector<Job> jobs_;
+  std::vector<Job> too_long_;          // for the context: counted as wrong
+  std::vector<std::string> warnings_;  // beside the suite's
   std::vector<MethodState> methods_;
   std::vector<std::vector<int32_t>> windows_;
   uint64_t windows_hash_ = 0;
@@ -143,74 +143,54 @@ Status Evaluator::Load(MethodState& state) {
 }
 
 Status Evaluator::PrepareJobs(const LoadedModel& model) {
-  OSCAR_ASSIGN_OR_RETURN(tokenizer_, Tokenizer::Load(model.directory()));
-  Result<ChatTemplate> chat = ChatTemplate::Load(model.directory());
-  if (!chat.has_value() && chat.error().code() != StatusCode::kNotFound) return chat.error();
-  if (!chat.has_value()) {
+  OSCAR_ASSIGN_OR_RETURN(encoder_, PromptEncoder::Load(model.directory()));
+  if (!encoder_->has_template()) {
     LogWarning("the model has no chat template: prompts are given to it as they are");
   }
   stop_tokens_.assign(model.config().eos_token_ids.begin(), model.config().eos_token_ids.end());
   if (stop_tokens_.empty()) {
     return InvalidArgument("the model's config names no end token, which scores depend on");
   }
+  const int64_t context = model.max_context();
   for (const EvalTask& task : options_.suite.tasks) {
+    std::vector<std::string> too_long;
     for (const EvalItem& item : task.items) {
       Job job;
       job.task = &task;
       job.item = &item;
-      OSCAR_ASSIGN_OR_RETURN(job.prompt,
-                             EncodePrompt(task, item, chat.has_value() ? &*chat : nullptr));
       if (!item.reference.empty()) {
-        OSCAR_ASSIGN_OR_RETURN(job.reference,
-                               tokenizer_->Encode(item.reference, {.parse_special = true}));
+        OSCAR_ASSIGN_OR_RETURN(
+            job.reference, encoder_->tokenizer().Encode(item.reference, {.parse_special = true}));
         job.reference.push_back(stop_tokens_.front());
       }
       const auto longest =
           std::max<int64_t>(item.max_tokens, static_cast<int64_t>(job.reference.size()));
-      if (static_cast<int64_t>(job.prompt.size()) + longest > model.max_context()) {
-        return OutOfRange(fmt::format(
-            "{}: {} tokens and {} of output do not fit the context of {}; leave the task out, "
-            "lower --max-tokens or stretch the context with --rope-scaling",
-            item.id, job.prompt.size(), longest, model.max_context()));
-      }
+      OSCAR_ASSIGN_OR_RETURN(EncodedPrompt prompt, encoder_->Encode(task, item, longest, context));
+      job.prompt = std::move(prompt.tokens);
       job.hash = HashItem(task, item);
-      for (job.repeat = 0; job.repeat < task.repeats; ++job.repeat) jobs_.push_back(job);
+      // Cut further than published: another model's context would cut it elsewhere.
+      if (prompt.kept > 0 && prompt.kept < task.max_input)
+        job.hash = HashText(prompt.text, job.hash);
+      const bool fits = static_cast<int64_t>(job.prompt.size()) + longest <= context;
+      if (!fits) {
+        too_long.push_back(
+            fmt::format("{} ({} tokens and {} of output)", item.id, job.prompt.size(), longest));
+      }
+      for (job.repeat = 0; job.repeat < task.repeats; ++job.repeat) {
+        (fits ? jobs_ : too_long_).push_back(job);
+      }
     }
+    if (too_long.empty()) continue;
+    warnings_.push_back(fmt::format(
+        "{}: {} of {} items do not fit the context of {} and count as wrong; lower --max-tokens, "
+        "stretch the context with --rope-scaling or leave the task out: {}",
+        task.name, too_long.size(), task.items.size(), context, ListSome(too_long)));
+    LogWarning("{}", warnings_.back());
+  }
+  if (jobs_.empty() && !too_long_.empty()) {
+    return OutOfRange("no item fits the model's context; " + warnings_.front());
   }
   return {};
-}
-
-// The tokens that the model gets; a text beyond the task's limit loses its middle.
-Result<std::vector<int32_t>> Evaluator::EncodePrompt(const EvalTask& task, const EvalItem& item,
-                                                     const ChatTemplate* chat) const {
-  std::string text = item.prompt;
-  if (task.max_input > 0) {
-    OSCAR_ASSIGN_OR_RETURN(const std::vector<TokenId> tokens, tokenizer_->Encode(text));
-    if (static_cast<int64_t>(tokens.size()) > task.max_input) {
-      const auto half = static_cast<size_t>(task.max_input / 2);
-      const std::span<const TokenId> all(tokens);
-      text = tokenizer_->Decode(all.first(half), /*skip_special=*/false) +
-             tokenizer_->Decode(all.last(half), /*skip_special=*/false);
-    }
-  }
-  std::vector<int32_t> out;
-  if (chat != nullptr && item.use_template) {
-    nlohmann::ordered_json messages = nlohmann::ordered_json::array();
-    if (!item.system.empty()) messages.push_back({{"role", "system"}, {"content", item.system}});
-    messages.push_back({{"role", "user"}, {"content", text}});
-    ChatRequest request;
-    request.messages = &messages;
-    request.now = 0;  // templates that print the date print the same one every time
-    OSCAR_ASSIGN_OR_RETURN(out, chat->Encode(request, *tokenizer_));
-  } else {
-    if (!item.system.empty()) text = item.system + "\n\n" + text;
-    OSCAR_ASSIGN_OR_RETURN(out, tokenizer_->Encode(text, {.add_special = true}));
-  }
-  if (!item.prefix.empty()) {
-    OSCAR_ASSIGN_OR_RETURN(const std::vector<TokenId> prefix, tokenizer_->Encode(item.prefix));
-    out.insert(out.end(), prefix.begin(), prefix.end());
-  }
-  return out;
 }
 
 // Says where windows end when that is not what a method's paper has.
@@ -332,9 +312,9 @@ Status Evaluator::Prepare() {
   model_name_ = plan->directory().filename().string();
   OSCAR_RETURN_IF_ERROR(PrepareJobs(*plan));
   if (!options_.prose.empty()) {
-    OSCAR_ASSIGN_OR_RETURN(windows_,
-                           ReadProseWindows(options_.prose, *tokenizer_, options_.prose_windows,
-                                            options_.prose_tokens));
+    OSCAR_ASSIGN_OR_RETURN(
+        windows_, ReadProseWindows(options_.prose, encoder_->tokenizer(), options_.prose_windows,
+                                   options_.prose_tokens));
     for (const auto& window : windows_) {
       windows_hash_ =
           XXH3_64bits_withSeed(window.data(), window.size() * sizeof(int32_t), windows_hash_);
@@ -389,7 +369,7 @@ Status Evaluator::RunJobs(MethodState& state, const std::vector<const Job*>& job
     record.cache_bytes =
         state.score.simulated ? state.model->kv().StoredBytes(outcome.tokens) : outcome.peak_bytes;
     if (options_.want_answers) {
-      const std::string text = tokenizer_->Decode(outcome.output, /*skip_special=*/true);
+      const std::string text = encoder_->tokenizer().Decode(outcome.output, /*skip_special=*/true);
       OSCAR_ASSIGN_OR_RETURN(record.answer, ScoreOutput(job.task->scorer, *job.item, text));
       record.bucket = job.item->bucket;
       record.output = ReadAnswer(job.task->scorer, text).substr(0, kMaxOutputChars);
@@ -515,6 +495,7 @@ EvalResults Evaluator::Collect() const {
   out.model = model_name_;
   out.prefill = PrefillText();
   out.warnings = options_.suite.warnings;
+  out.warnings.insert(out.warnings.end(), warnings_.begin(), warnings_.end());
   out.spectra = spectra_;
   out.settings = {{"seed", std::to_string(options_.seed)},
                   {"decoding", DescribeSampling(options_.suite)},
@@ -541,6 +522,14 @@ EvalResults Evaluator::Collect() const {
       const ItemRecord* record = log_.Find(
           SettingsOf(state, job), {state.method->label, job.task->name, job.item->id, job.repeat});
       if (record != nullptr) records[job.task->name].push_back(record);
+    }
+    std::vector<ItemRecord> failed;
+    failed.reserve(too_long_.size());
+    for (const Job& job : too_long_) {
+      failed.push_back(FailedRecord(*job.task, *job.item, job.repeat));
+      if (!job.reference.empty()) failed.back().strict = false;
+      if (!options_.want_answers) failed.back().answer.reset();
+      records[job.task->name].push_back(&failed.back());
     }
     for (const auto& [name, list] : records) score.tasks[name] = ScoreTask(list);
     out.methods.push_back(std::move(score));
@@ -698,7 +687,11 @@ Status SetSampling(EvalSuite& suite,
           "--temperature to draw them",
           task.name));
     }
-    task.sampling = is_greedy ? std::nullopt : std::optional(wanted);
+    // Penalties change greedy outputs too.
+    const bool is_plain = is_greedy && wanted.repetition_penalty == 1 &&
+                          wanted.presence_penalty == 0 && wanted.frequency_penalty == 0;
+    OSCAR_RETURN_IF_ERROR(wanted.Validate(std::numeric_limits<int>::max()));
+    task.sampling = is_plain ? std::nullopt : std::optional(wanted);
     task.repeats = is_greedy ? 1 : repeats > 0 ? repeats : task.repeats;
   }
   return {};
@@ -707,15 +700,45 @@ Status SetSampling(EvalSuite& suite,
 std::string DescribeSampling(const EvalSuite& suite) {
   std::set<std::string> kinds;
   for (const EvalTask& task : suite.tasks) {
-    kinds.insert(!task.sampling.has_value()
-                     ? std::string("greedy")
-                     : fmt::format("drawn {} times at temperature {}, top-p {}, top-k {}",
-                                   task.repeats, task.sampling->temperature, task.sampling->top_p,
-                                   task.sampling->top_k));
+    std::string text = "greedy";
+    if (task.sampling.has_value()) {
+      const SamplingOptions& s = *task.sampling;
+      if (s.temperature > 0) {
+        text = fmt::format("drawn {} times at temperature {}, top-p {}, top-k {}", task.repeats,
+                           s.temperature, s.top_p, s.top_k);
+      }
+      if (s.min_p > 0) text += fmt::format(", min-p {}", s.min_p);
+      if (s.repetition_penalty != 1) {
+        text += fmt::format(", repetition penalty {}", s.repetition_penalty);
+      }
+      if (s.presence_penalty != 0) text += fmt::format(", presence penalty {}", s.presence_penalty);
+      if (s.frequency_penalty != 0) {
+        text += fmt::format(", frequency penalty {}", s.frequency_penalty);
+      }
+    }
+    kinds.insert(std::move(text));
   }
   std::string out;
   for (const std::string& kind : kinds) out += (out.empty() ? "" : "; ") + kind;
   return out;
+}
+
+ItemRecord FailedRecord(const EvalTask& task, const EvalItem& item, int repeat) {
+  ItemRecord record;
+  record.task = task.name;
+  record.id = item.id;
+  record.repeat = repeat;
+  record.bucket = item.bucket;
+  record.answer = 0;
+  record.failed = true;
+  return record;
+}
+
+std::string ListSome(const std::vector<std::string>& list) {
+  constexpr size_t kMost = 5;
+  std::string out;
+  for (size_t i = 0; i < std::min(list.size(), kMost); ++i) out += (i > 0 ? ", " : "") + list[i];
+  return list.size() <= kMost ? out : fmt::format("{} and {} more", out, list.size() - kMost);
 }
 
 uint64_t HashItem(const EvalTask& task, const EvalItem& item) {

@@ -72,7 +72,13 @@ std::string DescribeSampling(const EvalSuite& suite);
 // Of everything in an item and its task that decides a score.
 uint64_t HashItem(const EvalTask& task, const EvalItem& item);
 
-// Writes items.jsonl as it goes; the caller writes the rest.
+// The record of an item that has no output.
+ItemRecord FailedRecord(const EvalTask& task, const EvalItem& item, int repeat);
+// "a, b, c, d, e and 4 more".
+std::string ListSome(const std::vector<std::string>& list);
+
+// Writes items.jsonl as it goes; the caller writes the rest. An item that does not fit the model's
+// context counts as wrong and is named in the warnings; kOutOfRange where none fits.
 Result<EvalResults> Evaluate(const EvalOptions& options);
 
 // results.json, results.csv and report.html into `directory`.

@@ -384,6 +384,41 @@ TEST_F(EvaluationTest, DrawsRepeatBySeed) {
   EXPECT_EQ(ResultsToJson(*Evaluate(again)), ResultsToJson(*first));
 }
 
+// One item too long for the context is that item's loss, not the run's.
+TEST_F(EvaluationTest, ItemsBeyondTheContextCountAsWrong) {
+  EvalOptions options = Sample("long");
+  options.methods = *ParseMethods({"bf16"}, {});
+  options.suite = *ReadSuite(OSCAR_DEMO_MODEL "/eval", {2, {"sort"}});
+  const auto all = Evaluate(options);
+  ASSERT_TRUE(all.has_value()) << all.error().ToString();
+  EXPECT_EQ(*all->methods[0].tasks.at("sort").strict, 100);
+  EvalItem& item = options.suite.tasks[0].items[1];
+  for (int i = 0; i < 600; ++i) item.prompt += " more";
+  options.model.max_context = 512;
+  options.out = directory_ / "short";
+  const auto some = Evaluate(options);
+  ASSERT_TRUE(some.has_value()) << some.error().ToString();
+  const TaskScore& score = some->methods[0].tasks.at("sort");
+  EXPECT_EQ(score.items, 2);
+  EXPECT_EQ(score.failed, 1);
+  EXPECT_EQ(*score.strict, 50);
+  EXPECT_EQ(*score.answer, 50);
+  ASSERT_EQ(some->warnings.size(), 1u);
+  EXPECT_NE(some->warnings[0].find(item.id), std::string::npos) << some->warnings[0];
+  // A text that its task allows to be cut is cut to what fits.
+  options.suite.tasks[0].max_input = 512;
+  const auto cut = Evaluate(options);
+  ASSERT_TRUE(cut.has_value()) << cut.error().ToString();
+  EXPECT_EQ(cut->methods[0].Failed(), 0);
+  EXPECT_TRUE(cut->warnings.empty());
+  // Nothing that fits is an error.
+  options.suite.tasks[0].max_input = 0;
+  options.suite.tasks[0].items.erase(options.suite.tasks[0].items.begin());
+  const auto none = Evaluate(options);
+  ASSERT_FALSE(none.has_value());
+  EXPECT_EQ(none.error().code(), StatusCode::kOutOfRange);
+}
+
 TEST_F(EvaluationTest, RefusesWhatCannotBe) {
   EvalOptions options = Sample("x");
   const auto as_it_is = [](SamplingOptions base) { return base; };

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <set>
 
 #include "base/progress.h"
@@ -12,10 +13,13 @@
 namespace oscar {
 namespace {
 
-std::string Cell(const std::optional<double>& value, const std::optional<double>& deviation = {}) {
+// A star where some of it was never measured.
+std::string Cell(const std::optional<double>& value, int64_t failed,
+                 const std::optional<double>& deviation = {}) {
   if (!value.has_value()) return "<td>–</td>";
-  return deviation.has_value() ? fmt::format("<td>{:.1f} ± {:.1f}</td>", *value, *deviation)
-                               : fmt::format("<td>{:.1f}</td>", *value);
+  const char* mark = failed > 0 ? "*" : "";
+  return deviation.has_value() ? fmt::format("<td>{:.1f} ± {:.1f}{}</td>", *value, *deviation, mark)
+                               : fmt::format("<td>{:.1f}{}</td>", *value, mark);
 }
 
 std::optional<double> BitsAt(const MethodScore& method, int64_t length) {
@@ -29,18 +33,19 @@ std::optional<double> Shown(const TaskScore& score) {
   return score.strict.has_value() ? score.strict : score.answer;
 }
 
-std::string Table(const EvalResults& results, const std::vector<std::string>& tasks) {
+std::string Table(const EvalResults& results) {
   std::string out =
       "<div class=\"scroll\"><table><thead><tr><th>method</th><th>mean</th><th>long</th>"
       "<th>answer</th><th>bits, history</th><th>bits at 128K</th><th>perplexity</th><th>KL</th>"
-      "<th>top-1 %</th><th>peak cache</th>";
-  for (const std::string& task : tasks) out += fmt::format("<th>{}</th>", EscapeHtml(task));
-  out += "</tr></thead><tbody>\n";
+      "<th>top-1 %</th><th>peak cache</th></tr></thead><tbody>\n";
+  int64_t failed = 0;
   for (const MethodScore& method : results.methods) {
     out += fmt::format("<tr title=\"{}\"><td>{}{}</td>", EscapeHtml(method.description),
                        EscapeHtml(method.label), method.simulated ? " (simulated)" : "");
-    out += Cell(method.MeanStrict()) + Cell(method.MeanStrict(results.short_tasks)) +
-           Cell(method.MeanAnswer());
+    failed += method.Failed();
+    out += Cell(method.MeanStrict(), method.Failed()) +
+           Cell(method.MeanStrict(results.short_tasks), method.Failed()) +
+           Cell(method.MeanAnswer(), method.Failed());
     // What a server does not tell is left open.
     out += method.history_bits > 0 ? fmt::format("<td>{:.2f}</td>", method.history_bits)
                                    : std::string("<td>–</td>");
@@ -52,41 +57,90 @@ std::string Table(const EvalResults& results, const std::vector<std::string>& ta
     } else {
       out += "<td>–</td><td>–</td><td>–</td>";
     }
-    out +=
-        fmt::format("<td>{}</td>", method.PeakBytes() > 0 ? FormatBytes(method.PeakBytes()) : "–");
-    for (const std::string& task : tasks) {
+    out += fmt::format("<td>{}</td></tr>\n",
+                       method.PeakBytes() > 0 ? FormatBytes(method.PeakBytes()) : "–");
+  }
+  out += "</tbody></table></div>\n";
+  if (failed > 0) {
+    out += fmt::format(
+        "<p class=\"note\">* {} outputs are missing and count as wrong; see the warnings.</p>\n",
+        failed);
+  }
+  return out;
+}
+
+// A row a task: there may be dozens of them, of methods there are a few.
+std::string TaskTable(const EvalResults& results, const std::vector<std::string>& tasks) {
+  std::string out = "<div class=\"scroll\"><table><thead><tr><th>task</th><th>items</th>";
+  for (const MethodScore& method : results.methods) {
+    out += fmt::format("<th>{}</th>", EscapeHtml(method.label));
+  }
+  out += "</tr></thead><tbody>\n";
+  for (const std::string& task : tasks) {
+    std::string cells;
+    int64_t items = 0;
+    for (const MethodScore& method : results.methods) {
       const auto found = method.tasks.find(task);
       if (found == method.tasks.end()) {
-        out += "<td>–</td>";
+        cells += "<td>–</td>";
         continue;
       }
-      const bool strict = found->second.strict.has_value();
-      out += Cell(Shown(found->second), strict ? found->second.strict_sd : found->second.answer_sd);
+      const TaskScore& score = found->second;
+      items = std::max(items, score.items);
+      cells += Cell(Shown(score), score.failed,
+                    score.strict.has_value() ? score.strict_sd : score.answer_sd);
     }
-    out += "</tr>\n";
+    out += fmt::format("<tr><td>{}</td><td>{}</td>{}</tr>\n", EscapeHtml(task), items, cells);
   }
   return out + "</tbody></table></div>\n";
 }
 
+// What the height of a method's point is: the mean over tasks that reach the quantiser where there
+// are any, else the best that was measured.
+struct Accuracy {
+  std::string label;
+  std::function<std::optional<double>(const MethodScore&)> of;
+};
+
+Accuracy AccuracyOf(const EvalResults& results) {
+  const auto any = [&](const auto& of) {
+    return std::any_of(results.methods.begin(), results.methods.end(),
+                       [&](const MethodScore& m) { return of(m).has_value(); });
+  };
+  const auto without_short = [&results](const MethodScore& m) {
+    return m.MeanStrict(results.short_tasks);
+  };
+  const auto strict = [](const MethodScore& m) { return m.MeanStrict(); };
+  if (!results.short_tasks.empty() && any(without_short)) {
+    return {"mean strict score, long tasks, %", without_short};
+  }
+  if (any(strict)) {
+    return {results.short_tasks.empty() ? "mean strict score, %"
+                                        : "mean strict score, all tasks (none is long), %",
+            strict};
+  }
+  return {"mean answer score, %", [](const MethodScore& m) { return m.MeanAnswer(); }};
+}
+
 std::string Pareto(const EvalResults& results) {
   std::vector<ChartPoint> stored, text;
+  const Accuracy accuracy = AccuracyOf(results);
   for (const MethodScore& method : results.methods) {
     const std::optional<double> bits = BitsAt(method, 131072);
-    const std::optional<double> mean = method.MeanStrict(results.short_tasks).has_value()
-                                           ? method.MeanStrict(results.short_tasks)
-                                           : method.MeanAnswer();
+    const std::optional<double> mean = accuracy.of(method);
     if (!bits.has_value()) continue;
     if (mean.has_value()) stored.push_back({method.label, *bits, *mean, method.simulated});
     if (method.text.has_value()) {
       text.push_back({method.label, *bits, -method.text->nll, method.simulated});
     }
   }
+  if (stored.empty() && text.empty()) return {};
   ChartOptions options;
   options.title = "Accuracy against bits as stored at 128K tokens";
   options.x.label = "bits per K/V number (windows and metadata counted)";
   options.x.log_scale = true;
   options.x.low = 2, options.x.high = 16;
-  options.y.label = "mean strict score, long tasks, %";
+  options.y.label = accuracy.label;
   std::string out = "<div class=\"charts\"><div>" + ScatterChart(stored, true, options) + "</div>";
   if (!text.empty()) {
     options.title = "Log-likelihood of prose against bits";
@@ -96,25 +150,43 @@ std::string Pareto(const EvalResults& results) {
   return out + "</div>\n";
 }
 
+// In as many rows of charts as the names of the tasks need to stand beside one another.
 std::string Bars(const EvalResults& results, const std::vector<std::string>& tasks) {
+  constexpr int kWidth = 1120, kPlot = 1040, kLetter = 7, kGap = 12;
+  size_t longest = 1;
+  for (const std::string& task : tasks) longest = std::max(longest, task.size());
+  const size_t needed = std::max(longest * kLetter + kGap, results.methods.size() * 4);
+  const size_t most = std::max<size_t>(kPlot / needed, 1);
+  const size_t rows = std::max<size_t>((tasks.size() + most - 1) / most, 1);
+  const size_t columns = (tasks.size() + rows - 1) / rows;
   std::vector<std::string> names;
-  std::vector<std::vector<double>> values;
-  for (const MethodScore& method : results.methods) {
-    names.push_back(method.label);
-    values.emplace_back();
-    for (const std::string& task : tasks) {
-      const auto found = method.tasks.find(task);
-      values.back().push_back(found == method.tasks.end() ? NAN
-                                                          : Shown(found->second).value_or(NAN));
+  for (const MethodScore& method : results.methods) names.push_back(method.label);
+  std::string out;
+  for (size_t first = 0; first < tasks.size(); first += columns) {
+    // The last row has gaps, so that bars are as wide as above.
+    std::vector<std::string> groups(columns);
+    std::vector<std::vector<double>> values(results.methods.size(),
+                                            std::vector<double>(columns, NAN));
+    for (size_t i = 0; i < columns && first + i < tasks.size(); ++i) {
+      groups[i] = tasks[first + i];
+      for (size_t m = 0; m < results.methods.size(); ++m) {
+        const auto found = results.methods[m].tasks.find(groups[i]);
+        if (found != results.methods[m].tasks.end()) {
+          values[m][i] = Shown(found->second).value_or(NAN);
+        }
+      }
     }
+    ChartOptions options;
+    options.title = rows == 1 ? "Score by task"
+                              : fmt::format("Score by task ({} of {})", first / columns + 1, rows);
+    options.legend = first + columns >= tasks.size();
+    options.y.label = "%";
+    options.y.low = 0, options.y.high = 100;
+    options.width = kWidth;
+    options.height = rows > 1 ? 260 : 340;
+    out += BarChart(groups, names, values, options);
   }
-  ChartOptions options;
-  options.title = "Score by task";
-  options.y.label = "%";
-  options.y.low = 0, options.y.high = 100;
-  options.width = 1120;
-  options.height = 340;
-  return BarChart(tasks, names, values, options);
+  return out;
 }
 
 std::string BitsByLength(const EvalResults& results) {
@@ -125,7 +197,7 @@ std::string BitsByLength(const EvalResults& results) {
     for (const auto& [length, bits] : method.stored_bits) {
       line.x.push_back(static_cast<double>(length) / 1024), line.y.push_back(bits);
     }
-    if (method.history_bits < 16) series.push_back(std::move(line));
+    if (!line.x.empty() && method.history_bits < 16) series.push_back(std::move(line));
   }
   if (series.empty()) return {};
   ChartOptions options;
@@ -186,16 +258,22 @@ std::string RenderEvalReport(const EvalResults& results) {
       EscapeHtml(results.model), EscapeHtml(results.prefill));
   if (!results.short_tasks.empty()) {
     body += " “Long” leaves out tasks that end before anything leaves the default BF16 windows:";
-    for (const std::string& task : results.short_tasks) body += " " + EscapeHtml(task);
+    for (size_t i = 0; i < results.short_tasks.size(); ++i) {
+      body += (i == 0 ? " " : ", ") + EscapeHtml(results.short_tasks[i]);
+    }
     body += ".";
   }
   body += "</p>\n<p class=\"note\">";
   for (const auto& [key, value] : results.settings) {
     body += fmt::format("{}: {}. ", EscapeHtml(key), EscapeHtml(value));
   }
-  body += "</p>\n" + Table(results, tasks);
-  body += "<h2>Accuracy and bits</h2>\n" + Pareto(results);
-  body += "<h2>Tasks</h2>\n" + Bars(results, tasks);
+  body += "</p>\n" + Table(results);
+  if (const std::string pareto = Pareto(results); !pareto.empty()) {
+    body += "<h2>Accuracy and bits</h2>\n" + pareto;
+  }
+  if (!tasks.empty()) {
+    body += "<h2>Tasks</h2>\n" + TaskTable(results, tasks) + Bars(results, tasks);
+  }
   const std::string k_map = LayerMap(results, true), v_map = LayerMap(results, false);
   if (!k_map.empty()) {
     body +=

@@ -16,6 +16,9 @@ namespace {
 using nlohmann::json;
 using nlohmann::ordered_json;
 
+// Characters of all task columns of the terminal's table; beyond it tasks are rows.
+constexpr size_t kMaxTaskColumns = 120;
+
 template <typename T>
 ordered_json OrNull(const std::optional<T>& value) {
   return value.has_value() ? ordered_json(*value) : ordered_json();
@@ -57,10 +60,13 @@ std::optional<double> Deviation(const std::vector<double>& values) {
   return std::sqrt(sum / static_cast<double>(values.size() - 1));
 }
 
-std::string Percent(const std::optional<double>& value, const std::optional<double>& deviation) {
+// A star where some of it was never measured.
+std::string Percent(const std::optional<double>& value, const std::optional<double>& deviation,
+                    int64_t failed) {
   if (!value.has_value()) return "-";
-  return deviation.has_value() ? fmt::format("{:.1f}±{:.1f}", *value, *deviation)
-                               : fmt::format("{:.1f}", *value);
+  const char* mark = failed > 0 ? "*" : "";
+  return deviation.has_value() ? fmt::format("{:.1f}±{:.1f}{}", *value, *deviation, mark)
+                               : fmt::format("{:.1f}{}", *value, mark);
 }
 
 std::vector<std::string> TaskNames(const EvalResults& results) {
@@ -78,29 +84,43 @@ std::string CsvCell(const std::string& text) {
   return out + "\"";
 }
 
-ordered_json TaskToJson(const TaskScore& score) {
+// Tasks without a reference show what their answers scored.
+std::string TaskCell(const MethodScore& method, const std::string& name) {
+  const auto found = method.tasks.find(name);
+  const TaskScore score = found == method.tasks.end() ? TaskScore{} : found->second;
+  const bool use_answer = !score.strict.has_value();
+  return Percent(use_answer ? score.answer : score.strict,
+                 use_answer ? score.answer_sd : score.strict_sd, score.failed);
+}
+
+ordered_json TaskToJson(const TaskScore& score, bool is_remote) {
   return {{"items", score.items},
+          {"failed", score.failed},
           {"strict", OrNull(score.strict)},
           {"answer", OrNull(score.answer)},
           {"strict_sd", OrNull(score.strict_sd)},
           {"answer_sd", OrNull(score.answer_sd)},
-          {"bits_per_element", score.bits},
+          {"bits_per_element", is_remote ? ordered_json() : ordered_json(score.bits)},
           {"mean_tokens", score.mean_tokens},
-          {"peak_cache_bytes", score.peak_bytes}};
+          {"peak_cache_bytes", is_remote ? ordered_json() : ordered_json(score.peak_bytes)}};
 }
 
 ordered_json MethodToJson(const MethodScore& method, const std::vector<std::string>& short_tasks) {
   ordered_json out = {{"method", method.label},
                       {"description", method.description},
-                      {"simulated", method.simulated},
-                      {"history_bits", method.history_bits}};
+                      {"simulated", nullptr},
+                      {"history_bits", nullptr}};
+  if (!method.is_remote) {
+    out["simulated"] = method.simulated;
+    out["history_bits"] = method.history_bits;
+  }
   for (const auto& [length, bits] : method.stored_bits) {
     out["stored_bits"][std::to_string(length)] = bits;
   }
   out["mean_strict"] = OrNull(method.MeanStrict());
   out["mean_strict_without_short"] = OrNull(method.MeanStrict(short_tasks));
   out["mean_answer"] = OrNull(method.MeanAnswer());
-  out["peak_cache_bytes"] = method.PeakBytes();
+  out["peak_cache_bytes"] = method.is_remote ? ordered_json() : ordered_json(method.PeakBytes());
   if (method.text.has_value()) {
     out["text"] = {{"nll", method.text->nll},
                    {"perplexity", method.text->perplexity},
@@ -109,7 +129,9 @@ ordered_json MethodToJson(const MethodScore& method, const std::vector<std::stri
                    {"top1_agreement", method.text->top1},
                    {"compared", method.text->compared}};
   }
-  for (const auto& [name, score] : method.tasks) out["tasks"][name] = TaskToJson(score);
+  for (const auto& [name, score] : method.tasks) {
+    out["tasks"][name] = TaskToJson(score, method.is_remote);
+  }
   for (const auto& [k, v] : method.layer_errors) out["layer_errors"].push_back({k, v});
   return out;
 }
@@ -119,6 +141,7 @@ MethodScore MethodFromJson(const json& object) {
   out.label = Field<std::string>(object, "method", "");
   out.description = Field<std::string>(object, "description", "");
   out.simulated = Field(object, "simulated", false);
+  out.is_remote = object.contains("simulated") && object["simulated"].is_null();
   out.history_bits = Field(object, "history_bits", 0.0);
   if (const json bits = object.value("stored_bits", json::object()); bits.is_object()) {
     for (const auto& [length, value] : bits.items()) {
@@ -133,14 +156,16 @@ MethodScore MethodFromJson(const json& object) {
   if (const json tasks = object.value("tasks", json::object()); tasks.is_object()) {
     for (const auto& [name, task] : tasks.items()) {
       if (!task.is_object()) continue;
-      out.tasks[name] = {Field<int64_t>(task, "items", 0),
-                         NumberOrNone(task, "strict"),
-                         NumberOrNone(task, "answer"),
-                         NumberOrNone(task, "strict_sd"),
-                         NumberOrNone(task, "answer_sd"),
-                         Field(task, "bits_per_element", 0.0),
-                         Field<uint64_t>(task, "peak_cache_bytes", 0),
-                         Field(task, "mean_tokens", 0.0)};
+      TaskScore& score = out.tasks[name];
+      score.items = Field<int64_t>(task, "items", 0);
+      score.failed = Field<int64_t>(task, "failed", 0);
+      score.strict = NumberOrNone(task, "strict");
+      score.answer = NumberOrNone(task, "answer");
+      score.strict_sd = NumberOrNone(task, "strict_sd");
+      score.answer_sd = NumberOrNone(task, "answer_sd");
+      score.bits = Field(task, "bits_per_element", 0.0);
+      score.peak_bytes = Field<uint64_t>(task, "peak_cache_bytes", 0);
+      score.mean_tokens = Field(task, "mean_tokens", 0.0);
     }
   }
   if (const json layers = object.value("layer_errors", json::array()); layers.is_array()) {
@@ -222,14 +247,19 @@ TaskScore ScoreTask(const std::vector<const ItemRecord*>& records) {
     if (record->answer.has_value()) {
       answer[record->repeat][record->bucket].push_back(*record->answer * 100.0);
     }
+    if (record->failed) {
+      ++out.failed;
+      continue;
+    }
     out.bits += record->bits;
     out.mean_tokens += static_cast<double>(record->prompt_tokens + record->output_tokens);
     out.peak_bytes = std::max(out.peak_bytes, record->cache_bytes);
   }
   out.items = static_cast<int64_t>(ids.size());
-  if (!records.empty()) {
-    out.bits /= static_cast<double>(records.size());
-    out.mean_tokens /= static_cast<double>(records.size());
+  if (const auto done = static_cast<double>(records.size()) - static_cast<double>(out.failed);
+      done > 0) {
+    out.bits /= done;
+    out.mean_tokens /= done;
   }
   const auto over_repeats = [](const auto& by_repeat) {
     std::vector<double> means;
@@ -273,6 +303,12 @@ uint64_t MethodScore::PeakBytes() const {
   uint64_t peak = 0;
   for (const auto& [name, score] : tasks) peak = std::max(peak, score.peak_bytes);
   return peak;
+}
+
+int64_t MethodScore::Failed() const {
+  int64_t failed = 0;
+  for (const auto& [name, score] : tasks) failed += score.failed;
+  return failed;
 }
 
 std::string ResultsToJson(const EvalResults& results) {
@@ -328,7 +364,7 @@ Result<EvalResults> ResultsFromJson(std::string_view text, std::string_view what
 std::string ResultsToCsv(const EvalResults& results) {
   std::string out =
       "method,real_or_simulated,task,items,strict,strict_sd,answer,answer_sd,bits_per_element,"
-      "bits_at_128k,peak_cache_bytes,mean_tokens\n";
+      "bits_at_128k,peak_cache_bytes,mean_tokens,failed\n";
   const auto number = [](const std::optional<double>& value) {
     return value.has_value() ? fmt::format("{:.4f}", *value) : std::string();
   };
@@ -336,11 +372,16 @@ std::string ResultsToCsv(const EvalResults& results) {
     const auto long_bits = method.stored_bits.find(131072);
     for (const auto& [name, score] : method.tasks) {
       out += fmt::format(
-          "{},{},{},{},{},{},{},{},{:.4f},{},{},{:.1f}\n", CsvCell(method.label),
-          method.simulated ? "simulated" : "real", CsvCell(name), score.items, number(score.strict),
-          number(score.strict_sd), number(score.answer), number(score.answer_sd), score.bits,
+          "{},{},{},{},{},{},{},{},{},{},{},{:.1f},{}\n", CsvCell(method.label),
+          method.is_remote   ? ""
+          : method.simulated ? "simulated"
+                             : "real",
+          CsvCell(name), score.items, number(score.strict), number(score.strict_sd),
+          number(score.answer), number(score.answer_sd),
+          method.is_remote ? "" : fmt::format("{:.4f}", score.bits),
           long_bits == method.stored_bits.end() ? "" : fmt::format("{:.4f}", long_bits->second),
-          score.peak_bytes, score.mean_tokens);
+          method.is_remote ? "" : std::to_string(score.peak_bytes), score.mean_tokens,
+          score.failed);
     }
   }
   return out;
@@ -348,8 +389,13 @@ std::string ResultsToCsv(const EvalResults& results) {
 
 std::string ResultsToTable(const EvalResults& results) {
   const std::vector<std::string> names = TaskNames(results);
-  size_t width = 12;
+  size_t width = 12, names_width = 0, task_width = 4;
   for (const MethodScore& method : results.methods) width = std::max(width, method.label.size());
+  for (const std::string& name : names) {
+    names_width += 1 + std::max<size_t>(6, name.size());
+    task_width = std::max(task_width, name.size());
+  }
+  const bool is_tall = names_width > kMaxTaskColumns;
   std::string out = fmt::format("prefill: {}; strict scores in percent", results.prefill);
   if (!results.short_tasks.empty()) {
     out += fmt::format("; \"long\" leaves out {}", fmt::format("{}", results.short_tasks[0]));
@@ -358,15 +404,19 @@ std::string ResultsToTable(const EvalResults& results) {
   out +=
       fmt::format("\n{:<{}} {:>6} {:>6} {:>6} {:>6} {:>7} {:>7} {:>8} {:>6} {:>9}", "method", width,
                   "mean", "long", "answer", "128K", "history", "ppl", "KL", "top1", "cache");
-  for (const std::string& name : names)
-    out += fmt::format(" {:>{}}", name, std::max<size_t>(6, name.size()));
+  for (const std::string& name : names) {
+    if (!is_tall) out += fmt::format(" {:>{}}", name, std::max<size_t>(6, name.size()));
+  }
   out += "\n";
+  int64_t failed = 0;
   for (const MethodScore& method : results.methods) {
     const auto long_bits = method.stored_bits.find(131072);
+    failed += method.Failed();
     out += fmt::format(
         "{:<{}} {:>6} {:>6} {:>6} {:>6} {:>7} {:>7} {:>8} {:>6} {:>9}", method.label, width,
-        Percent(method.MeanStrict(), {}), Percent(method.MeanStrict(results.short_tasks), {}),
-        Percent(method.MeanAnswer(), {}),
+        Percent(method.MeanStrict(), {}, method.Failed()),
+        Percent(method.MeanStrict(results.short_tasks), {}, method.Failed()),
+        Percent(method.MeanAnswer(), {}, method.Failed()),
         long_bits == method.stored_bits.end() ? "-" : fmt::format("{:.2f}", long_bits->second),
         method.history_bits > 0 ? fmt::format("{:.2f}", method.history_bits) : "-",
         method.text.has_value() ? fmt::format("{:.3f}", method.text->perplexity) : "-",
@@ -378,16 +428,29 @@ std::string ResultsToTable(const EvalResults& results) {
             : "-",
         method.PeakBytes() > 0 ? FormatBytes(method.PeakBytes()) : "-");
     for (const std::string& name : names) {
-      const auto found = method.tasks.find(name);
-      const TaskScore score = found == method.tasks.end() ? TaskScore{} : found->second;
-      // Tasks without a reference show what their answers scored.
-      const bool use_answer = !score.strict.has_value();
-      out += fmt::format(" {:>{}}",
-                         Percent(use_answer ? score.answer : score.strict,
-                                 use_answer ? score.answer_sd : score.strict_sd),
-                         std::max<size_t>(6, name.size()));
+      if (is_tall) break;
+      out += fmt::format(" {:>{}}", TaskCell(method, name), std::max<size_t>(6, name.size()));
     }
     out += method.simulated ? "  (simulated)\n" : "\n";
+  }
+  if (is_tall) {
+    // One row a task where one row a method would not fit a screen.
+    out += fmt::format("\n{:<{}}", "task", task_width);
+    for (const MethodScore& method : results.methods) {
+      out += fmt::format(" {:>{}}", method.label, std::max<size_t>(9, method.label.size()));
+    }
+    for (const std::string& name : names) {
+      out += fmt::format("\n{:<{}}", name, task_width);
+      for (const MethodScore& method : results.methods) {
+        out += fmt::format(" {:>{}}", TaskCell(method, name),
+                           std::max<size_t>(9, method.label.size()));
+      }
+    }
+    out += "\n";
+  }
+  if (failed > 0) {
+    out +=
+        fmt::format("* {} outputs are missing and count as wrong; the warnings say why\n", failed);
   }
   return out;
 }

@@ -43,6 +43,9 @@ struct ItemRecord {
   uint64_t cache_bytes = 0;  // peak
   std::string bucket;        // see EvalItem
   std::string output;        // the final answer, cut to a line's length
+  // No output came: a request failed for good, or the item does not fit the context. Counts as
+  // wrong; never written, so that the next run tries again.
+  bool failed = false;
 };
 
 std::string ToJsonLine(const ItemRecord& record);
@@ -59,12 +62,14 @@ struct TaskScore {
   double bits = 0;                             // mean over items
   uint64_t peak_bytes = 0;
   double mean_tokens = 0;  // in the cache at the end
+  int64_t failed = 0;      // outputs that never came; they count as wrong
 };
 
 struct MethodScore {
   std::string label;
   std::string description;  // "oscar+ (Hadamard rotation), real pages, 2.25 history bits"
   bool simulated = false;
+  bool is_remote = false;  // a server's: what its cache takes is not known
   double history_bits = 0;
   std::map<int64_t, double> stored_bits;  // context length -> bits, by formula
   std::map<std::string, TaskScore> tasks;
@@ -76,6 +81,7 @@ struct MethodScore {
   std::optional<double> MeanAnswer() const;
   double MeanBits() const;
   uint64_t PeakBytes() const;
+  int64_t Failed() const;
 };
 
 struct EvalResults {
@@ -90,6 +96,7 @@ struct EvalResults {
   std::vector<std::string> short_tasks;
 };
 
+// Failed records count as wrong, and not for bits, tokens and bytes.
 TaskScore ScoreTask(const std::vector<const ItemRecord*>& records);
 
 std::string ResultsToJson(const EvalResults& results);

@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <sstream>
+
 #include "evaluate/report.h"
 #include "evaluate/svg.h"
 
@@ -37,8 +39,8 @@ EvalResults Sample() {
   method.description = "a & b";
   method.history_bits = 2.25;
   method.stored_bits = {{4096, 3.3}, {131072, 2.28}};
-  method.tasks["sum"] = {10, 90.0, 95.0, std::nullopt, std::nullopt, 2.5, 4096, 120};
-  method.tasks["copy"] = {10, 100.0, 100.0, std::nullopt, std::nullopt, 16, 1024, 60};
+  method.tasks["sum"] = {10, 90.0, 95.0, std::nullopt, std::nullopt, 2.5, 4096, 120, 0};
+  method.tasks["copy"] = {10, 100.0, 100.0, std::nullopt, std::nullopt, 16, 1024, 60, 0};
   method.text = TextMetrics{3.25, 25.79, 0.01, 0.95, 100, 50};
   method.layer_errors = {{0.1, 0.2}, {0.3, 0.4}};
   results.methods.push_back(method);
@@ -68,6 +70,61 @@ TEST(Results, DeviationIsOverRepeats) {
   EXPECT_NEAR(*score.strict_sd, 35.3553, 1e-3);  // of 100 and 50
   const TaskScore one = ScoreTask({pointers[0], pointers[1]});
   EXPECT_FALSE(one.strict_sd.has_value());
+}
+
+// What never came is wrong, marked, and nothing to take a mean of bits and tokens from.
+TEST(Results, FailedItemsCountAsWrong) {
+  std::vector<ItemRecord> records = {Record("a", 0, true, 1), Record("b", 0, false, 0),
+                                     Record("c", 0, false, 0)};
+  records[1].failed = records[2].failed = true;
+  records[1].bits = records[1].cache_bytes = 0, records[1].prompt_tokens = 0;
+  const TaskScore score = ScoreTask({&records[0], &records[1], &records[2]});
+  EXPECT_EQ(score.items, 3);
+  EXPECT_EQ(score.failed, 2);
+  EXPECT_NEAR(*score.answer, 100.0 / 3, 1e-9);
+  EXPECT_EQ(score.bits, 2.5);
+  EXPECT_EQ(score.mean_tokens, 120);
+  EvalResults results = Sample();
+  EXPECT_THAT(ResultsToTable(results), testing::Not(testing::HasSubstr("*")));
+  results.methods[0].tasks["sum"] = score;
+  const std::string table = ResultsToTable(results);
+  EXPECT_THAT(table, testing::HasSubstr(" 33.3*"));
+  EXPECT_THAT(table, testing::HasSubstr("100.0 "));
+  EXPECT_THAT(table, testing::HasSubstr("* 2 outputs are missing and count as wrong"));
+  EXPECT_THAT(RenderEvalReport(results), testing::HasSubstr("<td>33.3*</td>"));
+}
+
+// What a server's cache takes cannot be seen: empty, not nought.
+TEST(Results, ServersHaveNoBits) {
+  EvalResults results = Sample();
+  MethodScore& method = results.methods[0];
+  method.is_remote = true;
+  method.history_bits = 0;
+  method.stored_bits.clear();
+  method.text.reset();
+  method.layer_errors.clear();
+  EXPECT_THAT(ResultsToCsv(results),
+              testing::HasSubstr("oscar+,,sum,10,90.0000,,95.0000,,,,,120.0,0"));
+  const std::string text = ResultsToJson(results);
+  EXPECT_THAT(text, testing::HasSubstr("\"bits_per_element\": null"));
+  EXPECT_THAT(text, testing::HasSubstr("\"simulated\": null"));
+  EXPECT_THAT(text, testing::Not(testing::HasSubstr("\"peak_cache_bytes\": 4096")));
+  const auto back = ResultsFromJson(text, "results.json");
+  ASSERT_TRUE(back.has_value());
+  EXPECT_TRUE(back->methods[0].is_remote);
+  EXPECT_EQ(ResultsToJson(*back), text);
+}
+
+// A screen is no wider for many tasks: then they are rows.
+TEST(Results, ManyTasksAreRows) {
+  EvalResults results = Sample();
+  for (int i = 0; i < 33; ++i) {
+    results.methods[0].tasks["niah_task_" + std::to_string(i)] = results.methods[0].tasks["sum"];
+  }
+  const std::string table = ResultsToTable(results);
+  EXPECT_THAT(table, testing::HasSubstr("\nniah_task_32      90.0\n"));
+  std::istringstream lines(table);
+  for (std::string line; std::getline(lines, line);) EXPECT_LT(line.size(), 130u) << line;
 }
 
 TEST(Results, JsonRoundTripIsExact) {
@@ -127,6 +184,33 @@ TEST(Report, IsOneWellFormedFile) {
   EXPECT_THAT(html, testing::Not(testing::HasSubstr("<script")));
   EXPECT_THAT(html, testing::Not(testing::HasSubstr("src=")));
   EXPECT_THAT(html, testing::Not(testing::HasSubstr("nan")));
+}
+
+// Names that would overprint go into further rows of bars.
+TEST(Report, ManyTasksStayReadable) {
+  EvalResults results = Sample();
+  const TaskScore score = results.methods[0].tasks["sum"];
+  for (int i = 0; i < 33; ++i) {
+    results.methods[0].tasks["niah_multikey_" + std::to_string(i) + "@16384"] = score;
+  }
+  const std::string html = RenderEvalReport(results);
+  ExpectWellFormed(html);
+  EXPECT_THAT(html, testing::HasSubstr("Score by task (6 of 6)"));
+  EXPECT_THAT(html, testing::HasSubstr("<tr><td>niah_multikey_32@16384</td><td>10</td>"));
+  EXPECT_THAT(RenderEvalReport(Sample()), testing::HasSubstr("\"title\">Score by task</text>"));
+}
+
+// The axis names what is drawn.
+TEST(Report, AccuracyIsCalledWhatItIs) {
+  EvalResults results = Sample();
+  EXPECT_THAT(RenderEvalReport(results), testing::HasSubstr("mean strict score, long tasks, %"));
+  results.short_tasks = {"copy", "sum"};
+  EXPECT_THAT(RenderEvalReport(results),
+              testing::HasSubstr("mean strict score, all tasks (none is long), %"));
+  results.short_tasks.clear();
+  EXPECT_THAT(RenderEvalReport(results), testing::HasSubstr("mean strict score, %"));
+  for (auto& [name, score] : results.methods[0].tasks) score.strict.reset();
+  EXPECT_THAT(RenderEvalReport(results), testing::HasSubstr("mean answer score, %"));
 }
 
 TEST(Svg, LeavesOutWhatCannotBeDrawn) {

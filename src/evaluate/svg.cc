@@ -278,7 +278,8 @@ std::string BarChart(const std::vector<std::string>& groups, const std::vector<s
   ChartOptions o = options;
   std::vector<size_t> colors(series.size());
   std::iota(colors.begin(), colors.end(), size_t{0});
-  const auto [legend, legend_height] = Legend(series, colors, o.width, o.height);
+  const auto [legend, legend_height] =
+      o.legend ? Legend(series, colors, o.width, o.height) : std::pair<std::string, int>("", 0);
   const Scale y(o.y, ys.low, ys.high, o.height - kBottom, kTop);
   std::string out = YAxis(y, o);
   const double each =

@@ -28,6 +28,7 @@ struct ChartOptions {
   std::string title;
   ChartAxis x, y;
   int width = 720, height = 360;
+  bool legend = true;  // of bars: a chart that goes on below needs none
 };
 
 // Values that are not finite, or not positive on a log axis, are left out.
