@@ -37,14 +37,12 @@ class EvalWithoutDemoModel : public WithoutDemoModel {
   EvalWithoutDemoModel() : WithoutDemoModel(AddEvalCommand, "eval") {}
   // With an address that is none, so that what comes after the tasks fails at once.
   std::string Error(const std::string& arguments) {
-    return std::string(
-        Run("--endpoint nowhere --length 2000 --samples 1 --out " + Path("out") + " " + arguments)
-            .message());
+    return std::string(Run("--endpoint nowhere --out " + Path("out") + " " + arguments).message());
   }
 };
 
 TEST_F(EvalWithoutDemoModel, TasksWithoutProseNeedNothingOfIt) {
-  const std::string model = "--model " OSCAR_DEMO_MODEL " ";
+  const std::string model = "--length 2000 --samples 1 --model " OSCAR_DEMO_MODEL " ";
   EXPECT_THAT(Error(model + "--suite niah_single_1,vt,fwe"), HasSubstr("nowhere"));
   const std::string prose = Error(model + "--suite niah_single_2");
   EXPECT_THAT(prose, HasSubstr("niah_single_2"));

@@ -4,10 +4,11 @@
 #include <CLI/App.hpp>
 #include <CLI/Config.hpp>
 #include <CLI/Formatter.hpp>
+#include <algorithm>
 #include <charconv>
 #include <cstdlib>
-#include <iterator>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "base/file.h"
 #include "base/log.h"
@@ -48,6 +49,8 @@ struct EvalArguments {
   bool strict_only = false;
   EndpointOptions endpoint;
   fs::path out;
+  // Of the command line, by name; and all that belong to a model that is run here.
+  std::set<std::string> given, of_model;
 };
 
 std::vector<std::string> SplitList(const std::string& text) {
@@ -62,19 +65,56 @@ std::vector<std::string> SplitList(const std::string& text) {
 
 // "60" or "60,multikey_14k=30".
 Status ParseLimits(const std::string& text, SuiteOptions& options) {
-  for (const std::string& part : SplitList(text)) {
+  Status wrong = InvalidArgument(fmt::format(
+      "--limit \"{}\": give a number, or numbers of tasks as in 60,hop=20, each once", text));
+  bool has_common = false;
+  const std::vector<std::string> parts = SplitList(text);
+  if (parts.empty()) return wrong;
+  for (const std::string& part : parts) {
     const size_t equals = part.find('=');
     const std::string number = equals == std::string::npos ? part : part.substr(equals + 1);
     int64_t value = 0;
     const auto [stop, error] = std::from_chars(number.data(), number.data() + number.size(), value);
-    if (error != std::errc() || stop != number.data() + number.size() || value < 0) {
-      return InvalidArgument(
-          fmt::format("--limit {}: give a number, or numbers of tasks as in 60,hop=20", text));
-    }
+    if (error != std::errc() || stop != number.data() + number.size() || value < 0) return wrong;
     if (equals == std::string::npos) {
+      if (has_common) return wrong;
+      has_common = true;
       options.limit = value;
-    } else {
-      options.task_limits[part.substr(0, equals)] = value;
+    } else if (!options.task_limits.emplace(part.substr(0, equals), value).second) {
+      return wrong;
+    }
+  }
+  return {};
+}
+
+bool IsRuler(const std::string& suite) { return suite == "ruler" || IsRulerTask(suite); }
+
+// An option that would be passed over is an error: a run must not differ from its command line.
+Status CheckOptions(const EvalArguments& arguments) {
+  const auto given_of = [&](const std::set<std::string>& names) {
+    std::string list;
+    for (const std::string& name : names) {
+      if (arguments.given.contains(name)) list += (list.empty() ? "" : ", ") + name;
+    }
+    return list;
+  };
+  if (arguments.given.contains("--endpoint")) {
+    if (arguments.endpoint.url.empty()) {
+      return InvalidArgument("--endpoint is empty; give http://HOST:PORT");
+    }
+    std::set<std::string> names = arguments.of_model;
+    names.erase("--model");  // for its tokenizer
+    names.insert({"--text", "--text-windows", "--strict-only", "--prefill", "--windows"});
+    if (const std::string list = given_of(names); !list.empty()) {
+      return InvalidArgument(fmt::format(
+          "{}: for a model that is run here, not for --endpoint; leave one of them out", list));
+    }
+  } else if (const std::string list = given_of({"--endpoint-model", "--parallel"}); !list.empty()) {
+    return InvalidArgument(fmt::format("{}: only with --endpoint", list));
+  }
+  if (std::none_of(arguments.suites.begin(), arguments.suites.end(), IsRuler)) {
+    if (const std::string list = given_of({"--haystack", "--length", "--samples"}); !list.empty()) {
+      return InvalidArgument(fmt::format("{}: only with RULER's tasks, as --suite ruler", list));
     }
   }
   return {};
@@ -108,14 +148,18 @@ Result<fs::path> DemoModelFor(std::string_view what, std::string_view instead) {
       "{} with the demo model, which was not found beside the program; {}", what, instead)));
 }
 
-Status AddRuler(const EvalArguments& arguments, const std::string& name,
-                const SuiteOptions& options, EvalSuite& suite) {
-  fs::path model = arguments.model.options.model, haystack = arguments.haystack;
-  bool needs_essays = false;
+Result<EvalSuite> MakeRuler(const EvalArguments& arguments, const std::string& name,
+                            const SuiteOptions& options) {
+  EvalSuite suite;
+  std::vector<std::string> wanted;
   for (const std::string_view task : RulerTasks()) {
-    needs_essays =
-        needs_essays || ((name == "ruler" || name == task) && RulerTaskNeedsEssays(task));
+    if (name != "ruler" && name != task) continue;
+    suite.names.emplace_back(task);
+    if (options.Takes(task)) wanted.emplace_back(task);
   }
+  if (wanted.empty()) return suite;
+  fs::path model = arguments.model.options.model, haystack = arguments.haystack;
+  const bool needs_essays = std::any_of(wanted.begin(), wanted.end(), RulerTaskNeedsEssays);
   if (model.empty()) {
     OSCAR_ASSIGN_OR_RETURN(
         model, DemoModelFor(fmt::format("the tokenizer that counts {}'s tokens comes", name),
@@ -137,58 +181,95 @@ Status AddRuler(const EvalArguments& arguments, const std::string& name,
   ruler.seed = static_cast<uint32_t>(arguments.sampling.seed.value_or(42));
   for (const int64_t length : arguments.lengths) {
     ruler.length = length;
-    for (const std::string_view task : RulerTasks()) {
-      if (name != "ruler" && name != task) continue;
-      const int64_t limit = options.LimitOf(std::string(task));
+    for (const std::string& task : wanted) {
+      const int64_t limit = options.LimitOf(task);
       ruler.samples = limit > 0 ? std::min(limit, arguments.samples) : arguments.samples;
-      OSCAR_ASSIGN_OR_RETURN(EvalTask made, MakeRulerTask(task, ruler));
-      suite.tasks.push_back(std::move(made));
+      Result<EvalTask> made = MakeRulerTask(task, ruler);
+      if (made.has_value()) {
+        suite.tasks.push_back(std::move(*made));
+      } else if (made.error().code() == StatusCode::kOutOfRange) {
+        suite.warnings.push_back(fmt::format("left out: {}", made.error().message()));
+      } else {
+        return Unexpected(made.error());
+      }
     }
   }
-  return {};
+  if (!arguments.endpoint.url.empty() && arguments.model.options.model.empty()) {
+    suite.warnings.push_back(
+        "RULER's lengths are counted with the demo model's tokenizer; name a directory with the "
+        "server's own by --model");
+  }
+  return suite;
 }
 
-// Adds the tasks of one name of --suite; the prose for perplexity comes with a directory.
-Status AddSuite(const EvalArguments& arguments, const std::string& name,
-                const SuiteOptions& options, EvalSuite& suite, fs::path& prose) {
+Status UnknownSuite(const std::string& name) {
+  std::string ruler, benchmarks;
+  for (const std::string_view task : RulerTasks()) ruler += fmt::format(", {}", task);
+  for (const std::string_view benchmark : BenchmarkNames()) {
+    benchmarks += fmt::format("{}{}=PATH", benchmarks.empty() ? "" : ", ", benchmark);
+  }
+  return InvalidArgument(
+      fmt::format("--suite {}: there is no suite of this name and no directory either; give a "
+                  "directory of *.jsonl, or demo, ruler{}, or your data as {}",
+                  name, ruler, benchmarks));
+}
+
+// The tasks of one name of --suite; the prose for perplexity comes with a directory.
+Result<EvalSuite> MakeSuite(const EvalArguments& arguments, const std::string& name,
+                            const SuiteOptions& options, fs::path& prose) {
   const size_t equals = name.find('=');
   const std::string kind = name.substr(0, equals);
-  if (kind == "ruler" || IsRulerTask(kind)) return AddRuler(arguments, kind, options, suite);
-  EvalSuite part;
+  if (IsRuler(name)) return MakeRuler(arguments, name, options);
   if (IsBenchmark(kind)) {
-    if (equals == std::string::npos) {
-      return InvalidArgument(fmt::format(
+    const std::string path = equals == std::string::npos ? "" : name.substr(equals + 1);
+    if (path.empty()) {
+      return Unexpected(InvalidArgument(fmt::format(
           "--suite {}: name your copy of its data as {}=PATH; see docs/accuracy.md for the format",
-          kind, kind));
+          name, kind)));
     }
-    OSCAR_ASSIGN_OR_RETURN(part, ReadBenchmark(kind, name.substr(equals + 1), options));
-  } else {
-    fs::path directory = name;
-    if (name == "demo") {
-      OSCAR_ASSIGN_OR_RETURN(
-          directory, DemoModelFor("the demo suite comes", "name a directory with --suite DIR"));
-      directory /= "eval";
-    }
-    OSCAR_ASSIGN_OR_RETURN(part, ReadSuite(directory, options));
-    if (fs::exists(directory / "heldout_prose.json")) prose = directory / "heldout_prose.json";
+    return ReadBenchmark(kind, path, options);
   }
-  std::move(part.tasks.begin(), part.tasks.end(), std::back_inserter(suite.tasks));
-  suite.warnings.insert(suite.warnings.end(), part.warnings.begin(), part.warnings.end());
-  return {};
+  fs::path directory = name;
+  if (name == "demo") {
+    OSCAR_ASSIGN_OR_RETURN(
+        directory, DemoModelFor("the demo suite comes", "name a directory with --suite DIR"));
+    directory /= "eval";
+  }
+  if (!fs::is_directory(directory)) return Unexpected(UnknownSuite(name));
+  if (fs::exists(directory / "heldout_prose.json")) prose = directory / "heldout_prose.json";
+  return ReadSuite(directory, options);
+}
+
+Result<EvalSuite> MakeSuites(const EvalArguments& arguments, fs::path& prose) {
+  SuiteOptions options;
+  options.tasks = arguments.tasks;
+  OSCAR_RETURN_IF_ERROR(ParseLimits(arguments.limit, options));
+  std::vector<NamedSuite> parts;
+  for (const std::string& name : arguments.suites) {
+    parts.push_back({name, {}});
+    OSCAR_ASSIGN_OR_RETURN(parts.back().suite, MakeSuite(arguments, name, options, prose));
+  }
+  OSCAR_ASSIGN_OR_RETURN(EvalSuite suite, JoinSuites(std::move(parts), options));
+  for (const std::string& warning : suite.warnings) LogWarning("{}", warning);
+  const bool uses_tokenizer =
+      std::any_of(arguments.suites.begin(), arguments.suites.end(), IsRuler) ||
+      std::any_of(suite.tasks.begin(), suite.tasks.end(),
+                  [](const EvalTask& task) { return task.max_input > 0; });
+  if (!arguments.endpoint.url.empty() && arguments.given.contains("--model") && !uses_tokenizer) {
+    return Unexpected(InvalidArgument(
+        "--model: with --endpoint only its tokenizer is used, to count and cut texts, and none of "
+        "these tasks needs that; --endpoint-model names the server's model"));
+  }
+  return suite;
 }
 
 Status RunEval(const EvalArguments& arguments) {
+  OSCAR_RETURN_IF_ERROR(CheckOptions(arguments));
   EvalOptions options;
   options.model = arguments.model.options;
   OSCAR_ASSIGN_OR_RETURN(options.methods, ParseMethods(SplitList(arguments.model.options.kv),
                                                        arguments.model.options.rotation));
-  SuiteOptions suite;
-  suite.tasks = arguments.tasks;
-  OSCAR_RETURN_IF_ERROR(ParseLimits(arguments.limit, suite));
-  for (const std::string& name : arguments.suites) {
-    OSCAR_RETURN_IF_ERROR(AddSuite(arguments, name, suite, options.suite, options.prose));
-  }
-  for (const std::string& warning : options.suite.warnings) LogWarning("{}", warning);
+  OSCAR_ASSIGN_OR_RETURN(options.suite, MakeSuites(arguments, options.prose));
   OSCAR_RETURN_IF_ERROR(SetSampling(
       options.suite, [&](const SamplingOptions& base) { return arguments.sampling.Apply(base); },
       arguments.repeats));
@@ -220,6 +301,13 @@ Status RunEval(const EvalArguments& arguments) {
   OSCAR_RETURN_IF_ERROR(WriteResults(results, arguments.out));
   fmt::print("{}", ResultsToTable(results));
   fmt::print("\n{}/results.json, results.csv and report.html written\n", arguments.out.string());
+  if (arguments.endpoint.url.empty()) return {};
+  if (const int64_t failed = results.methods.front().Failed(); failed > 0) {
+    return Unavailable(
+        fmt::format("{} requests failed and count as wrong, so these scores are lower bounds; the "
+                    "same command asks them again",
+                    failed));
+  }
   return {};
 }
 
@@ -255,6 +343,9 @@ void AddEvalCommand(CLI::App& app, RunFunction& run) {
   CLI::App* command =
       app.add_subcommand("eval", "Score cache methods on tasks: accuracy, perplexity, bits, bytes");
   AddModelOptions(*command, arguments->model);
+  for (const CLI::Option* option : command->get_options()) {
+    if (option->get_name() != "--help") arguments->of_model.insert(option->get_name());
+  }
   arguments->model.options.kv = "bf16,oscar+";
   command->get_option("--kv")
       ->description(
@@ -269,7 +360,9 @@ void AddEvalCommand(CLI::App& app, RunFunction& run) {
           "gsm8k=FILE, math500=, aime25=, humaneval=, gpqa=, livecodebench=, longbench-e=DIR")
       ->delimiter(',')
       ->capture_default_str();
-  command->add_option("--tasks", arguments->tasks, "Only these tasks of a directory")
+  command
+      ->add_option("--tasks", arguments->tasks,
+                   "Only these tasks of the suites, such as sort, vt or lcc_e")
       ->delimiter(',');
   command
       ->add_option("--limit", arguments->limit,
@@ -291,7 +384,8 @@ void AddEvalCommand(CLI::App& app, RunFunction& run) {
       ->check(Positive());
   command->add_option("--endpoint", arguments->endpoint.url,
                       "Measure this OpenAI-compatible server in place of a model here; "
-                      "$OPENAI_API_KEY is sent where set");
+                      "$OPENAI_API_KEY is sent where set, and --model names its tokenizer for "
+                      "tasks of a given length");
   command->add_option("--endpoint-model", arguments->endpoint.model,
                       "Its model; default: the first it lists");
   command->add_option("--parallel", arguments->endpoint.parallel, "Requests to it at a time")
@@ -326,7 +420,12 @@ void AddEvalCommand(CLI::App& app, RunFunction& run) {
   AddSamplingOptions(*command, arguments->sampling);
   command->add_option("--out", arguments->out, "Directory for results; a stopped run goes on there")
       ->required();
-  command->callback([arguments, &run] { run = [arguments] { return RunEval(*arguments); }; });
+  command->callback([arguments, command, &run] {
+    for (const CLI::Option* option : command->get_options()) {
+      if (option->count() > 0) arguments->given.insert(option->get_name());
+    }
+    run = [arguments] { return RunEval(*arguments); };
+  });
 }
 
 void AddReportCommand(CLI::App& app, RunFunction& run) {

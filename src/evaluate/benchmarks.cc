@@ -385,6 +385,8 @@ Result<EvalSuite> ReadLongBench(const fs::path& path, const SuiteOptions& option
   EvalSuite suite;
   for (const LongBenchSet& set : kLongBench) {
     const fs::path file = path / fmt::format("{}_e.jsonl", set.name);
+    suite.names.push_back(fmt::format("{}_e", set.name));
+    if (!options.Takes(suite.names.back())) continue;
     if (!fs::exists(file)) {
       suite.warnings.push_back(
           fmt::format("{}: not there, so {} is left out", file.string(), set.name));
@@ -393,7 +395,7 @@ Result<EvalSuite> ReadLongBench(const fs::path& path, const SuiteOptions& option
     OSCAR_ASSIGN_OR_RETURN(EvalTask task, ReadLongBenchSet(set, file, options, suite.warnings));
     suite.tasks.push_back(std::move(task));
   }
-  if (suite.tasks.empty()) {
+  if (suite.tasks.empty() && !suite.warnings.empty()) {
     return Unexpected(NotFound(fmt::format(
         "{}: holds none of LongBench-E's files, such as qasper_e.jsonl", path.string())));
   }
@@ -412,6 +414,8 @@ Result<EvalSuite> ReadBenchmark(std::string_view name, const fs::path& path,
                                 const SuiteOptions& options) {
   if (name == "longbench-e") return ReadLongBench(path, options);
   EvalSuite suite;
+  suite.names.emplace_back(name);
+  if (!options.Takes(name)) return suite;
   Result<EvalTask> task = name == "gsm8k"           ? ReadGsm8k(path, options, suite.warnings)
                           : name == "humaneval"     ? ReadHumanEval(path, options, suite.warnings)
                           : name == "gpqa"          ? ReadGpqa(path, options, suite.warnings)

@@ -1,9 +1,9 @@
 #include "evaluate/suite.h"
 
 #include <fmt/core.h>
-#include <xxhash.h>
 
 #include <algorithm>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
@@ -129,6 +129,44 @@ Status ReadTaskFile(const fs::path& path, const CodePointText* haystack,
   return {};
 }
 
+// "long" of "tasks/long/", "b.jsonl" of "math500=data/b.jsonl".
+std::string ShortSource(const std::string& source) {
+  fs::path path = source.substr(source.find('=') + 1);
+  if (!path.has_filename()) path = path.parent_path();
+  return path.filename().string();
+}
+
+// Tasks of one name get their sources' names before it: the short form where that is enough.
+Status SetApart(const std::string& name,
+                const std::vector<std::pair<const std::string*, EvalTask*>>& owners) {
+  std::set<std::string> short_names, sources;
+  for (const auto& [source, task] : owners) {
+    short_names.insert(ShortSource(*source));
+    sources.insert(*source);
+    for (const auto& [other_source, other] : owners) {
+      const bool is_same =
+          task < other && std::equal(task->items.begin(), task->items.end(), other->items.begin(),
+                                     other->items.end(), [](const EvalItem& a, const EvalItem& b) {
+                                       return a.id == b.id && a.prompt == b.prompt;
+                                     });
+      if (is_same) {
+        return InvalidArgument(
+            fmt::format("the task {} is there twice (--suite {}, {}); name it once", name, *source,
+                        *other_source));
+      }
+    }
+  }
+  if (sources.size() < owners.size()) {
+    return InvalidArgument(
+        fmt::format("--suite names {} twice; name it once", *owners.front().first));
+  }
+  const bool is_short = short_names.size() == owners.size();
+  for (const auto& [source, task] : owners) {
+    task->name = (is_short ? ShortSource(*source) : *source) + "/" + name;
+  }
+  return {};
+}
+
 }  // namespace
 
 Status ReadJsonLines(const fs::path& path, int64_t limit, std::vector<std::string>& warnings,
@@ -198,13 +236,6 @@ Result<EvalSuite> ReadSuite(const fs::path& directory, const SuiteOptions& optio
     return Unexpected(NotFound(fmt::format("{}: no task file (*.jsonl)", directory.string())));
   }
   std::sort(files.begin(), files.end());
-  for (const std::string& name : options.tasks) {
-    if (std::none_of(files.begin(), files.end(),
-                     [&](const fs::path& file) { return file.stem() == name; })) {
-      return Unexpected(InvalidArgument(fmt::format("{}: there is no task \"{}\" (no {}.jsonl)",
-                                                    directory.string(), name, name)));
-    }
-  }
   std::optional<CodePointText> haystack;
   if (fs::exists(directory / kHaystackName)) {
     OSCAR_ASSIGN_OR_RETURN(std::string text,
@@ -213,22 +244,58 @@ Result<EvalSuite> ReadSuite(const fs::path& directory, const SuiteOptions& optio
   }
   EvalSuite suite;
   for (const fs::path& file : files) {
-    if (!options.tasks.empty() && std::find(options.tasks.begin(), options.tasks.end(),
-                                            file.stem().string()) == options.tasks.end()) {
-      continue;
-    }
+    suite.names.push_back(file.stem().string());
+    if (!options.Takes(suite.names.back())) continue;
     OSCAR_RETURN_IF_ERROR(
         ReadTaskFile(file, haystack.has_value() ? &*haystack : nullptr, options, suite));
   }
-  for (const EvalTask& task : suite.tasks) {
-    for (const EvalItem& item : task.items) {
-      for (const std::string* text : {&item.id, &item.prompt, &item.answer, &item.reference}) {
-        suite.content_hash =
-            XXH3_64bits_withSeed(text->data(), text->size(), suite.content_hash + text->size());
-      }
+  return suite;
+}
+
+Result<EvalSuite> JoinSuites(std::vector<NamedSuite> parts, const SuiteOptions& options) {
+  std::set<std::string> known;
+  for (const NamedSuite& part : parts)
+    known.insert(part.suite.names.begin(), part.suite.names.end());
+  std::string list;
+  for (const std::string& name : known) list += (list.empty() ? "" : ", ") + name;
+  for (const std::string& name : options.tasks) {
+    if (!known.contains(name)) {
+      return Unexpected(InvalidArgument(
+          fmt::format("--tasks: there is no task \"{}\"; there are {}", name, list)));
     }
   }
-  return suite;
+  for (const auto& [name, limit] : options.task_limits) {
+    if (!known.contains(name) || !options.Takes(name)) {
+      return Unexpected(InvalidArgument(
+          fmt::format("--limit: there is no task \"{}\"; there are {}", name, list)));
+    }
+  }
+  EvalSuite out;
+  out.names.assign(known.begin(), known.end());
+  std::map<std::string, std::vector<std::pair<const std::string*, EvalTask*>>> by_name;
+  for (NamedSuite& part : parts) {
+    out.warnings.insert(out.warnings.end(), part.suite.warnings.begin(), part.suite.warnings.end());
+    for (EvalTask& task : part.suite.tasks) by_name[task.name].emplace_back(&part.source, &task);
+  }
+  for (const auto& [name, owners] : by_name) {
+    if (owners.size() > 1) OSCAR_RETURN_IF_ERROR(SetApart(name, owners));
+  }
+  for (NamedSuite& part : parts) {
+    for (EvalTask& task : part.suite.tasks) {
+      if (!task.items.empty()) {
+        out.tasks.push_back(std::move(task));
+        continue;
+      }
+      out.warnings.push_back(fmt::format("--suite {}: the task {} holds no item and is left out",
+                                         part.source, task.name));
+    }
+  }
+  if (out.tasks.empty()) {
+    return Unexpected(InvalidArgument(
+        "there is nothing to measure" +
+        (out.warnings.empty() ? std::string() : "; the first reason: " + out.warnings.front())));
+  }
+  return out;
 }
 
 std::string_view FinalAnswer(std::string_view output) {

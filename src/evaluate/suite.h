@@ -11,6 +11,7 @@
 // Plain values. A broken line is left out and named in `warnings`; it never ends a run.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <filesystem>
 #include <functional>
@@ -74,7 +75,8 @@ struct EvalTask {
 struct EvalSuite {
   std::vector<EvalTask> tasks;        // by name
   std::vector<std::string> warnings;  // "file:line: why it was left out"
-  uint64_t content_hash = 0;          // of prompts, answers and references
+  // Every task there is, whether or not `SuiteOptions::tasks` takes it.
+  std::vector<std::string> names;
 };
 
 // UTF-8 text with random access by code point. Immutable.
@@ -98,14 +100,29 @@ struct SuiteOptions {
   std::vector<std::string> tasks;                   // names; empty: all
   std::map<std::string, int64_t> task_limits = {};  // in place of `limit`
 
+  bool Takes(std::string_view task) const {
+    return tasks.empty() || std::find(tasks.begin(), tasks.end(), task) != tasks.end();
+  }
   int64_t LimitOf(const std::string& task) const {
     const auto found = task_limits.find(task);
     return found == task_limits.end() ? limit : found->second;
   }
 };
 
-// kNotFound where the directory has no task file; kInvalidArgument for an unknown task name.
+// kNotFound where the directory has no task file. Whether every name in `options` is known can be
+// seen when all suites are there: JoinSuites.
 Result<EvalSuite> ReadSuite(const std::filesystem::path& directory, const SuiteOptions& options);
+
+// A suite and what it was asked for by: "demo", "tasks/long", "math500=FILE".
+struct NamedSuite {
+  std::string source;
+  EvalSuite suite;
+};
+
+// All tasks in one list, names apart: of two suites with a task "sort" they become "a/sort" and
+// "b/sort". A task without items is left out with a warning. kInvalidArgument where `options` names
+// a task that none has, where the same items are there twice, and where nothing is left.
+Result<EvalSuite> JoinSuites(std::vector<NamedSuite> parts, const SuiteOptions& options);
 
 // Calls `parse` with every line of a JSONL file that is not empty, until `limit` of them were taken
 // (0: all). A line that `parse` refuses is named in `warnings` with its number.

@@ -84,8 +84,67 @@ TEST_F(SuiteTest, LimitsAndChoosesTasks) {
   ASSERT_EQ(some->tasks.size(), 1u);
   EXPECT_EQ(some->tasks[0].name, "b");
   EXPECT_EQ(some->tasks[0].items.size(), 2u);
-  EXPECT_FALSE(ReadSuite(directory_, {0, {"c"}}).has_value());
+  EXPECT_EQ(some->names, (std::vector<std::string>{"a", "b"}));
   EXPECT_FALSE(ReadSuite(directory_ / "none", {}).has_value());
+}
+
+NamedSuite Named(const std::string& source, const std::string& task, const std::string& prompt) {
+  EvalItem item;
+  item.id = "0";
+  item.prompt = prompt;
+  NamedSuite out{source, {}};
+  out.suite.names = {task};
+  out.suite.tasks.emplace_back();
+  out.suite.tasks[0].name = task;
+  if (!prompt.empty()) out.suite.tasks[0].items.push_back(item);
+  return out;
+}
+
+std::vector<std::string> NamesOf(const EvalSuite& suite) {
+  std::vector<std::string> out;
+  for (const EvalTask& task : suite.tasks) out.push_back(task.name);
+  return out;
+}
+
+// Two suites' tasks of one name are two tasks.
+TEST(Suites, NamesStayApart) {
+  using Names = std::vector<std::string>;
+  auto joined = JoinSuites(
+      {Named("x/one", "sort", "p"), Named("y/two/", "sort", "q"), Named("z", "sum", "p")}, {});
+  ASSERT_TRUE(joined.has_value()) << joined.error().ToString();
+  EXPECT_EQ(NamesOf(*joined), (Names{"one/sort", "two/sort", "sum"}));
+  joined = JoinSuites({Named("x/one", "sort", "p"), Named("y/one", "sort", "q")}, {});
+  EXPECT_EQ(NamesOf(*joined), (Names{"x/one/sort", "y/one/sort"}));
+  joined = JoinSuites(
+      {Named("math500=a.jsonl", "math500", "p"), Named("math500=b.jsonl", "math500", "q")}, {});
+  EXPECT_EQ(NamesOf(*joined), (Names{"a.jsonl/math500", "b.jsonl/math500"}));
+  // The same items under two names measure nothing more.
+  const auto twice = JoinSuites({Named("ruler", "vt@4096", "p"), Named("vt", "vt@4096", "p")}, {});
+  ASSERT_FALSE(twice.has_value());
+  EXPECT_NE(twice.error().message().find("vt@4096 is there twice"), std::string::npos);
+}
+
+TEST(Suites, UnknownNamesAreRefused) {
+  for (const SuiteOptions& options :
+       {SuiteOptions{0, {"nosuch"}, {}}, SuiteOptions{0, {}, {{"nosuch", 3}}}}) {
+    const auto joined = JoinSuites({Named("x", "sort", "p")}, options);
+    ASSERT_FALSE(joined.has_value());
+    EXPECT_NE(joined.error().message().find("nosuch"), std::string::npos);
+    EXPECT_NE(joined.error().message().find("sort"), std::string::npos);
+  }
+  EXPECT_TRUE(JoinSuites({Named("x", "sort", "p")}, {0, {"sort"}, {{"sort", 1}}}).has_value());
+}
+
+TEST(Suites, EmptyTasksAreNamedAndNothingIsAnError) {
+  const auto some = JoinSuites({Named("x", "sort", "p"), Named("y", "sum", "")}, {});
+  ASSERT_TRUE(some.has_value());
+  EXPECT_EQ(some->tasks.size(), 1u);
+  ASSERT_EQ(some->warnings.size(), 1u);
+  EXPECT_NE(some->warnings[0].find("sum"), std::string::npos);
+  const auto none = JoinSuites({Named("y", "sum", "")}, {});
+  ASSERT_FALSE(none.has_value());
+  EXPECT_NE(none.error().message().find("nothing to measure"), std::string::npos);
+  EXPECT_NE(none.error().message().find("sum"), std::string::npos);
 }
 
 TEST(Suite, TheDemoSuiteIsWhole) {
