@@ -19,6 +19,7 @@
 #include "base/progress.h"
 #include "base/thread_pool.h"
 #include "cli/command.h"
+#include "cli/validators.h"
 #include "rotation/dump.h"
 #include "rotation/recipe.h"
 #include "rotation/rotation_file.h"
@@ -423,7 +424,8 @@ void AddRotationCommand(CLI::App& app, RunFunction& run) {
         "verify", "Show and check a rotation; exits with 1 where it is not one");
     command->add_option("path", options->path, "Directory or file")->required();
     command->add_option("--tolerance", options->tolerance, "Largest max |R R^T - I| that passes")
-        ->capture_default_str();
+        ->capture_default_str()
+        ->check(NonNegative());
     command->add_flag("--json", options->json, "Print JSON");
     command->callback([options, &run] { run = [options] { return RunVerify(*options); }; });
   }

@@ -141,6 +141,11 @@ TEST_F(RotationCommand, VerifyTellsGoodFromBad) {
   EXPECT_THAT(status.message(), HasSubstr("1e-12"));
   EXPECT_THAT(output_, HasSubstr("eigen max"));
   EXPECT_FALSE(Run("verify " + Path("absent")).ok());
+  for (const char* no_bound : {"nan", "-1", "-nan", "x"}) {
+    EXPECT_THAT(Run(std::string("verify --tolerance=") + no_bound + " " + kZoo).message(),
+                HasSubstr("usage: --tolerance"))
+        << no_bound;
+  }
 }
 
 // An option that would change nothing is a mistake, and said to be one.

@@ -14,6 +14,7 @@
 #include "base/error_text.h"
 #include "base/log.h"
 #include "cli/command.h"
+#include "cli/validators.h"
 #include "engine/loaded_model.h"
 #include "model/weights.h"
 #include "rotation/rotation_file.h"
@@ -256,7 +257,8 @@ void AddZooCommand(CLI::App& app, RunFunction& run) {
     command->add_option("--model", options->model,
                         "Also check that each fits this model: layers, head dimension, weights");
     command->add_option("--tolerance", options->tolerance, "Largest max |R R^T - I| that passes")
-        ->capture_default_str();
+        ->capture_default_str()
+        ->check(NonNegative());
     command->add_flag("--json", options->json, "Print JSON");
     command->callback(
         [options, verify, &run] { run = [options, verify] { return RunList(*options, verify); }; });
