@@ -32,6 +32,7 @@ constexpr std::array<std::string_view, 11> kTasks = {"niah_single_1",
 constexpr std::string_view kNoiseLine =
     "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again.";
 constexpr uint64_t kMaxHaystackBytes = uint64_t{1} << 30;
+constexpr int kMaxDraws = 4;      // of one item, to come closer to the length
 constexpr int64_t kShort = 4096;  // below it, RULER takes smaller steps and lighter lists
 
 enum class Haystack : uint8_t { kNoise, kEssay, kNeedle };
@@ -516,33 +517,50 @@ Result<EvalTask> MakeRulerTask(std::string_view name, const RulerOptions& option
     return Unexpected(OutOfRange(
         fmt::format("{} has words for {} tokens only; lower --length", name, low_length)));
   }
-  const double unit = low == step ? static_cast<double>(low_length) / static_cast<double>(low)
-                                  : static_cast<double>(low_length - least_length) /
-                                        static_cast<double>(low - step);
+  // Tokens beside the units: question, solved example, answer.
+  const double fixed = low == step ? 0
+                                   : static_cast<double>(least_length) -
+                                         static_cast<double>(step) *
+                                             static_cast<double>(low_length - least_length) /
+                                             static_cast<double>(low - step);
   EvalTask task;
   task.name = fmt::format("{}@{}", name, options.length);
   task.scorer = Scorer::kContainsAll;
   PythonRandom random(options.seed);
   for (int64_t i = 0; i < options.samples; ++i) {
-    // Draws of one size differ in tokens; one that is too long is drawn again by as much smaller.
-    for (int64_t size = low;;) {
-      if (size < generator->min_size()) return does_not_fit();
+    // Draws of one size differ in tokens, a tenth for coded words: the same draw is taken again at
+    // the size that its own tokens allow, until it is close, and smaller until it fits.
+    const PythonRandom before = random;
+    std::optional<Sample> best;
+    int64_t best_length = 0, size = low;
+    for (int attempt = 0; !best.has_value() || attempt < kMaxDraws; ++attempt) {
+      if (size < generator->min_size()) {
+        if (best.has_value()) break;
+        return does_not_fit();
+      }
+      random = before;
       Sample sample = generator->Draw(size, random);
       OSCAR_ASSIGN_OR_RETURN(const int64_t length, length_of(sample));
-      if (length > options.length) {
-        size -= std::max<int64_t>(
-            1, std::llround(static_cast<double>(length - options.length) / std::max(unit, 1e-3)));
-        continue;
+      if (length <= options.length && length > best_length) {
+        best = std::move(sample);
+        best_length = length;
       }
-      EvalItem item;
-      item.id = fmt::format("{}/{}", task.name, i);
-      item.prompt = std::move(sample.input);
-      item.prefix = std::move(sample.prefix);
-      item.answers = std::move(sample.outputs);
-      item.max_tokens = generator->answer_tokens();
-      task.items.push_back(std::move(item));
-      break;
+      const double unit =
+          std::max((static_cast<double>(length) - fixed) / static_cast<double>(size), 1e-3);
+      const double room = static_cast<double>(options.length - length) / unit;
+      const int64_t next =
+          std::min(size + static_cast<int64_t>(std::floor(room)), generator->max_size());
+      if (next == size) break;
+      if (best.has_value() && best_length * 100 >= options.length * 99) break;
+      size = next;
     }
+    EvalItem item;
+    item.id = fmt::format("{}/{}", task.name, i);
+    item.prompt = std::move(best->input);
+    item.prefix = std::move(best->prefix);
+    item.answers = std::move(best->outputs);
+    item.max_tokens = generator->answer_tokens();
+    task.items.push_back(std::move(item));
   }
   return task;
 }

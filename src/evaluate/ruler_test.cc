@@ -121,7 +121,7 @@ TEST(Ruler, ItemsAreAsLongAsAsked) {
       }
       table +=
           std::string(name) + " " + std::to_string(length) + " " + std::to_string(shortest) + "\n";
-      EXPECT_GE(shortest, length - std::max<int64_t>(length / 25, 80)) << name;
+      EXPECT_GE(shortest, length - std::max<int64_t>(length / 50, 80)) << name;
     }
   }
   RecordProperty("asked_actual", table);
