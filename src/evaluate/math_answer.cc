@@ -1,459 +1,417 @@
 #include "evaluate/math_answer.h"
 
 #include <algorithm>
-#include <array>
-#include <charconv>
-#include <cmath>
-#include <cstdint>
 #include <utility>
 #include <vector>
 
-#include "evaluate/math_expression.h"
+#include "evaluate/math_canonical.h"
 
 namespace oscar {
 namespace {
 
-constexpr size_t kMaxAnswer = 4096;
-constexpr int kMaxNesting = 8;
-constexpr int kSamples = 3;
-constexpr double kTolerance = 1e-9;
+constexpr size_t kMaxLine = 1024;  // of a statement of the answer
 
-bool IsDigit(char c) { return c >= '0' && c <= '9'; }
-bool IsLetter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); }
 bool IsSpace(char c) { return c == ' ' || c == '\n' || c == '\t' || c == '\r'; }
 
-std::string_view Strip(std::string_view text) {
-  while (!text.empty() && IsSpace(text.front())) text.remove_prefix(1);
-  while (!text.empty() && IsSpace(text.back())) text.remove_suffix(1);
-  return text;
+char At(std::string_view text, size_t at) { return at < text.size() ? text[at] : '\0'; }
+
+bool EqualsIgnoringCase(std::string_view text, std::string_view lower) {
+  return text.size() == lower.size() &&
+         std::equal(text.begin(), text.end(), lower.begin(), [](char a, char b) {
+           return (a >= 'A' && a <= 'Z' ? static_cast<char>(a - 'A' + 'a') : a) == b;
+         });
 }
 
-void ReplaceAll(std::string& text, std::string_view from, std::string_view to) {
-  for (size_t at = text.find(from); at != std::string::npos; at = text.find(from, at + to.size())) {
-    text.replace(at, from.size(), to);
-  }
+bool IsGroupOfThree(std::string_view text, size_t at) {
+  return IsMathDigit(At(text, at)) && IsMathDigit(At(text, at + 1)) &&
+         IsMathDigit(At(text, at + 2)) && !IsMathDigit(At(text, at + 3));
 }
 
-// Replaces a backslash and what follows it, unless the backslash is the second of a line break.
-void ReplaceEscape(std::string& text, std::string_view from, std::string_view to) {
-  for (size_t at = text.find(from); at != std::string::npos; at = text.find(from, at)) {
-    if (at > 0 && text[at - 1] == '\\') {
-      ++at;
-      continue;
-    }
-    text.replace(at, from.size(), to);
-    at += to.size();
-  }
-}
+struct NumberToken {
+  size_t begin = 0, end = 0;
+  std::string text;       // as an expression: -1234.5, 2/5, 1 1/2, 100^{2}
+  bool is_number = true;  // no: a time, a date, a version
+};
 
-// Replaces \name where no further letter follows.
-void ReplaceCommand(std::string& text, std::string_view name, std::string_view to) {
-  for (size_t at = text.find(name); at != std::string::npos; at = text.find(name, at)) {
-    const size_t end = at + name.size();
-    if (end < text.size() && IsLetter(text[end])) {
-      at = end;
-      continue;
-    }
-    text.replace(at, name.size(), to);
-    at += to.size();
-  }
-}
+// Reads tokens from left to right, each byte once.
+class NumberScanner {
+ public:
+  explicit NumberScanner(std::string_view text) : text_(text) {}
 
-// Index of the brace that closes the one at `open`; npos where none does.
-size_t ClosingBrace(std::string_view text, size_t open) {
-  int depth = 0;
-  for (size_t i = open; i < text.size(); ++i) {
-    if (i > 0 && text[i - 1] == '\\') continue;
-    if (text[i] == '{') ++depth;
-    if (text[i] == '}' && --depth == 0) return i;
-  }
-  return std::string_view::npos;
-}
-
-// \text{...} is the answer where it stands alone, and a unit or a remark after a formula. Returns
-// whether the answer is text.
-bool ResolveText(std::string& text) {
-  bool is_text = false;
-  for (const std::string_view name :
-       {"\\text", "\\mbox", "\\textbf", "\\textit", "\\textrm", "\\mathrm", "\\mathbf", "\\mathit",
-        "\\mathsf", "\\operatorname"}) {
-    const std::string open = std::string(name) + "{";
-    for (size_t at = text.find(open); at != std::string::npos; at = text.find(open, at)) {
-      const size_t close = ClosingBrace(text, at + open.size() - 1);
-      if (close == std::string::npos) break;
-      const std::string inside(
-          Strip(std::string_view(text).substr(at + open.size(), close - at - open.size())));
-      size_t end = close + 1;
-      const bool is_alone = Strip(std::string_view(text).substr(0, at)).empty();
-      if (is_alone || inside == "or" || inside == "and" || name == "\\operatorname") {
-        const bool joins = inside == "or" || inside == "and";
-        text.replace(at, end - at, joins ? "," : inside);
-        is_text |= is_alone && std::count_if(inside.begin(), inside.end(), IsLetter) > 0;
+  std::optional<NumberToken> Next() {
+    while (at_ < text_.size()) {
+      const bool starts =
+          IsMathDigit(text_[at_]) || (text_[at_] == '.' && IsMathDigit(At(text_, at_ + 1)));
+      if (!starts) {
+        ++at_;
         continue;
       }
-      // A unit; its power goes with it.
-      if (end < text.size() && text[end] == '^') {
-        ++end;
-        const size_t brace =
-            end < text.size() && text[end] == '{' ? ClosingBrace(text, end) : std::string::npos;
-        end = brace != std::string::npos ? brace + 1 : std::min(end + 1, text.size());
+      const size_t begin = at_;
+      const bool is_index = IsIndex(begin);
+      NumberToken token = Read();
+      if (is_index) continue;
+      token.begin = begin;
+      token.end = at_;
+      if (IsNegative(begin)) token.text.insert(token.text.begin(), '-');
+      return token;
+    }
+    return std::nullopt;
+  }
+
+ private:
+  // The power of a unit or the index of a letter: m^2, m^{2}, x_1, cm2.
+  bool IsIndex(size_t at) const {
+    if (at > 1 && text_[at - 1] == '{') --at;
+    if (at == 0) return false;
+    if (text_[at - 1] == '^' || text_[at - 1] == '_') return true;
+    size_t start = at;
+    while (start > 0 && at - start < 3 && IsMathLetter(text_[start - 1])) --start;
+    const std::string_view word = text_.substr(start, at - start);
+    return word.size() == 1 || word == "cm" || word == "mm" || word == "km" || word == "ft" ||
+           word == "in";
+  }
+
+  // A minus next to the number, before or after a currency sign, unless it stands between two.
+  bool IsNegative(size_t begin) const {
+    constexpr std::string_view kMinus = "−";
+    std::string_view before = text_.substr(0, begin);
+    const auto skip_currency = [&] {
+      for (const std::string_view sign : {"\\$", "$", "€", "£"}) {
+        if (before.ends_with(sign)) before.remove_suffix(sign.size());
       }
-      text.erase(at, end - at);
+    };
+    skip_currency();
+    if (before.ends_with('-')) {
+      before.remove_suffix(1);
+    } else if (before.ends_with(kMinus)) {
+      before.remove_suffix(kMinus.size());
+    } else {
+      return false;
     }
+    const char last = before.empty() ? ' ' : before.back();
+    return !IsMathDigit(last) && !IsMathLetter(last) && last != ')' && last != '-' && last != '%';
   }
-  return is_text;
-}
 
-bool HasWord(std::string_view text) {
-  int run = 0;
-  for (size_t i = 0; i < text.size(); ++i) {
-    if (text[i] == '\\') {  // a command is no word, nor the name of an environment
-      const size_t start = i + 1;
-      while (i + 1 < text.size() && IsLetter(text[i + 1])) ++i;
-      const std::string_view name = text.substr(start, i + 1 - start);
-      if (name == "begin" || name == "end") i = std::min(text.find('}', i), text.size() - 1);
-      run = 0;
-      continue;
+  void Digits(std::string& out) {
+    while (IsMathDigit(At(text_, at_))) out += text_[at_++];
+  }
+
+  // Digits with thousands separators and decimals.
+  std::string Decimal() {
+    std::string out;
+    Digits(out);
+    bool grouped = out.size() <= 3 && !out.empty();
+    while (grouped) {
+      grouped = false;
+      for (const std::string_view mark :
+           {"{,}", "\\,", ",\\!", ",", "\u00a0", "\u2009", "\u202f"}) {
+        if (text_.substr(at_, mark.size()) == mark && IsGroupOfThree(text_, at_ + mark.size())) {
+          at_ += mark.size();
+          Digits(out);
+          grouped = true;
+          break;
+        }
+      }
     }
-    run = IsLetter(text[i]) ? run + 1 : 0;
-    if (run >= 3) return true;
-  }
-  return false;
-}
-
-// "1,234,567" or "1{,}234" -> "1234567": groups of exactly three digits after one to three.
-void JoinThousands(std::string& text) {
-  ReplaceAll(text, "{,}", ",");
-  size_t at = 0;
-  while (at < text.size()) {
-    if (!IsDigit(text[at]) || (at > 0 && (IsDigit(text[at - 1]) || text[at - 1] == '.'))) {
-      ++at;
-      continue;
+    if (At(text_, at_) == '.' && IsMathDigit(At(text_, at_ + 1))) {
+      out += out.empty() ? "0." : ".";
+      ++at_;
+      Digits(out);
     }
-    size_t end = at;
-    while (end < text.size() && IsDigit(text[end])) ++end;
-    size_t next = end;
-    std::vector<size_t> commas;
-    while (end - at <= 3 && next + 3 < text.size() && text[next] == ',' &&
-           IsDigit(text[next + 1]) && IsDigit(text[next + 2]) && IsDigit(text[next + 3]) &&
-           (next + 4 >= text.size() || !IsDigit(text[next + 4]))) {
-      commas.push_back(next);
-      next += 4;
-    }
-    for (size_t i = commas.size(); i > 0; --i) text.erase(commas[i - 1], 1);
-    at = next - commas.size();
-    if (at < text.size()) ++at;
-  }
-}
-
-struct Canonical {
-  std::string text;
-  bool is_text = false;  // words, not a formula
-};
-
-Canonical Canonicalise(std::string_view raw) {
-  std::string text(Strip(raw.substr(0, kMaxAnswer)));
-  for (const std::string_view mark : {"\\(", "\\)", "\\[", "\\]", "\\$", "\\!"}) {
-    ReplaceEscape(text, mark, "");
-  }
-  for (const std::string_view gap : {"\\,", "\\;", "\\:", "\\ "}) ReplaceEscape(text, gap, " ");
-  for (const std::string_view gap : {"\n", "\t", "~"}) ReplaceAll(text, gap, " ");
-  ReplaceAll(text, "$", "");
-  Canonical out;
-  out.is_text = ResolveText(text);
-  for (const std::string_view word : {"\\left", "\\right", "\\bigl", "\\bigr", "\\Bigl", "\\Bigr",
-                                      "\\big", "\\Big", "\\displaystyle", "\\quad", "\\qquad"}) {
-    ReplaceCommand(text, word, "");
-  }
-  ReplaceCommand(text, "\\dfrac", "\\frac");
-  ReplaceCommand(text, "\\tfrac", "\\frac");
-  ReplaceCommand(text, "\\cfrac", "\\frac");
-  ReplaceCommand(text, "\\leq", "\\le");
-  ReplaceCommand(text, "\\geq", "\\ge");
-  ReplaceCommand(text, "\\neq", "\\ne");
-  for (const std::string_view degree : {"^{\\circ}", "^\\circ", "\\circ", "\\degree", "°"}) {
-    ReplaceAll(text, degree, "");
-  }
-  ReplaceAll(text, "\\%", "");
-  ReplaceAll(text, "%", "");
-  ReplaceAll(text, "\\lbrace", "\\{");
-  ReplaceAll(text, "\\rbrace", "\\}");
-  ReplaceAll(text, "−", "-");
-  // One letter, or a function of one, before an equals sign names what was asked for.
-  const size_t equals = text.find('=');
-  if (equals != std::string::npos && text.find('=', equals + 1) == std::string::npos) {
-    const std::string_view left = Strip(std::string_view(text).substr(0, equals));
-    const bool is_name = left.size() == 1 && IsLetter(left[0]);
-    const bool is_function = left.size() == 4 && IsLetter(left[0]) && left[1] == '(' &&
-                             IsLetter(left[2]) && left[3] == ')';
-    if (is_name || is_function) text.erase(0, equals + 1);
-  }
-  if (const size_t in = text.find("\\in");
-      in != std::string::npos && in + 3 < text.size() && !IsLetter(text[in + 3]) &&
-      Strip(std::string_view(text).substr(0, in)).size() == 1) {
-    text.erase(0, in + 3);
-  }
-  text = Strip(text);
-  while (!text.empty() && (text.back() == '.' || text.back() == ',')) text.pop_back();
-  out.is_text |= HasWord(text);
-  if (!out.is_text) JoinThousands(text);
-  out.text = Strip(text);
-  return out;
-}
-
-std::string TextForm(std::string_view text) {
-  std::string out;
-  for (char c : text) {
-    if (IsSpace(c) || c == '{' || c == '}') continue;
-    out += c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
-  }
-  if (out.size() == 3 && out.front() == '(' && out.back() == ')') out = out.substr(1, 1);
-  return out;
-}
-
-// Splits at `divider` outside brackets and braces.
-std::vector<std::string> SplitOutside(std::string_view text, std::string_view divider) {
-  std::vector<std::string> out;
-  int depth = 0;
-  size_t start = 0;
-  for (size_t i = 0; i < text.size(); ++i) {
-    const char c = text[i];
-    if (c == '(' || c == '[' || c == '{') ++depth;
-    if (c == ')' || c == ']' || c == '}') --depth;
-    if (depth == 0 && text.substr(i, divider.size()) == divider &&
-        (divider[0] != '\\' || i + divider.size() >= text.size() ||
-         !IsLetter(text[i + divider.size()]))) {
-      out.emplace_back(Strip(text.substr(start, i - start)));
-      start = i + divider.size();
-      i = start - 1;
-    }
-  }
-  out.emplace_back(Strip(text.substr(start)));
-  return out;
-}
-
-bool IsSameForm(const std::string& a, const std::string& b, int depth);
-
-bool IsSameInOrder(const std::vector<std::string>& a, const std::vector<std::string>& b,
-                   int depth) {
-  if (a.size() != b.size()) return false;
-  for (size_t i = 0; i < a.size(); ++i) {
-    if (!IsSameForm(a[i], b[i], depth)) return false;
-  }
-  return true;
-}
-
-bool IsSameSet(const std::vector<std::string>& a, std::vector<std::string> b, int depth) {
-  if (a.size() != b.size()) return false;
-  for (const std::string& x : a) {
-    const auto found = std::find_if(b.begin(), b.end(),
-                                    [&](const std::string& y) { return IsSameForm(x, y, depth); });
-    if (found == b.end()) return false;
-    b.erase(found);
-  }
-  return true;
-}
-
-// "a \pm b" is the list of both.
-std::vector<std::string> ExpandSigns(std::vector<std::string> parts) {
-  std::vector<std::string> out;
-  for (std::string& part : parts) {
-    const size_t at = part.find("\\pm");
-    if (at == std::string::npos || part.find("\\pm", at + 3) != std::string::npos) {
-      out.push_back(std::move(part));
-      continue;
-    }
-    for (const char sign : {'+', '-'}) {
-      std::string one = part;
-      one.replace(at, 3, 1, sign);
-      out.push_back(std::move(one));
-    }
-  }
-  return out;
-}
-
-struct Bracketed {
-  char open = 0, close = 0;
-  std::vector<std::string> parts;  // two or more
-};
-
-// "(1, 2)", "[0, \infty)", "\{1, 2\}" as a whole.
-std::optional<Bracketed> SplitBrackets(std::string_view text) {
-  Bracketed out;
-  if (text.size() > 4 && text.substr(0, 2) == "\\{" && text.substr(text.size() - 2) == "\\}") {
-    out.open = '{', out.close = '}';
-    out.parts = SplitOutside(text.substr(2, text.size() - 4), ",");
     return out;
   }
-  if (text.size() < 3 || (text.front() != '(' && text.front() != '[') ||
-      (text.back() != ')' && text.back() != ']')) {
-    return std::nullopt;
+
+  bool Follows(char c) const { return At(text_, at_) == c && IsMathDigit(At(text_, at_ + 1)); }
+
+  NumberToken Read() {
+    NumberToken token;
+    token.text = Decimal();
+    while (Follows(':') || Follows('.')) {
+      token.is_number = false;
+      ++at_;
+      Digits(token.text);
+    }
+    if (token.text.find('.') == std::string::npos && Follows(' ')) {  // 1 1/2
+      size_t slash = at_ + 1;
+      while (IsMathDigit(At(text_, slash))) ++slash;
+      if (At(text_, slash) == '/' && IsMathDigit(At(text_, slash + 1)) && slash - at_ <= 4) {
+        token.text += ' ';
+        ++at_;
+        Digits(token.text);
+      }
+    }
+    for (int i = 0; Follows('/'); ++i) {
+      token.is_number &= i == 0;
+      token.text += '/';
+      ++at_;
+      token.text += Decimal();
+    }
+    if (At(text_, at_) == '^') Exponent(token.text);
+    return token;
   }
-  int depth = 0;
+
+  void Exponent(std::string& out) {
+    size_t next = at_ + 1;
+    const bool braced = At(text_, next) == '{';
+    if (braced) ++next;
+    std::string digits;
+    if (At(text_, next) == '-') digits += text_[next++];
+    if (!IsMathDigit(At(text_, next))) return;
+    at_ = next;
+    Digits(digits);
+    if (braced && At(text_, at_) == '}') ++at_;
+    out += "^{" + digits + "}";
+  }
+
+  std::string_view text_;
+  size_t at_ = 0;
+};
+
+// A formula between its delimiters.
+struct Formula {
+  std::string_view inside;
+  size_t end = 0;  // after the closing delimiter
+};
+
+// Formulas from left to right; `visit` returns whether to go on.
+template <typename Visit>
+void VisitFormulas(std::string_view text, const Visit& visit) {
+  size_t open = std::string_view::npos;
+  char closer = '\0';  // of the open formula
   for (size_t i = 0; i < text.size(); ++i) {
-    if (text[i] == '(' || text[i] == '[') ++depth;
-    if (text[i] == ')' || text[i] == ']') --depth;
-    if (depth == 0 && i + 1 < text.size()) return std::nullopt;
+    const char c = text[i], next = At(text, i + 1);
+    if (c == '\n' && next == '\n') open = std::string_view::npos;
+    if (c == '\\') {
+      if (next == '(' || next == '[') {
+        open = i + 2;
+        closer = next == '(' ? ')' : ']';
+      } else if (open != std::string_view::npos && next == closer) {
+        if (!visit(Formula{StripSpace(text.substr(open, i - open)), i + 2})) return;
+        open = std::string_view::npos;
+      }
+      ++i;
+      continue;
+    }
+    if (c != '$') continue;
+    const size_t width = next == '$' ? 2 : 1;
+    const char after = At(text, i + width);
+    const bool is_open = open != std::string_view::npos && closer == '$';
+    // Display formulas may stand on lines of their own.
+    if (is_open && (width == 2 || (!IsSpace(text[i - 1]) && !IsMathDigit(after)))) {
+      const Formula formula{StripSpace(text.substr(open, i - open)), i + width};
+      open = std::string_view::npos;
+      if (!formula.inside.empty() && !visit(formula)) return;
+    } else if (after != '\0' && (width == 2 || !IsSpace(after))) {
+      open = i + width;
+      closer = '$';
+    }
+    i += width - 1;
   }
-  out.open = text.front(), out.close = text.back();
-  out.parts = SplitOutside(text.substr(1, text.size() - 2), ",");
-  if (out.parts.size() < 2) return std::nullopt;
+}
+
+// The formula that the text begins with.
+std::optional<Formula> LeadingFormula(std::string_view text) {
+  if (!text.starts_with('$') && !text.starts_with("\\(") && !text.starts_with("\\[")) return {};
+  std::optional<Formula> out;
+  VisitFormulas(text, [&](const Formula& formula) {
+    const auto before = static_cast<size_t>(formula.inside.data() - text.data());
+    if (StripSpace(text.substr(0, before)).size() <= 2) out = formula;
+    return false;
+  });
   return out;
 }
 
-// Rows of a matrix environment as a whole; its kind of bracket does not matter.
-std::optional<std::vector<std::vector<std::string>>> SplitMatrix(std::string_view text) {
-  constexpr std::string_view kBegin = "\\begin{";
-  if (text.substr(0, kBegin.size()) != kBegin) return std::nullopt;
-  const size_t name_end = text.find('}');
-  if (name_end == std::string_view::npos) return std::nullopt;
-  const std::string name(text.substr(kBegin.size(), name_end - kBegin.size()));
-  const std::string end = "\\end{" + name + "}";
-  if (name.find("matrix") == std::string::npos && name != "array") return std::nullopt;
-  if (text.size() < name_end + 1 + end.size() || text.substr(text.size() - end.size()) != end) {
-    return std::nullopt;
-  }
-  std::vector<std::vector<std::string>> rows;
-  for (const std::string& row :
-       SplitOutside(text.substr(name_end + 1, text.size() - end.size() - name_end - 1), "\\\\")) {
-    if (!row.empty()) rows.push_back(SplitOutside(row, "&"));
-  }
-  return rows;
+std::string_view RestOfLine(std::string_view text) {
+  return text.substr(0, std::min(text.find('\n'), kMaxLine));
 }
 
-bool IsSameValue(const std::string& a, const std::string& b) {
-  for (int sample = 0; sample < kSamples; ++sample) {
-    const auto x = EvaluateMath(a, sample), y = EvaluateMath(b, sample);
-    if (!x.has_value() || !y.has_value()) return false;
-    const double scale = std::max({1e-12, std::abs(*x), std::abs(*y)});
-    if (std::abs(*x - *y) > kTolerance * scale) return false;
-  }
-  return true;
+std::string_view SkipMarks(std::string_view text, std::string_view marks) {
+  const size_t first = text.find_first_not_of(marks);
+  return first == std::string_view::npos ? std::string_view() : text.substr(first);
 }
 
-bool IsSameForm(const std::string& a, const std::string& b, int depth) {
-  if (TextForm(a) == TextForm(b)) return !TextForm(a).empty();
-  if (depth >= kMaxNesting || HasWord(a) || HasWord(b)) return false;
-  if (const auto x = SplitMatrix(a), y = SplitMatrix(b); x.has_value() && y.has_value()) {
-    if (x->size() != y->size()) return false;
-    for (size_t i = 0; i < x->size(); ++i) {
-      if (!IsSameInOrder((*x)[i], (*y)[i], depth + 1)) return false;
+// What follows the last "answer is", "Answer:" or a heading that ends with "answer", to the end of
+// the output.
+std::optional<std::string_view> AfterLead(std::string_view output) {
+  constexpr std::string_view kLead = "answer";
+  for (size_t at = output.size() < kLead.size() ? 0 : output.size() - kLead.size() + 1; at > 0;) {
+    --at;
+    if (!EqualsIgnoringCase(output.substr(at, kLead.size()), kLead)) continue;
+    const std::string_view rest = SkipMarks(output.substr(at + kLead.size()), " \t*_");
+    std::string_view stated;
+    if (rest.starts_with(':') || rest.starts_with('=')) {
+      stated = rest.substr(1);
+    } else if (rest.starts_with("is") && !IsMathLetter(At(rest, 2))) {
+      stated = rest.substr(2);
+    } else {
+      if (!rest.starts_with('\n')) continue;
+      const size_t line = output.rfind('\n', at);
+      const char first = At(output, line == std::string_view::npos ? 0 : line + 1);
+      if (first != '#' && first != '*') continue;
+      stated = rest;
     }
-    return true;
+    stated = SkipMarks(stated, " \t\r\n:*_=");
+    if (!stated.empty()) return stated;
   }
-  const std::vector<std::string> union_a = SplitOutside(a, "\\cup"),
-                                 union_b = SplitOutside(b, "\\cup");
-  if (union_a.size() > 1 || union_b.size() > 1) return IsSameSet(union_a, union_b, depth + 1);
-  if (const auto x = SplitBrackets(a), y = SplitBrackets(b); x.has_value() && y.has_value()) {
-    if (x->open != y->open || x->close != y->close) return false;
-    return x->open == '{' ? IsSameSet(ExpandSigns(x->parts), ExpandSigns(y->parts), depth + 1)
-                          : IsSameInOrder(x->parts, y->parts, depth + 1);
+  return std::nullopt;
+}
+
+// One sentence of a line, without the remark that explains the answer.
+std::string_view Sentence(std::string_view line) {
+  for (size_t i = 0; i + 2 < line.size(); ++i) {
+    if (line[i] == '.' && line[i + 1] == ' ' && line[i + 2] >= 'A' && line[i + 2] <= 'Z') {
+      line = line.substr(0, i);
+      break;
+    }
   }
-  const std::vector<std::string> list_a = ExpandSigns(SplitOutside(a, ",")),
-                                 list_b = ExpandSigns(SplitOutside(b, ","));
-  if (list_a.size() > 1 || list_b.size() > 1) return IsSameSet(list_a, list_b, depth + 1);
-  const std::vector<std::string> sides_a = SplitOutside(a, "="), sides_b = SplitOutside(b, "=");
-  if (sides_a.size() == 2 && sides_b.size() == 2) {
-    return IsSameSet(sides_a, sides_b, depth + 1);
+  for (const std::string_view remark : {" because ", " since ", ", which ", ", since ", " (that ",
+                                        " (which ", " (since ", " (i.e", " (or ", " (because "}) {
+    line = line.substr(0, line.find(remark));
   }
-  return IsSameValue(a, b);
+  const size_t last = line.find_last_not_of(" \t\r*_.");
+  return last == std::string_view::npos ? std::string_view() : line.substr(0, last + 1);
+}
+
+bool HasDigit(std::string_view text) { return std::any_of(text.begin(), text.end(), IsMathDigit); }
+
+// The number in a formula or a box: all of it where it is an expression, else the only one. The
+// formula itself, which is then no number, where it holds several.
+std::optional<std::string> NumberIn(std::string_view formula) {
+  if (!HasDigit(formula)) return std::nullopt;
+  if (IsMathExpression(formula)) return std::string(formula);
+  NumberScanner scanner(formula);
+  const auto first = scanner.Next();
+  if (first && first->is_number && !scanner.Next()) return first->text;
+  return std::string(formula);
+}
+
+// The number that begins the text, after currency signs and marks of emphasis.
+std::optional<NumberToken> LeadingNumber(std::string_view text) {
+  std::string_view rest = text;
+  for (bool any = true; any;) {
+    any = false;
+    for (const std::string_view mark : {" ", "*", "_", "\\$", "$", "€", "£", "-", "−", "\\("}) {
+      if (!rest.starts_with(mark)) continue;
+      rest.remove_prefix(mark.size());
+      any = true;
+    }
+  }
+  if (rest.empty() || !(IsMathDigit(rest[0]) || rest[0] == '.')) return std::nullopt;
+  auto token = NumberScanner(text).Next();
+  const bool leads = token && token->is_number && token->begin == text.size() - rest.size();
+  return leads ? token : std::nullopt;
+}
+
+// "#### 18", the mark of GSM8K's solutions: alone on its line, or on the last one. Elsewhere it is
+// a heading.
+std::optional<std::string> AfterMark(std::string_view output) {
+  constexpr std::string_view kMark = "####";
+  const size_t end = output.find_last_not_of(" \t\r\n") + 1;  // 0 where there is nothing else
+  for (size_t at = output.rfind(kMark); at != std::string_view::npos;
+       at = at == 0 ? std::string_view::npos : output.rfind(kMark, at - 1)) {
+    const size_t start = at + kMark.size();
+    const std::string_view line = RestOfLine(output.substr(start));
+    const auto token = LeadingNumber(line);
+    if (!token) continue;
+    const std::string_view rest = line.substr(token->end);
+    const bool is_alone = std::none_of(rest.begin(), rest.end(),
+                                       [](char c) { return IsMathLetter(c) || IsMathDigit(c); });
+    if (is_alone || start + line.size() >= end) return token->text;
+  }
+  return std::nullopt;
+}
+
+std::optional<std::string> NumberAfterLead(std::string_view output) {
+  const auto stated = AfterLead(output);
+  if (!stated) return std::nullopt;
+  if (const auto formula = LeadingFormula(stated->substr(0, kMaxLine))) {
+    if (auto number = NumberIn(formula->inside)) return number;
+  }
+  const std::string_view sentence = Sentence(RestOfLine(*stated));
+  if (const auto token = LeadingNumber(sentence)) {
+    // 6 x 7 = 42
+    const size_t equals = sentence.rfind('=');
+    if (equals != std::string_view::npos && equals > token->end) {
+      if (const auto result = LeadingNumber(sentence.substr(equals + 1))) return result->text;
+    }
+    return token->text;
+  }
+  if (HasDigit(sentence) && IsMathExpression(sentence)) return std::string(sentence);
+  return LastNumber(sentence);
 }
 
 }  // namespace
 
 std::optional<std::string> LastBoxed(std::string_view output) {
-  std::optional<std::string> out;
-  for (const std::string_view name : {"\\boxed", "\\fbox"}) {
-    for (size_t at = output.rfind(name); at != std::string_view::npos;
-         at = at == 0 ? std::string_view::npos : output.rfind(name, at - 1)) {
-      size_t open = at + name.size();
-      while (open < output.size() && output[open] == ' ') ++open;
-      if (open >= output.size()) continue;
-      if (output[open] != '{') {  // \boxed 7
-        if (!IsDigit(output[open])) continue;
-        size_t end = open;
-        while (end < output.size() && IsDigit(output[end])) ++end;
-        return std::string(output.substr(open, end - open));
-      }
-      const size_t close = ClosingBrace(output, open);
-      if (close == std::string_view::npos) continue;
-      return std::string(Strip(output.substr(open + 1, close - open - 1)));
+  struct Brace {
+    size_t open;
+    bool is_box;
+  };
+  std::vector<Brace> braces;
+  size_t best_open = 0, best_end = 0;  // inside of the box that opens last
+  size_t last = 0;                     // after the last byte that is no space
+  for (size_t i = 0; i < output.size(); ++i) {
+    const char c = output[i];
+    if (IsSpace(c)) continue;
+    const std::string_view before = output.substr(0, last);
+    last = i + 1;
+    const bool starts = c == '{' || IsMathDigit(c);
+    const bool is_box = starts && (before.ends_with("\\boxed") || before.ends_with("\\fbox"));
+    if (c == '\\' && i + 1 < output.size() && !IsSpace(output[i + 1])) {
+      last = ++i + 1;
+    } else if (c == '{') {
+      braces.push_back({i + 1, is_box});
+    } else if (c == '}' && !braces.empty()) {
+      const Brace brace = braces.back();
+      braces.pop_back();
+      if (brace.is_box && brace.open > best_open) best_open = brace.open, best_end = i;
+    } else if (is_box) {  // \boxed 7
+      size_t end = i;
+      while (end < output.size() && IsMathDigit(output[end])) ++end;
+      best_open = i, best_end = end;
+      last = end;
+      i = end - 1;
     }
   }
-  return out;
+  if (best_open == 0) return std::nullopt;
+  return std::string(StripSpace(output.substr(best_open, best_end - best_open)));
 }
 
-std::optional<double> LastNumber(std::string_view text) {
-  for (size_t end = text.size(); end > 0;) {
-    while (end > 0 && !IsDigit(text[end - 1])) --end;
-    if (end == 0) return std::nullopt;
-    size_t start = end;
-    while (start > 0 &&
-           (IsDigit(text[start - 1]) || text[start - 1] == ',' || text[start - 1] == '.')) {
-      --start;
-    }
-    std::string digits;
-    for (char c : text.substr(start, end - start)) {
-      if (c != ',') digits += c;
-    }
-    while (!digits.empty() && digits.front() == '.' && digits.size() > 1 && digits[1] == '.') {
-      digits.erase(0, 1);
-    }
-    if (!digits.empty() && digits.front() == '.') digits.insert(0, "0");
-    double value = 0;
-    const auto [stop, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value);
-    if (error == std::errc()) {
-      // A minus belongs to the number unless it stands between two: 7-3.
-      size_t sign = start;
-      while (sign > 0 && text[sign - 1] == '$') --sign;
-      const bool is_negative =
-          sign > 0 && text[sign - 1] == '-' && (sign < 2 || !IsDigit(text[sign - 2]));
-      return is_negative ? -value : value;
-    }
-    end = start;
-  }
-  return std::nullopt;
+std::optional<std::string> LastNumber(std::string_view text) {
+  std::optional<NumberToken> last;
+  NumberScanner scanner(text);
+  while (auto token = scanner.Next()) last = std::move(token);
+  if (!last || !last->is_number) return std::nullopt;
+  return last->text;
 }
 
 std::optional<std::string> FindMathAnswer(std::string_view output) {
   if (std::optional<std::string> boxed = LastBoxed(output)) return boxed;
-  size_t best = std::string_view::npos;
-  for (const std::string_view lead : {"answer is", "Answer:", "answer:", "Answer is"}) {
-    const size_t at = output.rfind(lead);
-    if (at != std::string_view::npos && (best == std::string_view::npos || at + lead.size() > best))
-      best = at + lead.size();
+  if (const auto stated = AfterLead(output)) {
+    const std::string_view line = Sentence(RestOfLine(*stated));
+    const auto formula = LeadingFormula(stated->substr(0, kMaxMathAnswer));
+    const auto has_more = [&] {  // "$x=1$ or $x=2$"
+      return formula->end < line.size() &&
+             line.find_first_of("$\\", formula->end) != std::string_view::npos;
+    };
+    if (formula && !has_more()) return std::string(formula->inside);
+    if (!line.empty()) return std::string(line);
   }
-  if (best != std::string_view::npos) {
-    std::string_view line = Strip(output.substr(best, output.find('\n', best) - best));
-    while (!line.empty() && (line.front() == ':' || line.front() == '*')) {
-      line = Strip(line.substr(1));
-    }
-    while (!line.empty() && (line.back() == '*' || line.back() == '.')) line.remove_suffix(1);
-    if (!line.empty()) return std::string(Strip(line));
-  }
-  const size_t close = output.rfind('$');
-  if (close != std::string_view::npos && close > 0) {
-    const size_t open = output.rfind('$', close - 1);
-    if (open != std::string_view::npos && close > open + 1) {
-      return std::string(Strip(output.substr(open + 1, close - open - 1)));
-    }
-  }
-  size_t end = output.size();
-  while (end > 0 && !IsDigit(output[end - 1])) --end;
-  size_t start = end;
-  while (start > 0 && (IsDigit(output[start - 1]) || output[start - 1] == '.' ||
-                       output[start - 1] == ',' || output[start - 1] == '-')) {
-    --start;
-  }
-  if (start == end) return std::nullopt;
-  return std::string(output.substr(start, end - start));
+  std::optional<std::string> last;
+  VisitFormulas(output, [&](const Formula& formula) {
+    last = std::string(formula.inside);
+    return true;
+  });
+  return last ? last : LastNumber(output);
 }
 
-bool IsSameMathAnswer(std::string_view a, std::string_view b) {
-  const Canonical x = Canonicalise(a), y = Canonicalise(b);
-  if (x.text.empty() || y.text.empty()) return false;
-  if (x.is_text || y.is_text) return TextForm(x.text) == TextForm(y.text);
-  return IsSameForm(x.text, y.text, 0);
+std::optional<std::string> FindNumberAnswer(std::string_view output) {
+  if (const auto boxed = LastBoxed(output)) {
+    if (auto number = NumberIn(*boxed)) return number;
+  }
+  if (auto marked = AfterMark(output)) return marked;
+  if (auto stated = NumberAfterLead(output)) return stated;
+  return LastNumber(output);
 }
 
 }  // namespace oscar

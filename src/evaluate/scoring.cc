@@ -1,7 +1,6 @@
 #include "evaluate/scoring.h"
 
 #include <algorithm>
-#include <cmath>
 
 #include "evaluate/code_scores.h"
 #include "evaluate/math_answer.h"
@@ -69,8 +68,9 @@ std::string ReadAnswer(Scorer scorer, std::string_view output) {
   const std::string_view text = FinalAnswer(output);
   switch (scorer) {
     case Scorer::kMath:
-    case Scorer::kNumber:
       return FindMathAnswer(text).value_or("");
+    case Scorer::kNumber:
+      return FindNumberAnswer(text).value_or("");
     case Scorer::kChoice:
       return ChosenLetter(text);
     case Scorer::kHumanEval:
@@ -90,13 +90,8 @@ Result<double> ScoreOutput(Scorer scorer, const EvalItem& item, std::string_view
     case Scorer::kContainsAll:
       return ContainsAll(text, item.answers);
     case Scorer::kMath:
+    case Scorer::kNumber:
       return IsSameMathAnswer(ReadAnswer(scorer, output), item.answer) ? 1.0 : 0.0;
-    case Scorer::kNumber: {
-      const std::optional<double> given = LastNumber(ReadAnswer(scorer, output));
-      const std::optional<double> wanted = LastNumber(item.answer);
-      return given.has_value() && wanted.has_value() && std::abs(*given - *wanted) < 1e-6 ? 1.0
-                                                                                          : 0.0;
-    }
     case Scorer::kChoice:
       return ReadAnswer(scorer, output) == item.answer ? 1.0 : 0.0;
     case Scorer::kHumanEval:

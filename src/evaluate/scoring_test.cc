@@ -48,6 +48,8 @@ TEST(Scoring, ReadsAnswers) {
   EXPECT_EQ(Score(Scorer::kNumber, item, "... so $18.00 a day."), 1);
   EXPECT_EQ(Score(Scorer::kNumber, item, "\\boxed{19}"), 0);
   EXPECT_EQ(Score(Scorer::kNumber, item, "no number"), 0);
+  EXPECT_EQ(Score(Scorer::kNumber, item, "spends $20, then $2, so 18 are left\n#### 18"), 1);
+  EXPECT_EQ(Score(Scorer::kNumber, item, "The answer is \\(3 \\times 6\\), not 20."), 1);
   item.answer = "\\frac{1}{2}";
   EXPECT_EQ(Score(Scorer::kMath, item, "Thus \\boxed{0.5}"), 1);
   EXPECT_EQ(Score(Scorer::kMath, item, "Thus \\boxed{2}"), 0);
