@@ -29,6 +29,7 @@ int main(int argc, char** argv) {
     std::cerr << answer.error().message() << '\n';
     return 1;
   }
+  if (!answer->status.ok()) std::cerr << '\n' << answer->status.message() << '\n';
   std::cout << "\n[" << answer->cache.tokens << " tokens cached in " << answer->cache.bytes
             << " bytes, " << answer->cache.bits_per_element << " bits a number]\n";
 }

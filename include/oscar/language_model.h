@@ -35,6 +35,7 @@ struct Completion {
   int64_t prompt_tokens = 0;
   int64_t reused_tokens = 0;  // of the prompt, found in the cache
   FinishReason finish_reason = FinishReason::kStop;
+  Status status;      // why an answer that is kFailed broke off
   uint64_t seed = 0;  // the one that was used
   double prefill_seconds = 0.0, decode_seconds = 0.0;
   CacheReport cache;

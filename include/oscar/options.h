@@ -93,8 +93,9 @@ enum class FinishReason : uint8_t {
   kStop,       // the model ended its answer
   kLength,     // max_tokens, or the end of the context
   kCancelled,  // Cancel(), or the callback asked for it
+  kFailed,     // an error in mid-answer, such as a full cache; what was drawn before it stands
 };
-// "stop", "length", "cancelled".
+// "stop", "length", "cancelled", "error".
 std::string_view NameOf(FinishReason reason);
 
 }  // namespace oscar

@@ -140,6 +140,7 @@ Result<int64_t> Extend(LoadedModel& model, int64_t count, bool show_progress,
                                model.config().eos_token_ids.end());
     Generator generator(model.model(), model.pool(), model.max_context());
     OSCAR_ASSIGN_OR_RETURN(const GenerateResult result, generator.Generate(request));
+    OSCAR_RETURN_IF_ERROR(result.status);
     sequence.insert(sequence.end(), result.tokens.begin(), result.tokens.end());
     generated += static_cast<int64_t>(result.tokens.size());
     if (progress.has_value()) progress->Add(static_cast<uint64_t>(count));

@@ -210,11 +210,15 @@ Result<int64_t> Service::LimitOf(const EngineRequest& request) const {
     fits = LargestTotal(config_, prompt, prompt + wanted - 1, budget_, reading);
   }
   if (fits < prompt) {
+    CacheConfig small_cells = config_;
+    small_cells.cell = kPageTokens;
+    const bool cells_help = PeakBytes(small_cells, prompt, prompt, reading) <= budget_;
     return Unexpected(
         OutOfRange(fmt::format("the prompt has {} tokens, whose cache takes {}; all of the cache "
-                               "is {}: shorten it, raise --kv-memory or lower --prefill-cell",
+                               "is {}: shorten it{} raise --kv-memory{}",
                                prompt, FormatBytes(PeakBytes(config_, prompt, prompt, reading)),
-                               FormatBytes(budget_)))
+                               FormatBytes(budget_), cells_help ? "," : " or",
+                               cells_help ? " or lower --prefill-cell" : ""))
             .WithParam("prompt"));
   }
   const int64_t limit = fits - prompt + 1;

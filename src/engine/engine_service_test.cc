@@ -4,6 +4,7 @@
 #include <cctype>
 #include <cmath>
 #include <latch>
+#include <limits>
 
 #include "base/rng.h"
 #include "engine/engine_test_util.h"
@@ -617,6 +618,33 @@ TEST(EngineService, Rule5_AFailingModelFailsTheService) {
   EXPECT_FALSE(second.finished);
   EXPECT_EQ(engine.service->Health().code(), StatusCode::kUnavailable);
   EXPECT_EQ(engine.service->Submit(FakeRequest(3, 5, 5)).error().code(), StatusCode::kUnavailable);
+}
+
+TEST(EngineService, Rule5_LogitsThatAreNotFiniteFailTheirRequestAlone) {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  for (const float broken : {std::numeric_limits<float>::quiet_NaN(), kInfinity, -kInfinity}) {
+    for (const bool draws : {false, true}) {
+      if (draws && !std::isnan(broken)) continue;  // a model that draws tells of NaNs
+      for (const float temperature : {0.0f, 1.0f}) {
+        FakeModel::Options model = draws ? Drawing() : FakeModel::Options{};
+        model.by_layer = false;
+        FakeEngine engine(4096, {}, model);
+        engine.model.broken_at = 104;
+        engine.model.broken_logit = broken;
+        EngineRequest request = FakeRequest(1, 100, 50);
+        request.sampling.temperature = temperature;
+        auto bad = engine.Submit(request);
+        auto good = engine.Submit(FakeRequest(2, 300, 50));
+        const Answer answer = Collect(*bad);
+        EXPECT_EQ(answer.status.code(), StatusCode::kInternal);
+        EXPECT_NE(answer.status.message().find("not finite at token 105;"), std::string::npos)
+            << answer.status.message();
+        EXPECT_EQ(answer.tokens.size(), 5u);
+        EXPECT_EQ(Collect(*good).tokens.size(), 50u);
+        EXPECT_TRUE(engine.service->Health().ok());
+      }
+    }
+  }
 }
 
 TEST(EngineService, Rule6_AReaderThatDoesNotReadHoldsNobodyBack) {

@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cmath>
 #include <cstring>
 #include <functional>
 #include <memory>
@@ -96,6 +97,7 @@ class FakeModel : public Model {
         }
         if (t + static_cast<size_t>(item.num_logits) >= item.tokens.size()) {
           WriteLogits(signature, out);
+          if (position == broken_at) out[kVocab / 2] = broken_logit;
           out += kVocab;
         }
       }
@@ -206,10 +208,16 @@ class FakeModel : public Model {
   std::function<void(std::span<const ForwardItem>)> before_pass;
   std::chrono::microseconds pass_time{0};
   std::atomic<int> fail_after{-1};  // passes until Forward fails; -1 never
+  // The logits after the token at this position hold one such value; -1 never.
+  int64_t broken_at = -1;
+  float broken_logit = 0.0f;
 
  private:
   // Any function of the logits and the draw; now and then one is left to the caller.
   static int32_t DrawFrom(std::span<const float> logits, const TokenDraw& draw) {
+    if (std::ranges::any_of(logits, [](float x) { return std::isnan(x); })) {
+      return TokenDraw::kNotANumber;
+    }
     const auto best = static_cast<int32_t>(std::ranges::max_element(logits) - logits.begin());
     if (static_cast<int>(logits[0] * 1024.0f) % 23 == 0) return TokenDraw::kUndecided;
     if (draw.temperature == 0.0f) return best;

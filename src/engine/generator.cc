@@ -8,6 +8,7 @@
 #include "base/check.h"
 #include "base/progress.h"
 #include "engine/page_budget.h"
+#include "numeric/matrix.h"
 
 namespace oscar {
 namespace {
@@ -36,6 +37,8 @@ std::string_view NameOf(FinishReason reason) {
       return "length";
     case FinishReason::kCancelled:
       return "cancelled";
+    case FinishReason::kFailed:
+      return "error";
   }
   return "";
 }
@@ -64,13 +67,20 @@ int64_t Generator::ReusePrefix(std::span<const int32_t> prompt, int64_t num_logi
 }
 
 Status Generator::Exhausted(int64_t prompt, int64_t total) const {
-  // While a prompt is read its current cell is held in BF16, so that is what must fit.
-  const uint64_t needed = PeakBytes(model_.kv().cache(), cache_.length(), cache_.sealed_end(),
-                                    prompt, total, Reading::kByChunk);
-  return ResourceExhausted(
-      fmt::format("the KV cache budget of {} is too small for {} tokens, which take up to {}; "
-                  "raise --kv-memory or lower --prefill-cell",
-                  FormatBytes(pool_.budget()), total, FormatBytes(needed)));
+  const auto peak = [&](const CacheConfig& config) {
+    return PeakBytes(config, cache_.length(), cache_.sealed_end(), prompt, total,
+                     Reading::kByChunk);
+  };
+  // While a prompt is read its current cell is held in BF16, so that is what must fit; where the
+  // smallest cells would not fit either, they are no advice.
+  CacheConfig small_cells = model_.kv().cache();
+  small_cells.cell = kPageTokens;
+  const bool cells_help = prompt > cache_.length() && peak(small_cells) <= pool_.budget();
+  return ResourceExhausted(fmt::format(
+      "the KV cache budget of {} is too small for {} tokens, which take up to {}; raise "
+      "--kv-memory{}",
+      FormatBytes(pool_.budget()), total, FormatBytes(peak(model_.kv().cache())),
+      cells_help ? " or lower --prefill-cell" : ""));
 }
 
 Status Generator::Run(std::span<const int32_t> prompt, int64_t num_logits,
@@ -148,11 +158,16 @@ Status Generator::DropAhead() {
   return {};
 }
 
+Result<int32_t> Generator::Draw(std::span<const float> logits, Sampler& sampler) const {
+  if (!AllFinite(logits)) return Unexpected(NotFinite(static_cast<int64_t>(tokens_.size())));
+  return sampler.Sample(logits);
+}
+
 Result<int32_t> Generator::StepAndDraw(int32_t token, bool goes_on, Sampler& sampler) {
   const std::optional<TokenDraw> draw = sampler.NextDraw();
   if (model_.max_draws() == 0 || !draw.has_value()) {
     OSCAR_ASSIGN_OR_RETURN(const auto logits, Step(token));
-    return sampler.Sample(logits);
+    return Draw(logits, sampler);
   }
   int32_t drawn = 0;
   bool logits_are_there = true;
@@ -190,12 +205,12 @@ Result<int32_t> Generator::StepAndDraw(int32_t token, bool goes_on, Sampler& sam
     OSCAR_RETURN_IF_ERROR(DropAhead());
     cache_.Trim(static_cast<int64_t>(tokens_.size()));
     OSCAR_ASSIGN_OR_RETURN(const auto logits, Step(token));
-    return sampler.Sample(logits);
+    return Draw(logits, sampler);
   }
   tokens_.push_back(token);
   logits_.resize(static_cast<size_t>(model_.spec().vocab_size));
   OSCAR_RETURN_IF_ERROR(model_.ReadLogits(0, logits_));
-  return sampler.Sample(logits_);
+  return Draw(logits_, sampler);
 }
 
 Result<GenerateResult> Generator::Generate(const GenerateRequest& request,
@@ -235,7 +250,7 @@ Result<GenerateResult> Generator::Generate(const GenerateRequest& request,
   result.seed = sampler.seed();
   start = std::chrono::steady_clock::now();
   result.reason = FinishReason::kLength;
-  int32_t token = sampler.Sample(logits_);
+  OSCAR_ASSIGN_OR_RETURN(int32_t token, Draw(logits_, sampler));
   while (true) {
     result.tokens.push_back(token);
     const bool go_on = !on_token || on_token(token);
@@ -251,9 +266,16 @@ Result<GenerateResult> Generator::Generate(const GenerateRequest& request,
     // The last token is not needed in the cache to end here.
     const auto count = static_cast<int64_t>(result.tokens.size());
     if (count == limit) break;
-    OSCAR_ASSIGN_OR_RETURN(token, StepAndDraw(token, /*goes_on=*/count + 1 < limit, sampler));
+    const auto next = StepAndDraw(token, /*goes_on=*/count + 1 < limit, sampler);
+    if (!next.has_value()) {
+      result.reason = FinishReason::kFailed;
+      result.status = next.error();
+      break;
+    }
+    token = *next;
   }
-  OSCAR_RETURN_IF_ERROR(DropAhead());
+  const Status dropped = DropAhead();
+  if (result.status.ok()) OSCAR_RETURN_IF_ERROR(dropped);
   result.decode_seconds = SecondsSince(start);
   result.cache = cache_.Usage();
   return result;

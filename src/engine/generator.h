@@ -29,6 +29,7 @@ struct GenerateRequest {
 struct GenerateResult {
   std::vector<int32_t> tokens;  // the stop token included
   FinishReason reason = FinishReason::kStop;
+  Status status;  // why an answer that is kFailed broke off
   int64_t prompt_tokens = 0;
   int64_t reused_tokens = 0;  // of the prompt, found in the cache
   double prefill_seconds = 0.0, decode_seconds = 0.0;
@@ -45,7 +46,8 @@ class Generator {
   // Called for every token as it is drawn; returning false stops.
   using OnToken = std::function<bool(int32_t token)>;
   // kOutOfRange when the prompt does not fit the context, kResourceExhausted when the cache budget
-  // cannot hold it; the sequence then keeps what was cached.
+  // cannot hold it; the sequence then keeps what was cached. An error after the first token is part
+  // of the result: kFailed.
   Result<GenerateResult> Generate(const GenerateRequest& request, const OnToken& on_token = {});
   // Stops the running Generate at the next token or chunk; a later Generate starts afresh.
   void Cancel() { cancelled_.store(true, std::memory_order_relaxed); }
@@ -71,6 +73,8 @@ class Generator {
   // `goes_on` another token will be wanted unless the drawn one ends the answer: the pass for that
   // is then launched before this one is waited for.
   Result<int32_t> StepAndDraw(int32_t token, bool goes_on, Sampler& sampler);
+  // From logits after the last token of the cache.
+  Result<int32_t> Draw(std::span<const float> logits, Sampler& sampler) const;
   Status Launch(int32_t token, const TokenDraw& draw);
   // Undoes a pass that was launched for a token that is not wanted after all.
   Status DropAhead();

@@ -211,6 +211,40 @@ TEST(Generator, ErrorsAreClear) {
   EXPECT_LE(demo.pool.peak_bytes(), demo.pool.budget());
 }
 
+TEST(Generator, AFullCacheKeepsWhatWasDrawn) {
+  DemoModel demo(DemoModel::Method("oscar+"), 2, uint64_t{512} << 10);  // one page of 64 tokens
+  Generator generator(*demo.model, demo.pool, 1000);
+  GenerateRequest request;
+  request.prompt = SomeTokens(60);
+  request.sampling.temperature = 0.0f;
+  std::vector<int32_t> seen;
+  const auto result = generator.Generate(request, [&](int32_t token) {
+    seen.push_back(token);
+    return true;
+  });
+  ASSERT_TRUE(result.has_value());
+  EXPECT_EQ(result->reason, FinishReason::kFailed);
+  EXPECT_EQ(result->status.code(), StatusCode::kResourceExhausted);
+  EXPECT_NE(result->status.message().find("raise --kv-memory"), std::string::npos);
+  // Cells are of no concern to generated tokens.
+  EXPECT_EQ(result->status.message().find("--prefill-cell"), std::string::npos);
+  EXPECT_EQ(result->tokens, seen);
+  EXPECT_EQ(seen.size(), 5u);  // four more in the page, and one drawn after them
+}
+
+TEST(Generator, SmallerCellsAreAdvisedWhereTheyHelp) {
+  const auto advice = [](uint64_t budget, size_t tokens) {
+    DemoModel demo(DemoModel::Method("oscar+"), 2, budget);
+    Generator generator(*demo.model, demo.pool, 8000);
+    GenerateRequest request;
+    request.prompt = SomeTokens(tokens);
+    const auto result = generator.Generate(request);
+    return result.has_value() ? "" : result.error().message();
+  };
+  EXPECT_NE(advice(uint64_t{6} << 20, 2000).find("or lower --prefill-cell"), std::string::npos);
+  EXPECT_EQ(advice(uint64_t{2} << 20, 2000).find("--prefill-cell"), std::string::npos);
+}
+
 // FP8 weights move the logits a little and the answers not at all here; and they are other weights.
 TEST(Generator, QuantizedWeightsStayClose) {
   DemoModel plain(DemoModel::Method("bf16"));

@@ -182,6 +182,12 @@ int32_t Sampler::DrawFrom(std::vector<Candidate>& candidates) {
   return candidates.back().token;  // rounding put u at the very end
 }
 
+Status NotFinite(int64_t position) {
+  return Internal(fmt::format(
+      "the model's logits are not finite at token {}; the weights or the rope settings do not fit",
+      position));
+}
+
 float LogProbability(std::span<const float> logits, int32_t token) {
   float largest = 0.0f;
   const double log_sum = LogSumExp(logits, &largest);

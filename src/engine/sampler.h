@@ -53,6 +53,10 @@ class Sampler {
   std::vector<Candidate> candidates_;
 };
 
+// What to say of logits that hold a NaN or an infinity, from which the token at `position` (from 0)
+// was to be drawn.
+Status NotFinite(int64_t position);
+
 // log softmax of one token under the model's own distribution (no temperature, no penalties).
 float LogProbability(std::span<const float> logits, int32_t token);
 // The `count` most likely tokens, most likely first; ties by lower id.

@@ -3,12 +3,12 @@
 #include <fmt/core.h>
 
 #include <algorithm>
-#include <cmath>
 
 #include "base/check.h"
 #include "base/log.h"
 #include "cache/layered_append.h"
 #include "engine/page_budget.h"
+#include "numeric/matrix.h"
 
 namespace oscar {
 namespace {
@@ -662,8 +662,8 @@ void Scheduler::Draw(Sequence& sequence, std::span<const float> logits, int32_t 
     if (device_drawn >= 0) sequence.sampler.Observe(device_drawn);
     return;
   }
-  if (std::ranges::any_of(logits, [](float x) { return std::isnan(x); })) {
-    drawn->token = -1;
+  if (!AllFinite(logits)) {
+    drawn->token = TokenDraw::kNotANumber;
     return;
   }
   const bool may_stop = sequence.generated() >= request.min_tokens;
@@ -722,7 +722,7 @@ void Scheduler::Absorb(bool landed) {
       Leave(sequence);
       EngineEvent event;
       event.kind = EngineEvent::Kind::kFailed;
-      event.status = Internal("the model's output is not a number");
+      event.status = NotFinite(sequence.size());
       sequence.channel->Push(std::move(event));
       ended_.push_back(&sequence);
       continue;

@@ -54,6 +54,18 @@ TEST(MatrixTest, OrthogonalityErrorSeesWhatIsWrong) {
   EXPECT_TRUE(std::isinf(OrthogonalityError(m)));
 }
 
+TEST(MatrixTest, KnowsValuesThatAreNotFinite) {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  for (const float broken : {std::numeric_limits<float>::quiet_NaN(), kInfinity, -kInfinity}) {
+    for (const size_t at : {0u, 17u, 99u}) {
+      std::vector<float> values(100, std::numeric_limits<float>::max());
+      EXPECT_TRUE(AllFinite(values));
+      values[at] = broken;
+      EXPECT_FALSE(AllFinite(values));
+    }
+  }
+}
+
 TEST(MatrixTest, Stats) {
   Matrix m(2, 2);
   m(0, 0) = 3;

@@ -136,6 +136,7 @@ class LoadedLanguageModel : public LanguageModel {
     completion.prompt_tokens = result.prompt_tokens;
     completion.reused_tokens = result.reused_tokens;
     completion.finish_reason = result.reason;
+    completion.status = result.status;
     completion.seed = result.seed;
     completion.prefill_seconds = result.prefill_seconds;
     completion.decode_seconds = result.decode_seconds;
