@@ -11,6 +11,7 @@
 #include "base/file.h"
 #include "base/log.h"
 #include "base/progress.h"
+#include "cli/byte_size.h"
 #include "cli/command.h"
 #include "cli/model_options.h"
 #include "cli/validators.h"
@@ -269,11 +270,9 @@ void AddDecodeBench(CLI::App& bench, RunFunction& run) {
                    "Context lengths for as many sequences as fit --job-memory")
       ->delimiter(',')
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 22));
-  command
-      ->add_option("--job-memory", options->job_memory,
-                   "Bytes that weights, workspaces and pages may take, such as 128GiB")
-      ->transform(CLI::AsSizeValue(false))
-      ->transform(NoMinus());
+  TakesByteSize(
+      command->add_option("--job-memory", options->job_memory,
+                          "Bytes that weights, workspaces and pages may take, such as 128GiB"));
   command->add_option("--prompts", options->prompts, "Prompt lengths to time, tokens")
       ->delimiter(',')
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 20));

@@ -5,7 +5,11 @@
 #include <CLI/App.hpp>
 #include <CLI/Config.hpp>
 #include <CLI/Formatter.hpp>
+#include <cmath>
+#include <nlohmann/json.hpp>
 
+#include "base/json.h"
+#include "cli/byte_size.h"
 #include "cli/validators.h"
 #include "quant/kv_method.h"
 
@@ -18,6 +22,11 @@ std::string MethodHelp() {
     names += fmt::format("{}{}", names.empty() ? "" : ", ", method.name);
   }
   return fmt::format("Cache method: {}", names);
+}
+
+CLI::Validator NotEmpty() {
+  const auto check = [](const std::string& text) { return text.empty() ? "is empty" : ""; };
+  return {check, "", "not empty"};
 }
 
 }  // namespace
@@ -48,12 +57,14 @@ void AddModelOptions(CLI::App& command, ModelArguments& arguments) {
   command
       .add_option("--rope-scaling", o.rope_scaling,
                   "Stretch positions: yarn:4, linear:2, llama3:8:8192 or none")
+      ->check(NotEmpty())
       ->group(group);
-  command
-      .add_flag("--random-weights", o.random_weights,
-                "Random weights in the model's shapes, for speed work")
-      ->group(group);
+  CLI::Option* const random = command
+                                  .add_flag("--random-weights", o.random_weights,
+                                            "Random weights in the model's shapes, for speed work")
+                                  ->group(group);
   command.add_option("--weights-seed", o.weights_seed, "Seed of the random weights")
+      ->needs(random)
       ->capture_default_str()
       ->group(group);
 
@@ -73,25 +84,27 @@ void AddModelOptions(CLI::App& command, ModelArguments& arguments) {
       .add_option("--rotation", o.rotation,
                   "Rotation file or directory (rotation.safetensors or a k_*.pt, v_*.pt pair)")
       ->group(group);
-  command
-      .add_option("--kv-memory", o.kv_memory,
-                  "Cache budget, such as 512MiB or 8GiB; 0 is automatic")
+  TakesByteSize(command.add_option("--kv-memory", o.kv_memory,
+                                   "Cache budget, such as 512MiB or 1.5GiB; 0 is automatic"))
       ->capture_default_str()
-      ->transform(CLI::AsSizeValue(false))
-      ->transform(NoMinus())
       ->group(group);
-  command.add_option("--sink", o.sink, "First tokens kept in BF16; a multiple of 64")->group(group);
-  command.add_option("--recent", o.recent, "Newest tokens kept in BF16; a multiple of 64")
-      ->group(group);
+  CLI::Option* const sink =
+      command.add_option("--sink", o.sink, "First tokens kept in BF16; a multiple of 64")
+          ->group(group);
+  CLI::Option* const recent =
+      command.add_option("--recent", o.recent, "Newest tokens kept in BF16; a multiple of 64")
+          ->group(group);
   command.add_option("--group", o.group_dims, "Dims that share one scale: 32, 64, 128 or the head")
       ->group(group);
   command.add_option("--k-clip", o.k_clip, "Clip ratio of keys, 0 is off")->group(group);
   command.add_option("--v-clip", o.v_clip, "Clip ratio of values, 0 is off")->group(group);
-  command
-      .add_option("--prefill-cell", o.prefill_cell,
-                  "Prompt tokens that see one another exactly; a multiple of 64")
-      ->capture_default_str()
-      ->group(group);
+  CLI::Option* const cell =
+      command
+          .add_option("--prefill-cell", o.prefill_cell,
+                      "Prompt tokens that see one another exactly; a multiple of 64")
+          ->capture_default_str()
+          ->group(group);
+  arguments.history = {sink, recent, cell};
   command
       .add_option("--chunk", o.chunk,
                   "Prompt tokens in one pass: speed, never answers; 0 is 512 on the CPU, 4096 on "
@@ -101,20 +114,60 @@ void AddModelOptions(CLI::App& command, ModelArguments& arguments) {
       ->group(group);
 }
 
+Status ModelArguments::Check() const {
+  if (options.kv != "bf16") return {};
+  for (const CLI::Option* option : history) {
+    if (option->count() == 0) continue;
+    return InvalidArgument(
+        fmt::format("{}: --kv bf16 keeps every token in BF16, so this has no effect; leave it out",
+                    option->get_name()));
+  }
+  return {};
+}
+
+Status CheckTemplateArguments(const std::string& text) {
+  if (text.empty()) return {};
+  constexpr const char* kName = "--template-arguments";
+  OSCAR_ASSIGN_OR_RETURN(const auto arguments, ParseJson(text, kName));
+  if (!arguments.is_object()) {
+    return InvalidArgument(
+        fmt::format("{}: must be a JSON object, such as '{{\"enable_thinking\": false}}'", kName));
+  }
+  for (const char* taken : {"messages", "tools", "documents", "add_generation_prompt"}) {
+    if (arguments.contains(taken)) {
+      return InvalidArgument(
+          fmt::format("{}: \"{}\" cannot be set: the name is taken", kName, taken));
+    }
+  }
+  return {};
+}
+
 void AddSamplingOptions(CLI::App& command, SamplingArguments& arguments) {
   const char* group = "Sampling (defaults come from the model's generation_config.json)";
   command.add_option("--temperature", arguments.temperature, "0 takes the most likely token")
+      ->check(NumberThat("between 0 and 100", [](double x) { return x >= 0 && x <= 100; }))
       ->group(group);
   command.add_option("--top-k", arguments.top_k, "Keep the k most likely tokens; 0 is off")
+      ->check(NumberThat("a whole number from 0 to 1000000000",
+                         [](double x) { return x >= 0 && x <= 1e9 && x == std::floor(x); }))
       ->group(group);
   command.add_option("--top-p", arguments.top_p, "Keep tokens up to this total probability")
+      ->check(NumberThat("above 0 and at most 1",
+                         [](double x) { return static_cast<float>(x) > 0 && x <= 1; }))
       ->group(group);
   command.add_option("--min-p", arguments.min_p, "Keep tokens this likely beside the best")
+      ->check(NumberThat("between 0 and 1", [](double x) { return x >= 0 && x <= 1; }))
       ->group(group);
   command.add_option("--repetition-penalty", arguments.repetition_penalty, "1 is off")
+      ->check(NumberThat("between 0.01 and 100", [](double x) { return x >= 0.01 && x <= 100; }))
       ->group(group);
-  command.add_option("--presence-penalty", arguments.presence_penalty, "0 is off")->group(group);
-  command.add_option("--frequency-penalty", arguments.frequency_penalty, "0 is off")->group(group);
+  const auto penalty = NumberThat("between -2 and 2", [](double x) { return x >= -2 && x <= 2; });
+  command.add_option("--presence-penalty", arguments.presence_penalty, "0 is off")
+      ->check(penalty)
+      ->group(group);
+  command.add_option("--frequency-penalty", arguments.frequency_penalty, "0 is off")
+      ->check(penalty)
+      ->group(group);
   command.add_option("--seed", arguments.seed, "Makes draws repeatable")->group(group);
 }
 

@@ -2,17 +2,23 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "oscar/options.h"
 
 namespace CLI {
 class App;
-}
+class Option;
+}  // namespace CLI
 
 namespace oscar::cli {
 
 struct ModelArguments {
   ModelOptions options;
+  // Options that are about tokens which leave BF16. The command line's, which outlives this.
+  std::vector<const CLI::Option*> history;
+  // For commands with one cache method: names an option that was given and cannot matter.
+  Status Check() const;
 };
 void AddModelOptions(CLI::App& command, ModelArguments& arguments);
 
@@ -24,6 +30,10 @@ struct SamplingArguments {
   std::optional<uint64_t> seed;
   SamplingOptions Apply(SamplingOptions defaults) const;
 };
+// Ranges are those of SamplingOptions::Validate, told before a model is loaded.
 void AddSamplingOptions(CLI::App& command, SamplingArguments& arguments);
+
+// Of chat and generate; empty is none.
+Status CheckTemplateArguments(const std::string& text);
 
 }  // namespace oscar::cli

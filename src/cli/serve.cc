@@ -12,6 +12,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/progress.h"
+#include "cli/byte_size.h"
 #include "cli/command.h"
 #include "cli/model_options.h"
 #include "cli/validators.h"
@@ -95,6 +96,7 @@ Status PrintPlan(const ServeArguments& arguments) {
 }
 
 Status RunServe(const ServeArguments& arguments) {
+  OSCAR_RETURN_IF_ERROR(arguments.model.Check());
   if (arguments.dry_run) return PrintPlan(arguments);
   server::ServeOptions options;
   options.http = arguments.http;
@@ -181,10 +183,8 @@ void AddServeCommand(CLI::App& app, RunFunction& run) {
       ->capture_default_str()
       ->check(CLI::Range(1, 65536))
       ->group(group);
-  command->add_option("--max-body", a.http.max_body_bytes, "Largest request body")
+  TakesByteSize(command->add_option("--max-body", a.http.max_body_bytes, "Largest request body"))
       ->capture_default_str()
-      ->transform(CLI::AsSizeValue(false))
-      ->transform(NoMinus())
       ->group(group);
   command->add_option("--max-n", a.limits.max_n, "Choices of one request")
       ->capture_default_str()
@@ -218,10 +218,9 @@ void AddServeCommand(CLI::App& app, RunFunction& run) {
       ->add_option("--prefix-dir", a.engine.prefix_dir,
                    "Folder where cached prefixes survive a restart")
       ->group(group);
-  command->add_option("--prefix-dir-size", a.engine.prefix_dir_bytes, "Most bytes in that folder")
+  TakesByteSize(command->add_option("--prefix-dir-size", a.engine.prefix_dir_bytes,
+                                    "Most bytes in that folder"))
       ->capture_default_str()
-      ->transform(CLI::AsSizeValue(false))
-      ->transform(NoMinus())
       ->group(group);
   command->add_flag("--isolate-keys", a.isolate_keys, "Keys do not share cached prefixes")
       ->group(group);
