@@ -7,18 +7,19 @@
 #include <CLI/Config.hpp>
 #include <CLI/Formatter.hpp>
 #include <array>
-#include <atomic>
 #include <cerrno>
-#include <csignal>
 #include <cstdio>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <utility>
 
 #include "base/file.h"
 #include "base/json.h"
 #include "cli/command.h"
+#include "cli/interrupt.h"
+#include "cli/line_editor.h"
 #include "cli/model_options.h"
 #include "cli/report.h"
 #include "cli/validators.h"
@@ -47,21 +48,11 @@ struct ChatOptions {
   int64_t max_tokens = 0;
 };
 
-// Signal handlers may touch only lock-free atomics. The model that is answering is told (it looks
-// between the chunks of a prompt, too), and the token callback polls the flag, which also covers
-// the moment before the model has begun.
-std::atomic<bool> g_interrupted{false};
-std::atomic<LanguageModel*> g_answering{nullptr};
-void OnInterrupt(int) {
-  g_interrupted.store(true, std::memory_order_relaxed);
-  if (LanguageModel* model = g_answering.load(std::memory_order_relaxed)) model->Cancel();
-}
-
-// Lines of standard input, read without a stream in between: a stream takes a read that Ctrl-C cut
-// short for the end of the input.
+// Lines of standard input where that is no terminal, read without a stream in between: a stream
+// takes a read that Ctrl-C cut short for the end of the input.
 class LineReader {
  public:
-  enum class Event { kLine, kInterrupted, kEnd };
+  using Event = LineEditor::Event;
 
   Event Next(std::string* line) {
     size_t searched = 0;
@@ -77,7 +68,7 @@ class LineReader {
         *line = std::exchange(held_, {});
         return line->empty() ? Event::kEnd : Event::kLine;
       }
-      if (g_interrupted.exchange(false)) {
+      if (InterruptScope::Take()) {
         held_.clear();
         return Event::kInterrupted;
       }
@@ -105,8 +96,8 @@ class ChatSession {
 
   // False when the conversation is over.
   bool HandleLine(const std::string& line) {
-    if (line.empty()) return true;
-    if (line[0] != '/') {
+    if (line.find_first_not_of(" \t\r\n") == std::string::npos) return true;
+    if (line[0] != '/' || line.find('\n') != std::string::npos) {  // commands are one line
       Answer(line);
       return true;
     }
@@ -157,9 +148,9 @@ class ChatSession {
 
   void Answer(const std::string& text) {
     messages_.push_back({{"role", "user"}, {"content", text}});
-    g_interrupted.store(false);
-    g_answering.store(&model_);
-    bool in_reasoning = false;
+    InterruptScope::Take();
+    InterruptScope::SetAnswering(&model_);
+    bool in_reasoning = false, mid_line = false;
     const auto style = [&](bool reasoning) {  // reasoning is dim where the terminal can
       if (reasoning == in_reasoning) return;
       in_reasoning = reasoning;
@@ -172,14 +163,17 @@ class ChatSession {
                       style(is_reasoning);
                       std::fwrite(piece.data(), 1, piece.size(), stdout);
                       std::fflush(stdout);
-                      return !g_interrupted.load(std::memory_order_relaxed);
+                      mid_line = !piece.ends_with('\n');
+                      return !InterruptScope::Pending();
                     });
-    g_answering.store(nullptr);
-    g_interrupted.store(false);  // spent on this answer; the next read must not see it
+    InterruptScope::SetAnswering(nullptr);
+    InterruptScope::Take();  // spent on this answer; the next read must not see it
     if (is_tty_ && in_reasoning) fmt::print("\x1b[0m");
-    if (!answer.has_value()) {
+    const Status status = answer.has_value() ? answer->status : answer.error();
+    if (!status.ok()) {
       messages_.erase(messages_.size() - 1);
-      fmt::print("{}\n", answer.error().message());
+      fmt::print("{}{}{}\n", mid_line ? "\n" : "", status.message(),
+                 answer.has_value() ? "; message and answer are left out" : "");
       return;
     }
     const bool is_stopped = answer->finish_reason == FinishReason::kCancelled;
@@ -235,22 +229,24 @@ class ChatSession {
 };
 
 Status RunChat(const ChatOptions& options) {
+  OSCAR_RETURN_IF_ERROR(options.model.Check());
+  OSCAR_RETURN_IF_ERROR(CheckTemplateArguments(options.template_arguments));
   OSCAR_ASSIGN_OR_RETURN(const std::unique_ptr<LanguageModel> model,
                          LanguageModel::Load(options.model.options));
   ChatSession session(*model, options);
   LineReader lines;
+  const InterruptScope interrupts(InterruptScope::Mode::kEvery);
   const bool interactive = ::isatty(STDIN_FILENO) == 1;
-  struct sigaction action {};
-  action.sa_handler = OnInterrupt;
-  ::sigaction(SIGINT, &action, nullptr);  // no SA_RESTART: a waiting read returns
+  const int drawing = LineEditor::DrawingFd();
+  std::optional<LineEditor> editor;
+  if (drawing >= 0) editor.emplace(drawing);
   if (interactive) fmt::print("{} tokens of context; /help lists commands\n", model->max_context());
   while (true) {
-    if (interactive) {
-      fmt::print("> ");
-      std::fflush(stdout);
-    }
+    if (interactive && !editor.has_value()) fmt::print("> ");
+    std::fflush(stdout);
     std::string line;
-    const LineReader::Event event = lines.Next(&line);
+    const LineReader::Event event =
+        editor.has_value() ? editor->Next("> ", &line) : lines.Next(&line);
     if (event == LineReader::Event::kInterrupted) {  // Ctrl-C at the prompt: a fresh line
       fmt::print("\n(/exit or Ctrl-D leaves)\n");
       continue;

@@ -12,6 +12,7 @@
 #include "base/json.h"
 #include "base/progress.h"
 #include "cli/command.h"
+#include "cli/interrupt.h"
 #include "cli/model_options.h"
 #include "cli/report.h"
 #include "cli/validators.h"
@@ -44,19 +45,36 @@ ordered_json ToJson(const Completion& completion) {
       {"seconds", {{"prefill", completion.prefill_seconds}, {"decode", completion.decode_seconds}}},
   };
   if (!completion.reasoning.empty()) out["reasoning"] = completion.reasoning;
+  if (!completion.status.ok()) out["error"] = completion.status.message();
   return out;
 }
 
+Status CheckMessages(const nlohmann::json& list) {
+  if (!list.is_array()) return InvalidArgument("must be a JSON list of {role, content}");
+  if (list.empty()) return InvalidArgument("the list of messages is empty");
+  for (size_t i = 0; i < list.size(); ++i) {
+    const nlohmann::json& message = list[i];
+    if (!message.is_object() || !message.contains("role") || !message["role"].is_string()) {
+      return InvalidArgument(fmt::format("message {} has no role", i + 1));
+    }
+    // Only a call of tools can do without.
+    const bool has_content = message.contains("content") && !message["content"].is_null();
+    if (!has_content && !(message["role"] == "assistant" && message.contains("tool_calls"))) {
+      return InvalidArgument(fmt::format("message {} has no content", i + 1));
+    }
+  }
+  return {};
+}
+
 Status RunGenerate(const GenerateOptions& options) {
+  OSCAR_RETURN_IF_ERROR(options.model.Check());
+  OSCAR_RETURN_IF_ERROR(CheckTemplateArguments(options.template_arguments));
   std::string messages;
   if (!options.messages.empty()) {
     OSCAR_ASSIGN_OR_RETURN(messages, ReadFile(options.messages, kMaxPromptBytes));
     // Before the weights are read, and by the file's name.
     OSCAR_ASSIGN_OR_RETURN(const nlohmann::json list, ParseJson(messages, options.messages));
-    if (!list.is_array()) {
-      return InvalidArgument(
-          fmt::format("{}: must be a JSON list of {{role, content}}", options.messages));
-    }
+    OSCAR_RETURN_IF_ERROR(CheckMessages(list).WithContext(options.messages));
   }
   OSCAR_ASSIGN_OR_RETURN(const std::unique_ptr<LanguageModel> model,
                          LanguageModel::Load(options.model.options));
@@ -66,19 +84,22 @@ Status RunGenerate(const GenerateOptions& options) {
   completion_options.template_arguments = options.template_arguments;
   // Text streams as it comes, what the model thinks first to stderr; JSON is printed whole.
   bool thought = false;
-  const auto print = [&thought](std::string_view piece, bool is_reasoning) {
+  const auto on_text = [&](std::string_view piece, bool is_reasoning) {
+    if (options.json) return !InterruptScope::Pending();
     if (thought && !is_reasoning) std::fputc('\n', stderr);
     thought = is_reasoning;
     std::FILE* const stream = is_reasoning ? stderr : stdout;
     std::fwrite(piece.data(), 1, piece.size(), stream);
     std::fflush(stream);
-    return true;
+    return !InterruptScope::Pending();
   };
-  const LanguageModel::OnText on_text = options.json ? LanguageModel::OnText() : print;
+  const InterruptScope interrupts(InterruptScope::Mode::kOnce);
+  InterruptScope::SetAnswering(model.get());
   OSCAR_ASSIGN_OR_RETURN(const Completion completion,
                          options.messages.empty()
                              ? model->Complete(options.prompt, completion_options, on_text)
                              : model->Chat(messages, completion_options, on_text));
+  if (thought) std::fputc('\n', stderr);
   if (options.json) {
     fmt::print("{}\n",
                ToJson(completion).dump(2, ' ', false, ordered_json::error_handler_t::replace));
@@ -87,7 +108,10 @@ Status RunGenerate(const GenerateOptions& options) {
   }
   std::fflush(stdout);
   if (options.stats) fmt::print(stderr, "{}\n", StatsLine(completion));
-  return {};
+  if (completion.finish_reason == FinishReason::kCancelled) {
+    return {StatusCode::kCancelled, "interrupted"};
+  }
+  return completion.status;
 }
 
 }  // namespace

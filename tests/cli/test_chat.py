@@ -4,6 +4,7 @@ import json
 import os
 import pty
 import select
+import signal
 import subprocess
 import termios
 import time
@@ -17,8 +18,9 @@ class Terminal:
     def __init__(self, *args):
         master, slave = pty.openpty()
         self.process = subprocess.Popen(args, stdin=slave, stdout=slave, stderr=slave, start_new_session=True,
-                                        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0))
-        os.close(slave)
+                                        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+                                        env={**os.environ, "TERM": "xterm"})
+        self.slave = slave  # open, so that its modes can be looked at when the program is gone
         self.fd = master
         self.seen = ""
 
@@ -33,10 +35,25 @@ class Terminal:
         return before + text
 
     def type(self, line):
-        os.write(self.fd, line.encode() + b"\n")
+        self.send(line.encode() + b"\n")
+
+    def send(self, data):
+        """Writes as much as the terminal takes at a time, and reads what it shows meanwhile."""
+        while data:
+            readable, writable, _ = select.select([self.fd], [self.fd], [], 20)
+            assert readable or writable, "the terminal is stuck"
+            if readable:
+                self.seen += os.read(self.fd, 65536).decode(errors="replace")
+            if writable:
+                data = data[os.write(self.fd, data[:1024]):]
 
     def press(self, key):
-        os.write(self.fd, {"Ctrl-C": b"\x03", "Ctrl-D": b"\x04"}[key])
+        os.write(self.fd, {"Ctrl-C": b"\x03", "Ctrl-D": b"\x04", "Ctrl-Z": b"\x1a"}[key])
+
+    def is_canonical(self):
+        flags = termios.tcgetattr(self.slave)[3]
+        assert bool(flags & termios.ICANON) == bool(flags & termios.ECHO)
+        return bool(flags & termios.ICANON)
 
 
 @pytest.fixture
@@ -45,6 +62,87 @@ def terminal(oscar):
     opened.wait_for("> ")
     yield opened
     opened.process.kill()
+    opened.process.wait(20)
+    os.close(opened.slave)
+    os.close(opened.fd)
+
+
+def sent_messages(terminal, path):
+    terminal.type(f"/save {path}")
+    terminal.wait_for(" messages to ")
+    terminal.wait_for("> ")
+    return [m["content"] for m in json.loads(path.read_text())["messages"] if m["role"] == "user"]
+
+
+@pytest.mark.parametrize("before, after", [(b"", b""), (b"\x1b[200~", b"\x1b[201~")])
+def test_long_lines_arrive_whole(oscar, tmp_path, before, after):
+    terminal = Terminal(oscar.binary, "chat", "--temperature", "0", "--device", "cpu", "--max-tokens", "1")
+    terminal.wait_for("> ")
+    text = "x" * 5000 + " \u4f60\u597d " + "word " * 1000 + "END"
+    begin = time.monotonic()
+    terminal.send(before + text.encode() + after + b"\n")
+    terminal.wait_for("[length]")
+    terminal.wait_for("> ")
+    assert time.monotonic() - begin < 60
+    assert sent_messages(terminal, tmp_path / "talk.json") == [text]
+    terminal.type("/exit")
+    assert terminal.process.wait(timeout=20) == 0
+    assert terminal.is_canonical()
+
+
+def test_a_hundred_kilobytes_are_taken_quickly(terminal):
+    begin = time.monotonic()
+    terminal.send(b"/nonsense-" + b"x" * 100_000 + b"END\n")
+    terminal.wait_for("END is no command")
+    assert time.monotonic() - begin < 10
+
+
+def test_a_paste_of_several_lines_is_one_message(terminal, tmp_path):
+    terminal.send(b"\x1b[200~Repeat exactly:\rriver stone\r/lantern\x1b[201~ copper\n")
+    terminal.wait_for("tokens cached")
+    terminal.wait_for("> ")
+    assert sent_messages(terminal, tmp_path / "talk.json") == ["Repeat exactly:\nriver stone\n/lantern copper"]
+
+
+def test_a_line_is_edited(terminal):
+    terminal.send("/na\u00efve".encode() + b"\x7f\x7f\x7f\x15/wrong word\x17\x15/xhelp\x1b[D\x1b[D\x1b[D\x1b[D\x7f\n")
+    terminal.wait_for("/reset ")  # of the list of commands
+    terminal.wait_for("> ")
+    terminal.send(b"\x1b[A\n")
+    terminal.wait_for("/reset ")
+
+
+def test_lines_of_spaces_are_no_messages(terminal, tmp_path):
+    terminal.type("   \t ")
+    terminal.wait_for("> ")
+    assert sent_messages(terminal, tmp_path / "talk.json") == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
+def test_the_terminal_is_given_back_to_a_signal(terminal, number):
+    assert not terminal.is_canonical()
+    terminal.process.send_signal(number)
+    assert terminal.process.wait(timeout=20) == -number
+    assert terminal.is_canonical()
+    terminal.wait_for("\x1b[?2004l")
+
+
+def test_the_terminal_is_given_back_while_stopped(oscar):
+    # A shell that sets no modes itself.
+    terminal = Terminal("sh", "-mc", f"{oscar.binary} chat --device cpu; stty -a; fg; stty -a; echo left")
+    terminal.wait_for("> ")
+    terminal.send(b"/st")
+    terminal.wait_for("/st")
+    terminal.press("Ctrl-Z")
+    assert "-icanon" not in terminal.wait_for(" icanon")
+    terminal.wait_for("/st")  # continued, and drawn again
+    terminal.type("ats")
+    terminal.wait_for("0 tokens cached")
+    terminal.wait_for("> ")
+    terminal.type("/exit")
+    assert "-icanon" not in terminal.wait_for(" icanon")
+    terminal.wait_for("left")
+    assert terminal.process.wait(timeout=20) == 0
 
 
 def test_chat_in_a_terminal(terminal, tmp_path):
@@ -126,3 +224,10 @@ def test_chat_from_a_pipe(oscar, tmp_path):
     assert "without role or content" in run.stdout and "cannot open" in run.stdout
     run = oscar("chat", stdin="/read\n/read /nonexistent\n/exit\n")
     assert "/read needs a file name\n/nonexistent: cannot open" in run.stdout
+
+
+def test_a_full_cache_ends_the_line_first(oscar):
+    run = oscar("chat", "--kv-memory", "512KiB", "--temperature", "0", stdin="Write a long story about the sea.\n")
+    lines = run.stdout.splitlines()
+    assert len(lines) > 1 and lines[-1].startswith("the KV cache budget of 512.0 KiB is too small for 65 tokens")
+    assert "--prefill-cell" not in lines[-1]

@@ -1,5 +1,8 @@
 import json
 import os
+import signal
+import subprocess
+import time
 
 import pytest
 
@@ -96,9 +99,19 @@ def replace_json(directory, name, change):
         ("mlp_bias", lambda d: replace_json(d, "config.json", lambda c: c.update(mlp_bias=True)), []),
         ("partial_rotary_factor", lambda d: replace_json(d, "config.json", lambda c: c.update(partial_rotary_factor=0.5)), []),
         ("linear_attention", lambda d: replace_json(d, "config.json", lambda c: c.update(layer_types=["linear_attention"])), []),
-        ("-5 is not 0 or more", lambda d: None, ["--kv-memory", "-5"]),
+        ("-5 is not a size in bytes", lambda d: None, ["--kv-memory", "-5"]),
         ("gpu is not auto, cpu or cuda", lambda d: None, ["--device", "gpu"]),
         ("-1 is not 0 or more", lambda d: None, ["--max-tokens", "-1"]),
+        ("--top-p: 0 is not above 0 and at most 1", lambda d: None, ["--top-p", "0"]),
+        ("--top-k: -1 is not", lambda d: None, ["--top-k", "-1"]),
+        ("--temperature: nan is not", lambda d: None, ["--temperature", "nan"]),
+        ("--weights-seed requires --random-weights", lambda d: None, ["--weights-seed", "1"]),
+        ("--sink: --kv bf16", lambda d: None, ["--kv", "bf16", "--sink", "128"]),
+        ("--recent: --kv bf16", lambda d: None, ["--kv", "bf16", "--recent", "128"]),
+        ("--prefill-cell: --kv bf16", lambda d: None, ["--kv", "bf16", "--prefill-cell", "64"]),
+        ("--rope-scaling: is empty", lambda d: None, ["--rope-scaling", ""]),
+        ("1.5 gallons is not a size in bytes", lambda d: None, ["--kv-memory", "1.5 gallons"]),
+        ("budget of 112.0 KiB", lambda d: None, ["--kv-memory", "0.109375MiB"]),
         ("needs a rotation", lambda d: None, ["--kv", "oscar"]),
         ("none", lambda d: None, ["--rotation", "/none"]),
     ],
@@ -110,7 +123,16 @@ def test_errors_are_one_clear_line(oscar, root, tmp_path, expected, damage, args
     assert expected in run.stderr, run.stderr
 
 
-@pytest.mark.parametrize("text,expected", [("no JSON", "invalid JSON"), ('{"role": "user"}', "must be a JSON list")])
+@pytest.mark.parametrize("text,expected", [
+    ("no JSON", "invalid JSON"),
+    ('{"role": "user"}', "must be a JSON list"),
+    ("[]", "the list of messages is empty"),
+    ('[{"role": "user", "content": "a"}, {"role": "user"}]', "message 2 has no content"),
+    ('[{"role": "user", "content": null}]', "message 1 has no content"),
+    ('[{"role": "assistant", "content": null}]', "message 1 has no content"),
+    ('[{"content": "a"}]', "message 1 has no role"),
+    ('["a"]', "message 1 has no role"),
+])
 def test_a_bad_messages_file_is_named(oscar, tmp_path, text, expected):
     path = tmp_path / "bad.json"
     path.write_text(text)
@@ -128,3 +150,67 @@ def test_a_missing_tokenizer_shows_before_the_weights_are_read(oscar, root, tmp_
 def test_budget_too_small_for_the_prompt(oscar, root):
     run = oscar("generate", "--messages", root / "examples/needle-14k.json", "--kv-memory", "8MiB", ok=False)
     assert "KV cache budget of 8.00 MiB is too small" in run.stderr
+
+
+def test_a_call_of_tools_needs_no_content(oscar, tmp_path):
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    path = tmp_path / "m.json"
+    path.write_text(json.dumps([{"role": "user", "content": "a"},
+                                {"role": "assistant", "content": None, "tool_calls": [call]},
+                                {"role": "tool", "tool_call_id": "1", "content": "b"}]))
+    assert oscar.json("generate", "--messages", path, "--max-tokens", 1, "--json")["completion_tokens"] == 1
+
+
+@pytest.mark.parametrize("text, expected", [("{", "invalid JSON"), ("[]", "must be a JSON object"),
+                                            ('{"messages": []}', '"messages" cannot be set')])
+def test_template_arguments_are_checked_before_a_model_is_looked_for(oscar, tmp_path, text, expected):
+    messages = write_messages(tmp_path / "m.json", "Hello")
+    for command in (["generate", "--messages", messages], ["chat"]):
+        line = oscar(*command, "--model", "/nonexistent", "--template-arguments", text, ok=False).stderr.strip()
+        assert "--template-arguments" in line and expected in line and "\n" not in line
+
+
+def test_a_full_cache_keeps_what_was_drawn(oscar):
+    args = ("generate", "--prompt", "hello there", "--max-tokens", 200, "--kv-memory", "512KiB", "--temperature", 0)
+    run = oscar(*args, "--json", ok=False)
+    out = json.loads(run.stdout)
+    assert run.returncode == 1 and out["finish_reason"] == "error"
+    assert out["prompt_tokens"] + out["completion_tokens"] == 65  # a page, and what was drawn after it
+    assert out["error"] in run.stderr and "raise --kv-memory" in out["error"] and "--prefill-cell" not in out["error"]
+    run = oscar(*args, ok=False)
+    assert run.stdout == out["text"] + "\n"  # the error comes after the end of the line
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_ctrl_c_prints_what_was_drawn(oscar, as_json):
+    args = [oscar.binary, "generate", "--prompt", "The captain", "--temperature", "0", *(["--json"] if as_json else [])]
+    process = subprocess.Popen(args, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert "KV cache" in process.stderr.readline()  # loaded
+    time.sleep(1.5)
+    process.send_signal(signal.SIGINT)
+    stdout, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130 and stderr.strip().splitlines()[-1] == "oscar: interrupted"
+    if as_json:
+        out = json.loads(stdout)
+        assert out["finish_reason"] == "cancelled" and out["completion_tokens"] == len(out["token_ids"]) > 0
+        assert out["text"]
+    else:
+        assert len(stdout) > 1 and stdout.endswith("\n")
+
+
+def test_logits_that_are_not_finite_are_an_error(oscar, root, tmp_path):
+    """Weights that are finite, and overflow."""
+    model = copy_demo(root, tmp_path / "model")
+    index = json.loads((model / "model.safetensors.index.json").read_text())
+    name = "model.norm.weight"
+    path = model / index["weight_map"][name]
+    data = bytearray(path.read_bytes())
+    header = int.from_bytes(data[:8], "little")
+    begin, end = json.loads(data[8:8 + header])[name]["data_offsets"]
+    data[8 + header + begin:8 + header + end] = b"\x7f\x7f" * ((end - begin) // 2)  # 3.4e38 in BF16
+    path.unlink()
+    path.write_bytes(data)
+    for temperature in (0, 1):
+        run = oscar("generate", "--model", model, "--prompt", "The sea", "--temperature", temperature, ok=False)
+        assert "the model's logits are not finite at token 2; the weights or the rope settings" in run.stderr, run.stderr
+        assert run.stdout == ""
