@@ -62,6 +62,8 @@ MarkedText Lower(const MarkedText& text);
 MarkedText Capitalize(const MarkedText& text);
 MarkedText Replace(const MarkedText& text, std::string_view old, const MarkedText& replacement,
                    int64_t count);
+// The first place of `sought` from `begin` on, in time linear in both; npos where it is not there.
+size_t FindText(std::string_view text, std::string_view sought, size_t begin = 0);
 // Byte offset of each code point, and the size of the text last.
 std::vector<size_t> CodePointOffsets(std::string_view text);
 

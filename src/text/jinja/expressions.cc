@@ -76,8 +76,9 @@ double FloorMod(double left, double right) {
 
 }  // namespace
 
-Result<Value> Interpreter::EvaluateName(const Expr& expr, const Scope& scope) const {
+Result<Value> Interpreter::EvaluateName(const Expr& expr, const Scope& scope) {
   for (const Scope* at = &scope; at != nullptr; at = at->parent) {
+    OSCAR_RETURN_IF_ERROR(ChargeSteps(at->variables.size() / kNamesPerStep));
     for (const auto& [symbol, value] : at->variables) {
       if (symbol == expr.symbol) return value;
     }
@@ -100,12 +101,9 @@ Result<Value> Interpreter::Evaluate(const Expr& expr, Scope& scope) {
   ++depth_;
   auto result = EvaluateInner(expr, scope);
   --depth_;
-  // Functions that know no line report without one.
-  if (!result.has_value() && result.error().code() == StatusCode::kInvalidArgument &&
-      !result.error().message().starts_with("template line ")) {
-    return Unexpected(TemplateError(expr.line, result.error().message()));
-  }
-  return result;
+  if (result.has_value()) return result;
+  line_ = expr.line;
+  return Unexpected(Located(result.error()));
 }
 
 Result<Value> Interpreter::EvaluateInner(const Expr& expr, Scope& scope) {
@@ -127,10 +125,7 @@ Result<Value> Interpreter::EvaluateInner(const Expr& expr, Scope& scope) {
         OSCAR_ASSIGN_OR_RETURN(Value value, Evaluate(*expr.children[i + 1], scope));
         items.emplace_back(std::move(key), std::move(value));
       }
-      OSCAR_RETURN_IF_ERROR(ChargeBytes(items.size() * 2 * sizeof(Value)));
-      auto dict = MakeDict(std::move(items));
-      if (!dict.has_value()) return Unexpected(Error(dict.error().message()));
-      return dict;
+      return NewDict(std::move(items));
     }
     case ExprKind::kAttribute: {
       OSCAR_ASSIGN_OR_RETURN(const Value object, Evaluate(*expr.children[0], scope));
@@ -190,8 +185,7 @@ Result<Value> Interpreter::EvaluateInner(const Expr& expr, Scope& scope) {
       MarkedText text;
       for (const auto& child : expr.children) {
         OSCAR_ASSIGN_OR_RETURN(const Value value, Evaluate(*child, scope));
-        const MarkedText piece = ToText(value);
-        OSCAR_RETURN_IF_ERROR(ChargeBytes(piece.size()));
+        OSCAR_ASSIGN_OR_RETURN(const MarkedText piece, ToText(*this, value));
         text.Append(piece);
       }
       return NewText(std::move(text));
@@ -245,7 +239,8 @@ Result<Value> Interpreter::EvaluateCompare(const Expr& expr, Scope& scope) {
     const std::string& op = expr.operators[i];
     bool held = false;
     if (op == "==" || op == "!=") {
-      held = Equal(left, right) == (op == "==");
+      OSCAR_ASSIGN_OR_RETURN(const bool same, Equal(*this, left, right));
+      held = same == (op == "==");
     } else if (op == "in" || op == "not in") {
       OSCAR_ASSIGN_OR_RETURN(const bool inside, Contains(right, left));
       held = inside == (op == "in");
@@ -253,17 +248,18 @@ Result<Value> Interpreter::EvaluateCompare(const Expr& expr, Scope& scope) {
       for (const Value* side : {&left, &right}) {
         if (side->IsUndefined()) return Unexpected(Error(side->undefined_what()));
       }
-      const auto order = Compare(left, right);
-      if (!order.has_value()) return Unexpected(Error(order.error().message()));
-      held = op == "<"    ? *order < 0
-             : op == "<=" ? *order <= 0
-             : op == ">"  ? *order > 0
-                          : *order >= 0;
+      OSCAR_ASSIGN_OR_RETURN(const int order, Compare(*this, left, right));
+      held = op == "<" ? order < 0 : op == "<=" ? order <= 0 : op == ">" ? order > 0 : order >= 0;
     }
     if (!held) return Value(false);
     left = std::move(right);
   }
   return Value(true);
+}
+
+Result<const Value*> Interpreter::FindKey(const Dict& dict, const Value& key) {
+  OSCAR_RETURN_IF_ERROR(ChargeSteps(dict.FindCost(key)));
+  return dict.Find(key);
 }
 
 Result<bool> Interpreter::Contains(const Value& container, const Value& item) {
@@ -274,13 +270,17 @@ Result<bool> Interpreter::Contains(const Value& container, const Value& item) {
             Error(fmt::format("only a string can be in a string, not {}", TypeName(item))));
       }
       OSCAR_RETURN_IF_ERROR(ChargeSteps(container.str().size() / 64));
-      return container.str().find(item.str()) != std::string::npos;
+      return FindText(container.str(), item.str()) != std::string::npos;
     case Kind::kList:
-      OSCAR_RETURN_IF_ERROR(ChargeSteps(container.list().items.size()));
-      return std::any_of(container.list().items.begin(), container.list().items.end(),
-                         [&](const Value& candidate) { return Equal(candidate, item); });
-    case Kind::kDict:
-      return container.dict().Find(item) != nullptr;
+      for (const Value& candidate : container.list().items) {
+        OSCAR_ASSIGN_OR_RETURN(const bool same, Equal(*this, candidate, item));
+        if (same) return true;
+      }
+      return false;
+    case Kind::kDict: {
+      OSCAR_ASSIGN_OR_RETURN(const Value* found, FindKey(container.dict(), item));
+      return found != nullptr;
+    }
     case Kind::kUndefined:
       return false;
     default:
@@ -363,7 +363,8 @@ Result<Value> Interpreter::GetAttribute(const Value& object, std::string_view na
 Result<Value> Interpreter::GetItem(const Value& object, const Value& key) {
   if (object.IsUndefined()) return Unexpected(Error(object.undefined_what()));
   if (object.IsDict()) {
-    if (const Value* value = object.dict().Find(key)) return *value;
+    OSCAR_ASSIGN_OR_RETURN(const Value* value, FindKey(object.dict(), key));
+    if (value != nullptr) return *value;
   }
   if ((object.IsList() || object.IsString()) && key.IsInteger()) {
     const bool is_list = object.IsList();
@@ -383,8 +384,9 @@ Result<Value> Interpreter::GetItem(const Value& object, const Value& key) {
         fmt::format("{} object has no element {}", TypeName(object), key.integer()));
   }
   if (key.IsString()) return GetAttribute(object, key.str());
+  OSCAR_ASSIGN_OR_RETURN(const std::string shown, Repr(*this, key));
   return Value::MakeUndefined(
-      fmt::format("{} has no element {}", ObjectName(object), Repr(key).substr(0, 80)));
+      fmt::format("{} has no element {}", ObjectName(object), shown.substr(0, 80)));
 }
 
 Result<Value> Interpreter::Call(const Value& callee, const Arguments& arguments) {

@@ -15,6 +15,9 @@
 namespace oscar::jinja {
 namespace {
 
+// Text that is decoded and looked at, character by character.
+constexpr size_t kReadBytesPerStep = 4;
+
 using Args = std::vector<std::optional<Value>>;
 
 Result<Value> Text(Interpreter& in, const Value& input, const Arguments& arguments,
@@ -22,8 +25,8 @@ Result<Value> Text(Interpreter& in, const Value& input, const Arguments& argumen
   OSCAR_RETURN_IF_ERROR(BindArguments(arguments, "filter", {}).has_value()
                             ? Status()
                             : in.Error("the filter takes no arguments"));
-  const MarkedText text = ToText(input);
-  OSCAR_RETURN_IF_ERROR(in.ChargeBytes(text.size()));
+  OSCAR_ASSIGN_OR_RETURN(const MarkedText text, ToText(in, input));
+  OSCAR_RETURN_IF_ERROR(in.ChargeSteps(text.size() / kReadBytesPerStep));
   return in.NewText(function(text));
 }
 
@@ -33,6 +36,10 @@ Result<int64_t> Integer(Interpreter& in, const std::optional<Value>& value, int6
     return Unexpected(in.Error(fmt::format("expected an integer, not {}", TypeName(*value))));
   }
   return value->integer();
+}
+
+Result<MarkedText> OptionalText(Interpreter& in, const std::optional<Value>& value) {
+  return value.has_value() ? ToText(in, *value) : MarkedText();
 }
 
 bool Flag(const std::optional<Value>& value) { return value.has_value() && IsTrue(*value); }
@@ -85,6 +92,7 @@ Result<Value> DictSort(Interpreter& in, const Value& input, const Arguments& arg
   for (const auto& [key, value] : input.dict().items) {
     if (!key.IsString()) return Unexpected(in.Error("dictsort needs string keys"));
     OSCAR_ASSIGN_OR_RETURN(Value pair, in.NewList({key, value}, true));
+    OSCAR_RETURN_IF_ERROR(in.ChargeBytes(key.text().size()));
     pairs.emplace_back(Lower(key.text()).text(), std::move(pair));
   }
   std::stable_sort(pairs.begin(), pairs.end(),
@@ -124,9 +132,9 @@ std::optional<double> ParseFloat(std::string_view text) {
 
 Result<Value> Float(Interpreter& in, const Value& input, const Arguments& arguments) {
   OSCAR_ASSIGN_OR_RETURN(const Args args, BindArguments(arguments, "float", {"default"}));
-  (void)in;
   if (input.IsNumber()) return Value(input.number());
   if (input.IsString()) {
+    OSCAR_RETURN_IF_ERROR(in.ChargeBytes(input.text().size()));
     if (const auto value = ParseFloat(input.str())) return Value(*value);
   }
   return args[0].value_or(Value(0.0));
@@ -144,6 +152,7 @@ Result<Value> Int(Interpreter& in, const Value& input, const Arguments& argument
   if (input.IsInteger()) return Value(input.integer());
   if (input.IsNumber()) return truncate(input.number());
   if (!input.IsString()) return fallback;
+  OSCAR_RETURN_IF_ERROR(in.ChargeBytes(input.text().size()));
   const MarkedText stripped = Strip(input.text(), std::nullopt, true, true);
   std::string digits = stripped.text();
   digits.erase(std::remove(digits.begin(), digits.end(), '_'), digits.end());
@@ -168,7 +177,7 @@ Result<Value> Indent(Interpreter& in, const Value& input, const Arguments& argum
     indention.resize(static_cast<size_t>(std::max<int64_t>(width, 0)), ' ');
   }
   const bool blank = Flag(args[2]);
-  const MarkedText text = ToText(input);
+  OSCAR_ASSIGN_OR_RETURN(const MarkedText text, ToText(in, input));
   OSCAR_RETURN_IF_ERROR(in.ChargeBytes(
       text.size() + indention.size() * (1 + static_cast<size_t>(std::count(
                                                 text.text().begin(), text.text().end(), '\n')))));
@@ -197,15 +206,15 @@ Result<Value> Items(Interpreter& in, const Value& input, const Arguments&) {
 
 Result<Value> Join(Interpreter& in, const Value& input, const Arguments& arguments) {
   OSCAR_ASSIGN_OR_RETURN(const Args args, BindArguments(arguments, "join", {"d", "attribute"}));
-  const MarkedText separator = args[0].has_value() ? ToText(*args[0]) : MarkedText();
+  OSCAR_ASSIGN_OR_RETURN(const MarkedText separator, OptionalText(in, args[0]));
   OSCAR_ASSIGN_OR_RETURN(auto items, in.Iterate(input));
   MarkedText out;
   for (size_t i = 0; i < items.size(); ++i) {
     if (args[1].has_value()) {
       OSCAR_ASSIGN_OR_RETURN(items[i], AttributePath(in, items[i], *args[1]));
     }
-    const MarkedText piece = ToText(items[i]);
-    OSCAR_RETURN_IF_ERROR(in.ChargeBytes(piece.size() + separator.size()));
+    OSCAR_ASSIGN_OR_RETURN(const MarkedText piece, ToText(in, items[i]));
+    OSCAR_RETURN_IF_ERROR(in.ChargeBytes(separator.size()));
     if (i > 0) out.Append(separator);
     out.Append(piece);
   }
@@ -339,10 +348,14 @@ Result<Value> Sort(Interpreter& in, const Value& input, const Arguments& argumen
   std::vector<size_t> order(items.size());
   for (size_t i = 0; i < order.size(); ++i) order[i] = i;
   const bool reverse = Flag(args[0]);
+  Status status;  // the first failure; everything counts as equal after it
   std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) {
-    return reverse ? Compare(keys[b], keys[a]).value_or(0) < 0
-                   : Compare(keys[a], keys[b]).value_or(0) < 0;
+    if (!status.ok()) return false;
+    const auto compared = reverse ? Compare(in, keys[b], keys[a]) : Compare(in, keys[a], keys[b]);
+    if (!compared.has_value()) status = compared.error();
+    return compared.value_or(0) < 0;
   });
+  OSCAR_RETURN_IF_ERROR(status);
   std::vector<Value> out;
   for (const size_t i : order) out.push_back(items[i]);
   return in.NewList(std::move(out));
@@ -357,7 +370,8 @@ Result<Value> Extreme(Interpreter& in, const Value& input, const Arguments& argu
   OSCAR_RETURN_IF_ERROR(CheckComparable(in, keys));
   size_t best = 0;
   for (size_t i = 1; i < keys.size(); ++i) {
-    if (Compare(keys[i], keys[best]).value_or(0) * sign > 0) best = i;
+    OSCAR_ASSIGN_OR_RETURN(const int order, Compare(in, keys[i], keys[best]));
+    if (order * sign > 0) best = i;
   }
   return items[best];
 }
@@ -396,9 +410,13 @@ Result<Value> ReplaceFilter(Interpreter& in, const Value& input, const Arguments
   OSCAR_ASSIGN_OR_RETURN(const Args args,
                          BindArguments(arguments, "replace", {"old", "new", "count"}, 2));
   Arguments converted;
-  converted.positional = {Value(ToText(*args[0])), Value(ToText(*args[1]))};
+  OSCAR_ASSIGN_OR_RETURN(MarkedText text, ToText(in, input));
+  for (const size_t i : {0, 1}) {
+    OSCAR_ASSIGN_OR_RETURN(MarkedText piece, ToText(in, *args[i]));
+    converted.positional.emplace_back(std::move(piece));
+  }
   if (args[2].has_value() && !args[2]->IsNone()) converted.positional.push_back(*args[2]);
-  return CallMethod(in, Value(ToText(input)), "replace", converted);
+  return CallMethod(in, Value(std::move(text)), "replace", converted);
 }
 
 Result<Value> Reverse(Interpreter& in, const Value& input, const Arguments&) {
@@ -418,7 +436,7 @@ Result<Value> Round(Interpreter& in, const Value& input, const Arguments& argume
   if (precision < 0 || precision > 20) {
     return Unexpected(in.Error("round supports a precision of 0 to 20"));
   }
-  const MarkedText method_text = args[1].has_value() ? ToText(*args[1]) : MarkedText();
+  OSCAR_ASSIGN_OR_RETURN(const MarkedText method_text, OptionalText(in, args[1]));
   std::string_view method = "common";
   if (args[1].has_value()) method = method_text.text();
   const double value = input.number();
@@ -438,7 +456,8 @@ Result<Value> Round(Interpreter& in, const Value& input, const Arguments& argume
 Result<Value> Same(Interpreter&, const Value& input, const Arguments&) { return input; }
 
 Result<Value> String(Interpreter& in, const Value& input, const Arguments&) {
-  return in.NewText(ToText(input));
+  OSCAR_ASSIGN_OR_RETURN(MarkedText text, ToText(in, input));
+  return Value(std::move(text));
 }
 
 // Jinja's own title: words are cut at whitespace and opening brackets, not at every non-letter.
@@ -468,11 +487,16 @@ Result<Value> CapitalizeFilter(Interpreter& in, const Value& input, const Argume
 
 Result<Value> Trim(Interpreter& in, const Value& input, const Arguments& arguments) {
   OSCAR_ASSIGN_OR_RETURN(const Args args, BindArguments(arguments, "trim", {"chars"}));
+  OSCAR_ASSIGN_OR_RETURN(const MarkedText text, ToText(in, input));
   if (args[0].has_value() && !args[0]->IsNone()) {
     if (!args[0]->IsString()) return Unexpected(in.Error("trim needs a string of characters"));
-    return in.NewText(Strip(ToText(input), args[0]->str(), true, true));
+    OSCAR_RETURN_IF_ERROR(in.ChargeSteps(args[0]->text().size()));
   }
-  return in.NewText(Strip(ToText(input), std::nullopt, true, true));
+  std::optional<std::string_view> characters;
+  if (args[0].has_value() && !args[0]->IsNone()) characters = args[0]->str();
+  MarkedText stripped = Strip(text, characters, true, true);
+  OSCAR_RETURN_IF_ERROR(in.ChargeSteps((text.size() - stripped.size()) / kReadBytesPerStep));
+  return in.NewText(std::move(stripped));
 }
 
 Result<Value> ToJsonFilter(Interpreter& in, const Value& input, const Arguments& arguments) {
@@ -495,10 +519,10 @@ Result<Value> ToJsonFilter(Interpreter& in, const Value& input, const Arguments&
     style.item_separator = args[2]->list().items[0].str();
     style.key_separator = args[2]->list().items[1].str();
   }
-  auto json = ToJson(input, style);
-  if (!json.has_value()) return Unexpected(in.Error(json.error().message()));
+  auto json = ToJson(in, input, style);
+  if (!json.has_value()) return Unexpected(in.Located(json.error()));
   // A request chose the names and the shape as well, so all of it counts as the request's.
-  return in.NewText(MarkedText(std::move(json).value(), HasInput(input)));
+  return Value(MarkedText(std::move(json).value(), HasInput(input)));
 }
 
 Result<Value> Unique(Interpreter& in, const Value& input, const Arguments& arguments) {
@@ -509,9 +533,10 @@ Result<Value> Unique(Interpreter& in, const Value& input, const Arguments& argum
   std::vector<Value> out;
   std::vector<Value> seen;
   for (size_t i = 0; i < items.size(); ++i) {
-    OSCAR_RETURN_IF_ERROR(in.ChargeSteps(seen.size() + 1));
-    const bool known = std::any_of(seen.begin(), seen.end(),
-                                   [&](const Value& other) { return Equal(other, keys[i]); });
+    bool known = false;
+    for (size_t j = 0; j < seen.size() && !known; ++j) {
+      OSCAR_ASSIGN_OR_RETURN(known, Equal(in, seen[j], keys[i]));
+    }
     if (known) continue;
     seen.push_back(keys[i]);
     out.push_back(items[i]);
@@ -519,8 +544,9 @@ Result<Value> Unique(Interpreter& in, const Value& input, const Arguments& argum
   return in.NewList(std::move(out));
 }
 
-Result<Value> WordCount(Interpreter&, const Value& input, const Arguments&) {
-  const MarkedText text = ToText(input);
+Result<Value> WordCount(Interpreter& in, const Value& input, const Arguments&) {
+  OSCAR_ASSIGN_OR_RETURN(const MarkedText text, ToText(in, input));
+  OSCAR_RETURN_IF_ERROR(in.ChargeSteps(text.size() / kReadBytesPerStep));
   int64_t count = 0;
   bool in_word = false;
   for (size_t at = 0; at < text.size();) {

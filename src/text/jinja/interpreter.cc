@@ -40,8 +40,14 @@ Result<MarkedText> Interpreter::Render() {
 
 Status Interpreter::Error(std::string_view message) const { return TemplateError(line_, message); }
 
+Status Interpreter::Located(const Status& status) const {
+  const bool lost = status.code() == StatusCode::kInvalidArgument &&
+                    !status.message().starts_with("template line ");
+  return lost ? Error(status.message()) : status;
+}
+
 Status Interpreter::ChargeSteps(size_t steps) {
-  steps_ += steps;
+  steps_ += std::min(steps, options_.limits.steps + 1);
   if (steps_ <= options_.limits.steps) return {};
   return ResourceExhausted(
       fmt::format("template line {}: more than {} steps", line_, options_.limits.steps));
@@ -65,8 +71,18 @@ Result<Value> Interpreter::NewText(MarkedText text) {
 Result<Value> Interpreter::NewList(std::vector<Value> items, bool is_tuple) {
   OSCAR_RETURN_IF_ERROR(ChargeBytes(items.size() * sizeof(Value)));
   auto list = MakeList(std::move(items), is_tuple);
-  if (!list.has_value()) return Unexpected(Error(list.error().message()));
+  if (!list.has_value()) return Unexpected(Located(list.error()));
   return list;
+}
+
+Result<Value> Interpreter::NewDict(std::vector<std::pair<Value, Value>> items) {
+  OSCAR_RETURN_IF_ERROR(ChargeBytes(items.size() * 2 * sizeof(Value)));
+  size_t scanned = 0;  // keys that are no strings are looked for one by one
+  for (size_t i = 0; i < items.size(); ++i) scanned += items[i].first.IsString() ? 0 : i;
+  OSCAR_RETURN_IF_ERROR(ChargeSteps(scanned / 8));
+  auto dict = MakeDict(std::move(items));
+  if (!dict.has_value()) return Unexpected(Located(dict.error()));
+  return dict;
 }
 
 Namespace* Interpreter::NewNamespace() { return &namespaces_.emplace_back(); }
@@ -91,6 +107,12 @@ Status Interpreter::Emit(const MarkedText& text) {
   return {};
 }
 
+Status Interpreter::Print(const Value& value) {
+  if (value.IsString()) return Emit(value.text());
+  OSCAR_ASSIGN_OR_RETURN(const MarkedText text, ToText(*this, value));
+  return Emit(text);
+}
+
 void Interpreter::SetVariable(Scope& scope, Symbol symbol, Value value) {
   for (auto& [name, existing] : scope.variables) {
     if (name == symbol) {
@@ -108,6 +130,7 @@ void Interpreter::Retire(std::unique_ptr<Scope> scope) {
 Status Interpreter::Assign(const Target& target, const Value& value, Scope& scope) {
   switch (target.kind) {
     case Target::Kind::kName:
+      OSCAR_RETURN_IF_ERROR(ChargeSteps(scope.variables.size() / kNamesPerStep));
       SetVariable(scope, target.symbol, value);
       return {};
     case Target::Kind::kAttribute: {
@@ -208,6 +231,7 @@ Result<Interpreter::Flow> Interpreter::ExecuteFor(const Statement& statement, Sc
   auto loop = std::make_shared<LoopState>();
   loop->items = std::make_shared<const std::vector<Value>>(std::move(items));
   loop->depth0 = loop_depth_;
+  for (const Value& item : *loop->items) loop->depth = std::max(loop->depth, DepthOf(item) + 1);
   const int outer_depth = loop_depth_;
   Result<Flow> result = Flow::kNormal;
   auto inner = std::make_unique<Scope>();
@@ -307,7 +331,7 @@ Result<Value> Interpreter::CallMacro(const Callable& callable, const Arguments& 
     SetVariable(*scope, FindSymbol(tree_, "varargs"), std::move(list));
   }
   if (macro.takes_extra_keywords) {
-    OSCAR_ASSIGN_OR_RETURN(Value dict, MakeDict(std::move(extra_keywords)));
+    OSCAR_ASSIGN_OR_RETURN(Value dict, NewDict(std::move(extra_keywords)));
     SetVariable(*scope, FindSymbol(tree_, "kwargs"), std::move(dict));
   }
   if (macro.takes_caller) {
@@ -330,7 +354,7 @@ Result<Interpreter::Flow> Interpreter::Execute(const Statement& statement, Scope
       return Flow::kNormal;
     case StatementKind::kPrint: {
       OSCAR_ASSIGN_OR_RETURN(const Value value, Evaluate(*statement.exprs[0], scope));
-      OSCAR_RETURN_IF_ERROR(value.IsString() ? Emit(value.text()) : Emit(ToText(value)));
+      OSCAR_RETURN_IF_ERROR(Print(value));
       return Flow::kNormal;
     }
     case StatementKind::kIf:
@@ -367,7 +391,7 @@ Result<Interpreter::Flow> Interpreter::Execute(const Statement& statement, Scope
       OSCAR_ASSIGN_OR_RETURN(Value caller, MakeMacro(*statement.macro, scope));
       arguments.keywords.emplace_back("caller", std::move(caller));
       OSCAR_ASSIGN_OR_RETURN(const Value value, Call(callee, arguments));
-      OSCAR_RETURN_IF_ERROR(Emit(ToText(value)));
+      OSCAR_RETURN_IF_ERROR(Print(value));
       return Flow::kNormal;
     }
     case StatementKind::kFilterBlock: {
@@ -377,7 +401,7 @@ Result<Interpreter::Flow> Interpreter::Execute(const Statement& statement, Scope
       Retire(std::move(inner));
       if (!body.has_value()) return Unexpected(body.error());
       OSCAR_ASSIGN_OR_RETURN(const Value value, EvaluateFilter(*statement.exprs[0], &*body, scope));
-      OSCAR_RETURN_IF_ERROR(Emit(ToText(value)));
+      OSCAR_RETURN_IF_ERROR(Print(value));
       return Flow::kNormal;
     }
     case StatementKind::kWith: {

@@ -25,7 +25,7 @@ struct Scope {
   bool captured = false;  // a macro refers to it, so it must outlive its block
 };
 
-class Interpreter {
+class Interpreter final : public Meter {
  public:
   Interpreter(const SyntaxTree& tree, const RenderOptions& options)
       : tree_(tree), options_(options) {}
@@ -35,14 +35,19 @@ class Interpreter {
 
   // For the built-in functions.
   Status Error(std::string_view message) const;
-  Status ChargeBytes(size_t bytes);
-  Status ChargeSteps(size_t steps);
+  // The same with the line for errors that know none.
+  Status Located(const Status& status) const;
+  Status ChargeBytes(size_t bytes) override;
+  Status ChargeSteps(size_t steps) override;
   Result<Value> NewText(MarkedText text);
   Result<Value> NewList(std::vector<Value> items, bool is_tuple = false);
+  Result<Value> NewDict(std::vector<std::pair<Value, Value>> items);
   // The elements a loop over the value visits.
   Result<std::vector<Value>> Iterate(const Value& value);
   Result<Value> GetAttribute(const Value& object, std::string_view name);
   Result<Value> GetItem(const Value& object, const Value& key);
+  // Null where the dictionary does not have it.
+  Result<const Value*> FindKey(const Dict& dict, const Value& key);
   Result<bool> Contains(const Value& container, const Value& item);
   Result<Value> Call(const Value& callee, const Arguments& arguments);
   Namespace* NewNamespace();
@@ -62,6 +67,7 @@ class Interpreter {
   Result<Value> Capture(const Block& block, Scope& scope);
   Status Emit(const MarkedText& text);
   Status Emit(std::string_view text);
+  Status Print(const Value& value);
   Result<Value> CallMacro(const Callable& callable, const Arguments& arguments);
   Result<Value> MakeMacro(const Macro& macro, Scope& scope);
   // Takes over scopes that macros still refer to.
@@ -70,7 +76,7 @@ class Interpreter {
   // expressions.cc
   Result<Value> Evaluate(const Expr& expr, Scope& scope);
   Result<Value> EvaluateInner(const Expr& expr, Scope& scope);
-  Result<Value> EvaluateName(const Expr& expr, const Scope& scope) const;
+  Result<Value> EvaluateName(const Expr& expr, const Scope& scope);
   Result<Value> EvaluateSlice(const Expr& expr, Scope& scope);
   Result<Value> EvaluateFilter(const Expr& expr, const Value* input, Scope& scope);
   Result<Value> EvaluateCompare(const Expr& expr, Scope& scope);
@@ -78,6 +84,8 @@ class Interpreter {
   Result<Value> Arithmetic(const std::string& op, const Value& left, const Value& right);
   Result<Value> IntegerArithmetic(char op, int64_t left, int64_t right);
   Result<Value> Repeat(const Value& value, int64_t count);
+
+  static constexpr size_t kNamesPerStep = 16;  // passed over in a scope
 
   const SyntaxTree& tree_;
   const RenderOptions& options_;

@@ -1,6 +1,8 @@
+#include <fmt/core.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <ctime>
 #include <nlohmann/json.hpp>
 
 #include "text/jinja/template.h"
@@ -11,6 +13,13 @@ namespace {
 
 using nlohmann::ordered_json;
 using testing::HasSubstr;
+
+// Sanitizers slow the interpreter down.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr double kPatience = 10;
+#else
+constexpr double kPatience = 1;
+#endif
 
 // Input between guillemets: "a«b»c" means that b came from the request.
 std::string Marked(std::string_view source, const ordered_json& input,
@@ -133,6 +142,115 @@ TEST(LimitTest, RunawayTemplatesEndInErrors) {
   std::string nots = "{{ ";
   for (int i = 0; i < 5000; ++i) nots += "not ";
   EXPECT_THAT(error(nots + "1 }}"), HasSubstr("nested too deeply"));
+}
+
+// Containers that share their parts: `grow` is done sixty times to ns.a and ns.b, which then stand
+// for 2^60 nodes each in a few kilobytes.
+std::string Shared(std::string_view use, std::string_view grow = "[ns.x, ns.x]",
+                   std::string_view leaf = "[]") {
+  const auto set = [&](char name) {
+    std::string text(grow);
+    for (size_t at = 0; (at = text.find("ns.x", at)) != std::string::npos; ++at)
+      text[at + 3] = name;
+    return fmt::format("{{% set ns.{} = {} %}}", name, text);
+  };
+  return fmt::format(
+      "{{% set ns = namespace(a={}, b={}) %}}{{% for i in range(60) %}}{}{}{{% endfor %}}{}", leaf,
+      leaf, set('a'), set('b'), use);
+}
+
+class RunawayTest : public testing::TestWithParam<std::string> {};
+
+TEST_P(RunawayTest, EndsInOneLineSoon) {
+  const auto parsed = Template::Parse(GetParam());
+  ASSERT_TRUE(parsed.has_value()) << parsed.error().message();
+  const std::clock_t begin = std::clock();
+  const auto rendered = parsed->Render(nullptr, nullptr);
+  const double seconds = static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC;
+  ASSERT_FALSE(rendered.has_value());
+  EXPECT_EQ(rendered.error().code(), StatusCode::kResourceExhausted);
+  EXPECT_THAT(rendered.error().message(), HasSubstr("template line 1: more than "));
+  EXPECT_EQ(rendered.error().message().find('\n'), std::string::npos);
+  EXPECT_LT(seconds, 3.0 * kPatience);
+}
+
+constexpr std::string_view kDict = "{'l': ns.x, 'r': ns.x}";
+constexpr std::string_view kLong = "{% set s = 'a' * 4000000 %}";
+
+INSTANTIATE_TEST_SUITE_P(
+    Walks, RunawayTest,
+    testing::Values(
+        Shared("{{ ns.a }}"), Shared("{{ ns.a | tojson }}"),
+        Shared("{{ ns.a | tojson(indent=64) }}"),
+        Shared("{{ ns.a | tojson(separators=['x' * 1000000, ':']) }}"),
+        Shared("{{ ns.a | string | length }}"), Shared("{{ ns.a ~ '' }}"),
+        Shared("{{ [ns.a, ns.b] | unique | list | length }}"), Shared("{{ ns.a == ns.b }}"),
+        Shared("{{ ns.a != ns.b }}"), Shared("{{ ns.a < ns.b }}"), Shared("{{ ns.a is ge ns.b }}"),
+        Shared("{{ ns.a in [1, ns.b] }}"), Shared("{{ [ns.a].index(ns.b) }}"),
+        Shared("{{ [ns.a].count(ns.b) }}"), Shared("{{ ns.a is eq(ns.b) }}"),
+        Shared("{{ ns.a is sameas(ns.b) }}"), Shared("{{ ns.a is lower }}"),
+        Shared("{{ [ns.a] | join(',') }}"), Shared("{{ ns.a | upper }}"),
+        Shared("{{ ns.a | trim }}"), Shared("{{ ns.a | indent }}"),
+        Shared("{{ ns.a | wordcount }}"), Shared("{{ ns.a | replace('[', '(') }}"),
+        Shared("{{ 'x' | replace('x', ns.a) }}"), Shared("{{ raise_exception(ns.a) }}"),
+        Shared("{{ {}[ns.a] }}"), Shared("{% for i in [1] %}{{ loop.changed(ns.a) }}{% endfor %}"),
+        Shared("{% filter replace('x', ns.a) %}x{% endfilter %}"),
+        Shared("{{ 1.5 | round(method=ns.a) }}"), Shared("{{ ns.a }}", kDict),
+        Shared("{{ ns.a | tojson(sort_keys=true) }}", kDict), Shared("{{ ns.a == ns.b }}", kDict),
+        Shared("{{ dict(k=ns.a) }}", "namespace(p=[ns.x, ns.x]).p"),
+        Shared("{{ ns.a }}", "(ns.x, ns.x)", "'\\x01' * 100000"),
+        Shared("{{ ns.a == ns.b }}", "[ns.x, ns.x]", "'a' * 1000000")));
+
+INSTANTIATE_TEST_SUITE_P(
+    LongStrings, RunawayTest,
+    testing::Values(
+        std::string(kLong) + "{% set t = 'a' * 4000000 %}{% for i in range(100000) %}"
+                             "{% if s == t %}{% endif %}{% endfor %}",
+        std::string(kLong) + "{% for i in range(100000) %}{% if s | wordcount %}{% endif %}"
+                             "{% endfor %}",
+        "{% set s = ' ' * 4000000 %}{% for i in range(100000) %}{{ s | trim }}{% endfor %}",
+        std::string(kLong) + "{% for i in range(100000) %}{% if s | int %}{% endif %}{% endfor %}",
+        std::string(kLong) +
+            "{% for i in range(100000) %}{% if s is upper %}{% endif %}{% endfor %}",
+        std::string(kLong) +
+            "{% for i in range(100000) %}{% if 'x'.find(s) %}{% endif %}{% endfor %}",
+        std::string(kLong) +
+            "{{ 'x'.startswith((s,) * 1000000) }}"
+            "{% for i in range(100000) %}{{ s.startswith((s,) * 100) }}{% endfor %}",
+        std::string(kLong) + "{% set t = 'a' * 2000000 ~ 'b' %}{% if s.rfind(t) %}{% endif %}",
+        std::string(kLong) + "{% set t = 'b' ~ 'a' * 2000000 %}{% if s.rsplit(sep=t) %}{% endif %}",
+        "{% set l = ['a' * 4000000] * 100000 + ['a' * 4000000] * 100000 %}"
+        "{{ l | sort(case_sensitive=true) | length }}"));
+
+TEST(LimitTest, SearchesAreLinear) {
+  EXPECT_EQ(
+      Marked(std::string(kLong) + "{% set t = 'a' * 2000000 ~ 'b' %}{{ t in s }} {{ s.find(t) }} "
+                                  "{{ s.count(t) }} {{ s.split(t) | length }}",
+             nullptr),
+      "False -1 0 1");
+}
+
+TEST(LimitTest, DepthCountsWhatLoopsAndMethodsHold) {
+  // Values that hold their predecessors end in a recursion of destructors.
+  for (const char* body : {"{% set ns.a = [ns.a.count] %}", "{% set ns.a = {ns.a.get: 1} %}",
+                           "{% for x in [ns.a] %}{% set ns.a = [loop] %}{% endfor %}"}) {
+    EXPECT_THAT(
+        Marked(
+            fmt::format("{{% set ns = namespace(a={}) %}}{{% for i in range(100000) %}}"
+                        "{}{{% endfor %}}",
+                        std::string_view(body).find("get") == std::string_view::npos ? "[]" : "{}",
+                        body),
+            nullptr),
+        HasSubstr("nest deeper"))
+        << body;
+  }
+}
+
+TEST(LimitTest, SharedPartsCompareByIdentity) {
+  EXPECT_EQ(
+      Marked(Shared("{{ ns.a == ns.a }} {{ ns.a in [ns.a] }} {{ ns.a == 1 }} {{ ns.a | length }}"),
+             nullptr),
+      "True True False 2");
 }
 
 TEST(LimitTest, ASelfReferringNamespaceIsFreed) {

@@ -15,6 +15,9 @@ namespace {
 
 constexpr int64_t kMaxRange = 100'000;  // the sandbox's own limit
 
+constexpr size_t kCopiedBytesPerStep = 64;
+constexpr size_t kReadBytesPerStep = 4;  // decoded and looked at, character by character
+
 bool Contains(std::initializer_list<std::string_view> names, std::string_view name) {
   return std::find(names.begin(), names.end(), name) != names.end();
 }
@@ -33,6 +36,7 @@ Result<std::string> StringArgument(Interpreter& in, const std::optional<Value>& 
     return Unexpected(
         in.Error(fmt::format("{} needs a string, not {}", function, TypeName(*value))));
   }
+  OSCAR_RETURN_IF_ERROR(in.ChargeSteps(value->str().size() / kCopiedBytesPerStep));
   return value->str();
 }
 
@@ -95,7 +99,7 @@ std::vector<MarkedText> SplitOn(const MarkedText& text, std::string_view separat
   if (!from_right) {
     size_t begin = 0;
     while (limit < 0 || static_cast<int64_t>(pieces.size()) < limit) {
-      const size_t found = source.find(separator, begin);
+      const size_t found = FindText(source, separator, begin);
       if (found == std::string_view::npos) break;
       pieces.push_back(text.Slice(begin, found));
       begin = found + separator.size();
@@ -132,6 +136,7 @@ Result<Value> Split(Interpreter& in, const MarkedText& text, std::string_view na
   OSCAR_ASSIGN_OR_RETURN(const int64_t limit, IntArgument(in, args[1], name, -1));
   const bool from_right = name == "rsplit";
   if (!args[0].has_value() || args[0]->IsNone()) {
+    OSCAR_RETURN_IF_ERROR(in.ChargeSteps(text.size() / kReadBytesPerStep));
     return ListOfTexts(in, SplitOnSpace(text, limit, from_right));
   }
   OSCAR_ASSIGN_OR_RETURN(const std::string separator, StringArgument(in, args[0], name));
@@ -166,7 +171,7 @@ Result<Value> Partition(Interpreter& in, const MarkedText& text, const Arguments
   OSCAR_ASSIGN_OR_RETURN(const auto args, BindArguments(arguments, "partition", {"sep"}, 1));
   OSCAR_ASSIGN_OR_RETURN(const std::string separator, StringArgument(in, args[0], "partition"));
   if (separator.empty()) return Unexpected(in.Error("partition needs a separator"));
-  const size_t at = from_right ? text.text().rfind(separator) : text.text().find(separator);
+  const size_t at = from_right ? text.text().rfind(separator) : FindText(text.text(), separator);
   std::vector<MarkedText> parts(3);
   if (at == std::string::npos) {
     parts[from_right ? 2 : 0] = text;
@@ -194,7 +199,13 @@ Result<Value> StartsOrEnds(Interpreter& in, const MarkedText& text, std::string_
   std::vector<Value> candidates = {*args[0]};
   if (args[0]->IsList() && args[0]->list().is_tuple) candidates = args[0]->list().items;
   for (const Value& candidate : candidates) {
-    OSCAR_ASSIGN_OR_RETURN(const std::string affix, StringArgument(in, candidate, name));
+    if (!candidate.IsString()) {
+      return Unexpected(
+          in.Error(fmt::format("{} needs a string, not {}", name, TypeName(candidate))));
+    }
+    const std::string& affix = candidate.str();
+    OSCAR_RETURN_IF_ERROR(
+        in.ChargeSteps(1 + std::min(affix.size(), source.size()) / kCopiedBytesPerStep));
     if (name == "startswith" ? source.starts_with(affix) : source.ends_with(affix)) {
       return Value(true);
     }
@@ -208,7 +219,7 @@ Result<Value> Find(Interpreter& in, const MarkedText& text, std::string_view nam
   OSCAR_ASSIGN_OR_RETURN(const std::string sub, StringArgument(in, args[0], name));
   OSCAR_RETURN_IF_ERROR(in.ChargeSteps(text.size() / 16));
   const bool from_right = name == "rfind" || name == "rindex";
-  const size_t at = from_right ? text.text().rfind(sub) : text.text().find(sub);
+  const size_t at = from_right ? text.text().rfind(sub) : FindText(text.text(), sub);
   if (at == std::string::npos) {
     if (name == "find" || name == "rfind") return Value(int64_t{-1});
     return Unexpected(in.Error("substring not found"));
@@ -240,22 +251,41 @@ bool AllCharacters(std::string_view text, Predicate holds) {
 
 Result<Value> CallStringMethod(Interpreter& in, const MarkedText& text, std::string_view name,
                                const Arguments& arguments) {
-  OSCAR_RETURN_IF_ERROR(in.ChargeSteps(text.size() / 64));
+  OSCAR_RETURN_IF_ERROR(in.ChargeSteps(text.size() / kCopiedBytesPerStep));
   const auto no_arguments = [&]() -> Status {
     if (arguments.positional.empty() && arguments.keywords.empty()) return {};
     return in.Error(fmt::format("{} takes no arguments", name));
   };
   if (name == "strip" || name == "lstrip" || name == "rstrip") {
     OSCAR_ASSIGN_OR_RETURN(const auto args, BindArguments(arguments, name, {"chars"}));
-    if (!args[0].has_value() || args[0]->IsNone()) {
-      return in.NewText(Strip(text, std::nullopt, name != "rstrip", name != "lstrip"));
+    std::string characters;
+    const bool any_space = !args[0].has_value() || args[0]->IsNone();
+    if (!any_space) {
+      OSCAR_ASSIGN_OR_RETURN(characters, StringArgument(in, args[0], name));
+      OSCAR_RETURN_IF_ERROR(in.ChargeSteps(characters.size()));
     }
-    OSCAR_ASSIGN_OR_RETURN(const std::string characters, StringArgument(in, args[0], name));
-    return in.NewText(Strip(text, characters, name != "rstrip", name != "lstrip"));
+    MarkedText stripped =
+        Strip(text, any_space ? std::nullopt : std::optional<std::string_view>(characters),
+              name != "rstrip", name != "lstrip");
+    OSCAR_RETURN_IF_ERROR(in.ChargeSteps((text.size() - stripped.size()) / kReadBytesPerStep));
+    return in.NewText(std::move(stripped));
+  }
+  if (Contains({"rsplit", "rpartition", "rfind", "rindex"}, name)) {
+    // Searches from the right compare the whole of what they look for at every place.
+    size_t sought = 0;
+    for (const Value& value : arguments.positional) {
+      if (value.IsString()) sought = std::max(sought, value.text().size());
+    }
+    for (const auto& [key, value] : arguments.keywords) {
+      if (value.IsString()) sought = std::max(sought, value.text().size());
+    }
+    OSCAR_RETURN_IF_ERROR(
+        in.ChargeSteps(text.size() / kReadBytesPerStep * (sought / kCopiedBytesPerStep)));
   }
   if (name == "split" || name == "rsplit") return Split(in, text, name, arguments);
   if (name == "splitlines") {
     OSCAR_RETURN_IF_ERROR(no_arguments());
+    OSCAR_RETURN_IF_ERROR(in.ChargeSteps(text.size() / kReadBytesPerStep));
     return SplitLines(in, text);
   }
   if (name == "partition" || name == "rpartition") {
@@ -268,8 +298,8 @@ Result<Value> CallStringMethod(Interpreter& in, const MarkedText& text, std::str
     OSCAR_ASSIGN_OR_RETURN(const std::string sub, StringArgument(in, args[0], name));
     if (sub.empty()) return Value(static_cast<int64_t>(CountCodePoints(text.text())) + 1);
     int64_t count = 0;
-    for (size_t at = text.text().find(sub); at != std::string::npos;
-         at = text.text().find(sub, at + sub.size())) {
+    for (size_t at = FindText(text.text(), sub); at != std::string::npos;
+         at = FindText(text.text(), sub, at + sub.size())) {
       ++count;
     }
     return Value(count);
@@ -312,6 +342,7 @@ Result<Value> CallStringMethod(Interpreter& in, const MarkedText& text, std::str
     return Value(std::move(joined));
   }
   OSCAR_RETURN_IF_ERROR(no_arguments());
+  OSCAR_RETURN_IF_ERROR(in.ChargeSteps(text.size() / kReadBytesPerStep));
   if (name == "upper") return in.NewText(Upper(text));
   if (name == "lower") return in.NewText(Lower(text));
   if (name == "capitalize") return in.NewText(Capitalize(text));
@@ -341,7 +372,7 @@ Result<Value> CallDictMethod(Interpreter& in, const Value& self, std::string_vie
   const Dict& dict = self.dict();
   if (name == "get") {
     OSCAR_ASSIGN_OR_RETURN(const auto args, BindArguments(arguments, name, {"key", "default"}, 1));
-    const Value* found = dict.Find(*args[0]);
+    OSCAR_ASSIGN_OR_RETURN(const Value* found, in.FindKey(dict, *args[0]));
     return found != nullptr ? *found : args[1].value_or(Value());
   }
   OSCAR_RETURN_IF_ERROR(BindArguments(arguments, name, {}).has_value()
@@ -375,10 +406,10 @@ Result<Value> CallListMethod(Interpreter& in, const Value& self, std::string_vie
   }
   OSCAR_ASSIGN_OR_RETURN(const auto args, BindArguments(arguments, name, {"value"}, 1));
   const auto& items = self.list().items;
-  OSCAR_RETURN_IF_ERROR(in.ChargeSteps(items.size()));
   int64_t count = 0;
   for (size_t i = 0; i < items.size(); ++i) {
-    if (!Equal(items[i], *args[0])) continue;
+    OSCAR_ASSIGN_OR_RETURN(const bool same, Equal(in, items[i], *args[0]));
+    if (!same) continue;
     if (name == "index") return Value(static_cast<int64_t>(i));
     ++count;
   }
@@ -394,8 +425,10 @@ Result<Value> CallLoopMethod(Interpreter& in, LoopState& loop, std::string_view 
   }
   // The values are remembered as text, so that a loop cannot come to own itself.
   OSCAR_ASSIGN_OR_RETURN(const Value values, in.NewList(arguments.positional, true));
-  OSCAR_ASSIGN_OR_RETURN(const Value text, in.NewText(ToText(values)));
-  const bool changed = !loop.has_changed_value || !Equal(loop.changed_value, text);
+  OSCAR_ASSIGN_OR_RETURN(MarkedText shown, ToText(in, values));
+  const Value text(std::move(shown));
+  OSCAR_ASSIGN_OR_RETURN(const bool same, Equal(in, loop.changed_value, text));
+  const bool changed = !loop.has_changed_value || !same;
   loop.has_changed_value = true;
   loop.changed_value = text;
   return Value(changed);
@@ -507,7 +540,8 @@ Result<Value> CallFunction(Interpreter& in, std::string_view name, const Argumen
   if (name == "strftime_now") return StrftimeNow(in, arguments);
   if (name == "raise_exception") {
     OSCAR_ASSIGN_OR_RETURN(const auto args, BindArguments(arguments, name, {"message"}, 1));
-    return Unexpected(in.Error(ToText(*args[0]).text()));
+    OSCAR_ASSIGN_OR_RETURN(const MarkedText message, ToText(in, *args[0]));
+    return Unexpected(in.Error(message.text()));
   }
   std::vector<std::pair<Value, Value>> items;
   if (arguments.positional.size() > 1) {
@@ -520,8 +554,8 @@ Result<Value> CallFunction(Interpreter& in, std::string_view name, const Argumen
     items = arguments.positional[0].dict().items;
   }
   for (const auto& [key, value] : arguments.keywords) items.emplace_back(Value::Text(key), value);
+  if (name == "dict") return in.NewDict(std::move(items));
   OSCAR_RETURN_IF_ERROR(in.ChargeBytes(items.size() * 2 * sizeof(Value)));
-  if (name == "dict") return MakeDict(std::move(items));
   Namespace* space = in.NewNamespace();
   for (auto& [key, value] : items) {
     if (!key.IsString()) return Unexpected(in.Error("attributes of a namespace are strings"));

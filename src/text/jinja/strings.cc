@@ -1,5 +1,6 @@
 // String operations that keep the marks of their input.
 #include <algorithm>
+#include <cstring>
 #include <vector>
 
 #include "text/jinja/builtins.h"
@@ -15,6 +16,15 @@ std::vector<size_t> CodePointOffsets(std::string_view text) {
   }
   offsets.push_back(text.size());
   return offsets;
+}
+
+size_t FindText(std::string_view text, std::string_view sought, size_t begin) {
+  if (begin > text.size()) return std::string_view::npos;
+  // memmem is linear where std::string's search is quadratic.
+  const void* found =
+      memmem(text.data() + begin, text.size() - begin, sought.data(), sought.size());
+  return found == nullptr ? std::string_view::npos
+                          : static_cast<size_t>(static_cast<const char*>(found) - text.data());
 }
 
 MarkedText Strip(const MarkedText& text, std::optional<std::string_view> characters, bool left,
@@ -99,7 +109,7 @@ MarkedText Replace(const MarkedText& text, std::string_view old, const MarkedTex
     }
   } else {
     for (int64_t done = 0; count < 0 || done < count; ++done) {
-      const size_t found = source.find(old, at);
+      const size_t found = FindText(source, old, at);
       if (found == std::string_view::npos) break;
       out.Append(text.Slice(at, found));
       out.Append(replacement);

@@ -112,17 +112,20 @@ inline constexpr int kMaxValueDepth = 128;
 struct List {
   std::vector<Value> items;
   bool is_tuple = false;
+  bool has_input = false;  // some string in it, however deep, is the request's
   int depth = 1;
 };
 
 struct Dict {
   std::vector<std::pair<Value, Value>> items;  // in insertion order, keys distinct
+  bool has_input = false;
   int depth = 1;
   // String keys by text, for dictionaries large enough that a scan would be slow.
   std::unordered_map<std::string_view, size_t> index;
 
   const Value* Find(const Value& key) const;
   const Value* Find(std::string_view key) const;
+  size_t FindCost(const Value& key) const;  // steps
 };
 
 struct Namespace {
@@ -131,11 +134,26 @@ struct Namespace {
 
 struct LoopState {
   std::shared_ptr<const std::vector<Value>> items;
+  int depth = 1;
   size_t index0 = 0;
   int depth0 = 0;
   bool has_changed_value = false;
   Value changed_value;
 };
+
+// Who pays for walks over values. Containers share their parts, so that sixty assignments describe
+// 2^60 nodes: every walk charges for a node when it meets it, and ends when its payer says so.
+class Meter {
+ public:
+  virtual Status ChargeSteps(size_t steps) = 0;
+  virtual Status ChargeBytes(size_t bytes) = 0;
+
+ protected:
+  ~Meter() = default;
+};
+
+// How many containers lie inside each other, counting those that loops and methods hold.
+int DepthOf(const Value& value);
 
 // kInvalidArgument where the nesting is too deep.
 Result<Value> MakeList(std::vector<Value> items, bool is_tuple = false);
@@ -146,15 +164,16 @@ Result<Value> FromJson(const nlohmann::ordered_json& json, bool is_input);
 
 std::string_view TypeName(const Value& value);  // Python's name of the type, for messages
 bool IsTrue(const Value& value);
-bool Equal(const Value& a, const Value& b);
-// -1, 0, 1; an error where Python has no order between the two.
-Result<int> Compare(const Value& a, const Value& b);
-
-// str(value) and repr(value). Marked as input throughout where any part is.
-MarkedText ToText(const Value& value);
-std::string Repr(const Value& value);
-std::string FloatRepr(double value);
 bool HasInput(const Value& value);
+std::string FloatRepr(double value);
+
+Result<bool> Equal(Meter& meter, const Value& a, const Value& b);
+// -1, 0, 1; an error where Python has no order between the two.
+Result<int> Compare(Meter& meter, const Value& a, const Value& b);
+
+// str(value) and repr(value), bytes and all charged. Marked as input throughout where any part is.
+Result<MarkedText> ToText(Meter& meter, const Value& value);
+Result<std::string> Repr(Meter& meter, const Value& value);
 
 struct JsonStyle {
   bool ensure_ascii = false;
@@ -163,6 +182,6 @@ struct JsonStyle {
   std::string item_separator = ", ";
   std::string key_separator = ": ";
 };
-Result<std::string> ToJson(const Value& value, const JsonStyle& style);
+Result<std::string> ToJson(Meter& meter, const Value& value, const JsonStyle& style);
 
 }  // namespace oscar::jinja

@@ -47,8 +47,9 @@ bool IsIterable(const Value& value) { return IsSequence(value) || value.kind() =
 
 template <bool kUpper>
 Result<bool> Cased(Interpreter& in, const Value& input, const Arguments&) {
-  OSCAR_ASSIGN_OR_RETURN(const Value held,
-                         CallMethod(in, Value(ToText(input)), kUpper ? "isupper" : "islower", {}));
+  OSCAR_ASSIGN_OR_RETURN(MarkedText text, ToText(in, input));
+  OSCAR_ASSIGN_OR_RETURN(
+      const Value held, CallMethod(in, Value(std::move(text)), kUpper ? "isupper" : "islower", {}));
   return held.boolean();
 }
 
@@ -70,15 +71,16 @@ Result<bool> DivisibleBy(Interpreter& in, const Value& input, const Arguments& a
 template <bool kEqual>
 Result<bool> Equality(Interpreter& in, const Value& input, const Arguments& arguments) {
   OSCAR_ASSIGN_OR_RETURN(const Value other, OneArgument(in, arguments));
-  return Equal(input, other) == kEqual;
+  OSCAR_ASSIGN_OR_RETURN(const bool same, Equal(in, input, other));
+  return same == kEqual;
 }
 
 enum class Order : uint8_t { kLess, kLessEqual, kGreater, kGreaterEqual };
 template <Order kOrder>
 Result<bool> Ordered(Interpreter& in, const Value& input, const Arguments& arguments) {
   OSCAR_ASSIGN_OR_RETURN(const Value other, OneArgument(in, arguments));
-  const auto order = Compare(input, other);
-  if (!order.has_value()) return Unexpected(in.Error(order.error().message()));
+  const auto order = Compare(in, input, other);
+  if (!order.has_value()) return Unexpected(in.Located(order.error()));
   switch (kOrder) {
     case Order::kLess:
       return *order < 0;
@@ -98,7 +100,8 @@ Result<bool> In(Interpreter& in, const Value& input, const Arguments& arguments)
 
 Result<bool> SameAs(Interpreter& in, const Value& input, const Arguments& arguments) {
   OSCAR_ASSIGN_OR_RETURN(const Value other, OneArgument(in, arguments));
-  return input.kind() == other.kind() && Equal(input, other);
+  if (input.kind() != other.kind()) return false;
+  return Equal(in, input, other);
 }
 
 constexpr std::array kTests = {
