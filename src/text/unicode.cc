@@ -64,8 +64,9 @@ bool IsAfterUnicode9(char32_t c) {
 // a canonical decomposition that is not the second half of any composition.
 bool IsNfcInert(char32_t c) {
   if (c < 0x300) return c < 0xC0;
-  // Vowel and trailing jamo join the syllable before them by arithmetic, not by table.
-  if (c >= 0x1161 && c <= 0x11FF) return false;
+  // Vowel and trailing jamo join the syllable before them by arithmetic, not by table. The old ones
+  // do not, nor does U+11A7, the zero of that arithmetic, which utf8proc drops after a syllable.
+  if (c >= 0x1161 && c <= 0x11FF) return c > 0x1175 && (c < 0x11A8 || c > 0x11C2);
   if (c >= 0xAC00 && c <= 0xD7A3) return true;
   const utf8proc_property_t& property = PropertyOf(c);
   const bool is_inert = property.combining_class == 0 &&

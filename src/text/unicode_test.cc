@@ -112,6 +112,31 @@ TEST(UnicodeTest, NfcIsThatOfUnicode9) {
   EXPECT_EQ(normal({0x11938, 0x301, 0x323}), (Points{0x11938, 0x323, 0x301}));
 }
 
+// The sums of the standard, section 3.12: a leading and a vowel jamo make a syllable, that and a
+// trailing one another, and no other jamo joins or goes, U+11A7 (the zero of the last sum)
+// included.
+TEST(UnicodeTest, NfcOfJamoIsArithmetic) {
+  for (char32_t second = 0x1100; second <= 0x11FF; ++second) {
+    for (const char32_t first : {U'\u1100', U'\uAC00', U'\uB4DC', U'\uAC01', U'\u1112', U'a'}) {
+      std::string text, expected;
+      AppendUtf8(first, &text);
+      AppendUtf8(second, &text);
+      const bool leads = first >= 0x1100 && first <= 0x1112;
+      const bool open = first >= 0xAC00 && (first - 0xAC00) % 28 == 0;
+      if (leads && second >= 0x1161 && second <= 0x1175) {
+        AppendUtf8(0xAC00 + ((first - 0x1100) * 21 + (second - 0x1161)) * 28, &expected);
+      } else if (open && second > 0x11A7 && second <= 0x11C2) {
+        AppendUtf8(first + (second - 0x11A7), &expected);
+      } else {
+        expected = text;
+      }
+      NormalizeNfc(&text, nullptr);
+      EXPECT_EQ(text, expected) << std::hex << static_cast<uint32_t>(first) << ' '
+                                << static_cast<uint32_t>(second);
+    }
+  }
+}
+
 TEST(UnicodeTest, NfcOfManyMarksIsNotQuadratic) {
   // Alternating classes force a full reordering: 400,000 marks would need 4e10 swaps.
   std::string text = "a";
