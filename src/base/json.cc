@@ -2,6 +2,8 @@
 
 #include <fmt/core.h>
 
+#include <algorithm>
+#include <charconv>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -72,6 +74,36 @@ Result<Json> Parse(std::string_view text, std::string_view what, int max_depth,
 }
 
 }  // namespace
+
+Status CheckIntegersFit(std::string_view text, std::string_view what) {
+  constexpr std::string_view kDigits = "0123456789";
+  bool in_string = false;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    if (in_string) {
+      if (c == '\\')
+        ++i;
+      else if (c == '"')
+        in_string = false;
+      continue;
+    }
+    if (c == '"') in_string = true;
+    if (kDigits.find(c) == std::string_view::npos) continue;
+    const size_t end = std::min(text.find_first_not_of("0123456789+-.eE", i), text.size());
+    const std::string_view number = text.substr(i, end - i);
+    uint64_t value = 0;
+    const bool is_integer = number.find_first_not_of(kDigits) == std::string_view::npos;
+    const bool is_negative = i > 0 && text[i - 1] == '-';
+    constexpr uint64_t kLowest = uint64_t{1} << 63;
+    if (is_integer &&
+        (std::from_chars(number.data(), number.data() + number.size(), value).ec != std::errc() ||
+         (is_negative && value > kLowest))) {
+      return DataLoss(fmt::format("{}: the integer at byte {} does not fit 64 bits", what, i));
+    }
+    i = end - 1;
+  }
+  return {};
+}
 
 Result<nlohmann::json> ParseJson(std::string_view text, std::string_view what, int max_depth) {
   return Parse<nlohmann::json>(text, what, max_depth);

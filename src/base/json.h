@@ -26,4 +26,8 @@ Result<nlohmann::json> ParseStrictJson(std::string_view text, std::string_view w
 Result<nlohmann::ordered_json> ParseOrderedJson(std::string_view text, std::string_view what,
                                                 int max_depth = kMaxJsonDepth);
 
+// Refuses JSON text with integers that 64 bits do not hold, which the parsers make floats of: for
+// text whose numbers are shown again.
+Status CheckIntegersFit(std::string_view text, std::string_view what);
+
 }  // namespace oscar

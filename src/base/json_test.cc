@@ -70,5 +70,21 @@ TEST(Json, OrderedObjectsAreBounded) {
   EXPECT_EQ(wide.error().code(), StatusCode::kDataLoss);
 }
 
+TEST(Json, IntegersBeyond64BitsAreFound) {
+  for (const char* fits :
+       {"18446744073709551615", "-9223372036854775808", "[1, -1, 0]", "1e300", "1.5e+30",
+        "123456789012345678901234.5", "{\"99999999999999999999999\": \"\\\"99999999999999999999\"}",
+        "", "x"}) {
+    EXPECT_TRUE(CheckIntegersFit(fits, "f").ok()) << fits;
+  }
+  for (const char* large : {"18446744073709551616", "-9223372036854775809",
+                            "[\"a\", {\"b\": "
+                            "123456789012345678901234}]"}) {
+    EXPECT_FALSE(CheckIntegersFit(large, "f").ok()) << large;
+  }
+  EXPECT_EQ(CheckIntegersFit("[1, 18446744073709551616]", "body").message(),
+            "body: the integer at byte 4 does not fit 64 bits");
+}
+
 }  // namespace
 }  // namespace oscar

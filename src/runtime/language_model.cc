@@ -42,12 +42,14 @@ class LoadedLanguageModel : public LanguageModel {
     }
     OSCAR_ASSIGN_OR_RETURN(const nlohmann::ordered_json messages,
                            ParseOrderedJson(messages_json, "messages"));
+    OSCAR_RETURN_IF_ERROR(CheckIntegersFit(messages_json, "messages"));
     nlohmann::ordered_json arguments;
     ChatRequest request;
     request.messages = &messages;
     if (!options.template_arguments.empty()) {
       OSCAR_ASSIGN_OR_RETURN(arguments,
                              ParseOrderedJson(options.template_arguments, "template arguments"));
+      OSCAR_RETURN_IF_ERROR(CheckIntegersFit(options.template_arguments, "template arguments"));
       request.template_arguments = &arguments;
     }
     OSCAR_ASSIGN_OR_RETURN(const ChatPrompt prompt, chat_->Render(request));

@@ -61,9 +61,11 @@ ApiResult<Json> ReadToolCalls(const Json& calls, const std::string& param) {
     if (!function->is_object()) return Wrong(where + ".function", "must be an object");
     const auto arguments = function->find("arguments");
     if (arguments == function->end() || !arguments->is_string()) continue;
-    // Arguments that are no JSON stay the text that the model once wrote.
-    auto parsed = ParseOrderedJson(arguments->get_ref<const std::string&>(), "arguments");
-    if (parsed.has_value() && parsed->is_object()) *arguments = std::move(*parsed);
+    // Arguments that are no object, or have numbers that would be shown otherwise, stay text.
+    const std::string& text = arguments->get_ref<const std::string&>();
+    auto parsed = ParseOrderedJson(text, "arguments");
+    if (parsed.has_value() && parsed->is_object() && CheckIntegersFit(text, "").ok())
+      *arguments = std::move(*parsed);
   }
   return out;
 }

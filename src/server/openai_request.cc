@@ -25,6 +25,10 @@ ApiResult<Json> ParseBody(std::string_view body, const RequestLimits& limits) {
   if (!json.has_value()) {
     return tl::unexpected(MakeApiError(400, "invalid_json", json.error().message()));
   }
+  // A template would show a client's number as another one.
+  if (const Status status = CheckIntegersFit(body, "request body"); !status.ok()) {
+    return tl::unexpected(MakeApiError(400, "invalid_json", status.message()));
+  }
   if (!json->is_object()) {
     return tl::unexpected(MakeApiError(
         400, "invalid_json",

@@ -267,7 +267,8 @@ TEST(Requests, BodiesThatAreNoJsonObjects) {
   for (const std::string& body :
        {std::string(), std::string("{"), std::string("[]"), std::string("5"),
         std::string("{\"messages\": \"\xff\"}"), std::string("{\"a\": \"\\ud800\"}"),
-        std::string(100, '[') + std::string(100, ']'), std::string("nul\0l", 5)}) {
+        std::string(100, '[') + std::string(100, ']'), std::string("nul\0l", 5),
+        std::string("{\"tools\": [18446744073709551616]}")}) {
     for (const auto& error :
          {ParseChatRequest(body, Limits()).error(), ParseCompletionRequest(body, Limits()).error(),
           ParseTokenizeRequest(body, Limits()).error(),

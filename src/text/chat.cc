@@ -56,11 +56,10 @@ Status NormalizeToolCalls(ordered_json* calls, const std::string& where) {
       arguments = ordered_json::object();
       continue;
     }
+    // What is no object, or has numbers that would be shown otherwise, stays the text it was.
     auto parsed = ParseOrderedJson(text, place + ".function.arguments");
-    if (!parsed.has_value()) {
-      return BadField(place + ".function.arguments", "must be JSON");
-    }
-    arguments = std::move(parsed).value();
+    if (parsed.has_value() && parsed->is_object() && CheckIntegersFit(text, "").ok())
+      arguments = std::move(parsed).value();
   }
   return {};
 }
