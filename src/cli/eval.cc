@@ -303,10 +303,10 @@ Status RunEval(const EvalArguments& arguments) {
   fmt::print("\n{}/results.json, results.csv and report.html written\n", arguments.out.string());
   if (arguments.endpoint.url.empty()) return {};
   if (const int64_t failed = results.methods.front().Failed(); failed > 0) {
-    return Unavailable(
-        fmt::format("{} requests failed and count as wrong, so these scores are lower bounds; the "
-                    "same command asks them again",
-                    failed));
+    return Unavailable(fmt::format(
+        "{} requests have no answer and count as wrong, so these scores are lower bounds; "
+        "the same command asks them again",
+        failed));
   }
   return {};
 }

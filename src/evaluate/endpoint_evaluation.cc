@@ -90,6 +90,9 @@ Result<EvalResults> EvaluateEndpoint(const EvalOptions& options, const EndpointO
   std::vector<std::string> troubles;
   Status fatal;
   std::atomic<size_t> next{0};
+  // A server that has gone away is not waited for once an item.
+  const int most_in_a_row = 2 * std::max(endpoint.parallel, 4);
+  int in_a_row = 0;
   const auto work = [&] {
     for (size_t index = next++; index < missing.size(); index = next++) {
       const Job& job = missing[index];
@@ -103,8 +106,14 @@ Result<EvalResults> EvaluateEndpoint(const EvalOptions& options, const EndpointO
       if (progress.has_value()) progress->Add(1);
       if (!reply.has_value()) {
         troubles.push_back(fmt::format("{}: {}", job.item->id, reply.error().message()));
+        in_a_row = reply.error().code() == StatusCode::kUnavailable ? in_a_row + 1 : 0;
+        if (in_a_row == most_in_a_row) {
+          LogWarning("{} requests in a row had no answer; the rest is not asked", in_a_row);
+          next = missing.size();
+        }
         continue;
       }
+      in_a_row = 0;
       if (!score.has_value()) {
         if (fatal.ok()) fatal = score.error();
         next = missing.size();
@@ -151,7 +160,7 @@ Result<EvalResults> EvaluateEndpoint(const EvalOptions& options, const EndpointO
   }
   if (!failed.empty()) {
     warnings.push_back(fmt::format(
-        "{} of {} requests failed and count as wrong; the same command asks them again: {}",
+        "{} of {} requests have no answer and count as wrong; the same command asks them again: {}",
         failed.size(), all.size(), ListSome(troubles)));
     LogWarning("{}", warnings.back());
   }

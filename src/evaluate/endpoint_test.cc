@@ -29,7 +29,7 @@ class EndpointTest : public testing::Test {
       const json body = json::parse(request.body);
       const std::lock_guard lock(mutex_);
       requests_.push_back(body);
-      if (failures_ > 0) {
+      if (failures_ > 0 || (fail_after_ > 0 && requests_.size() > fail_after_)) {
         --failures_;
         response.status = 503;
         return;
@@ -78,7 +78,8 @@ class EndpointTest : public testing::Test {
   std::mutex mutex_;
   std::vector<json> requests_;
   int failures_ = 0;
-  std::string refused_;  // a prompt that is answered with 400
+  size_t fail_after_ = 0;  // requests that are answered; 0: all
+  std::string refused_;    // a prompt that is answered with 400
   std::string models_ = R"({"data": [{"id": "peer"}]})";
   int port_ = 0;
   fs::path directory_;
@@ -125,7 +126,7 @@ TEST_F(EndpointTest, FailedRequestsCountAsWrongAndAreAskedAgain) {
   EXPECT_EQ(score.items, 2);
   EXPECT_EQ(score.failed, 1);
   ASSERT_EQ(lost->warnings.size(), 1u);
-  EXPECT_NE(lost->warnings[0].find("1 of 2 requests failed"), std::string::npos);
+  EXPECT_NE(lost->warnings[0].find("1 of 2 requests have no answer"), std::string::npos);
   EXPECT_NE(lost->warnings[0].find("too long"), std::string::npos);
   EXPECT_TRUE(lost->methods[0].is_remote);
   refused_.clear();
@@ -142,6 +143,30 @@ TEST_F(EndpointTest, NoAnswerAtAllIsAnError) {
   const auto lost = EvaluateEndpoint(options_, endpoint_);
   ASSERT_FALSE(lost.has_value());
   EXPECT_EQ(lost.error().code(), StatusCode::kUnavailable);
+}
+
+// After 2 x parallel items without an answer, at least 8, the server is taken to be gone.
+TEST_F(EndpointTest, AServerThatWentAwayIsNotWaitedFor) {
+  EvalTask& task = options_.suite.tasks[0];
+  for (int i = 0; i < 100; ++i) {
+    task.items.push_back(task.items[1]);
+    task.items.back().id = std::to_string(i);
+  }
+  endpoint_.parallel = 1;
+  endpoint_.attempts = 1;
+  ASSERT_TRUE(EvaluateEndpoint(options_, endpoint_).has_value());
+  options_.seed = 3;
+  requests_.clear();
+  failures_ = 4;  // passes
+  EXPECT_EQ(EvaluateEndpoint(options_, endpoint_)->methods[0].Failed(), 4);
+  EXPECT_EQ(requests_.size(), 102u);
+  requests_.clear();
+  options_.seed = 4;
+  fail_after_ = 10;
+  const auto gone = EvaluateEndpoint(options_, endpoint_);
+  ASSERT_TRUE(gone.has_value());
+  EXPECT_EQ(requests_.size(), 18u);
+  EXPECT_EQ(gone->methods[0].Failed(), 92);
 }
 
 // With the tokenizer, texts are cut to what the server's context holds; without, that is said.

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
-#include <set>
 
 #include "base/progress.h"
 #include "evaluate/svg.h"
@@ -247,11 +246,7 @@ std::string Spectra(const EvalResults& results) {
 }  // namespace
 
 std::string RenderEvalReport(const EvalResults& results) {
-  std::set<std::string> names;
-  for (const MethodScore& method : results.methods) {
-    for (const auto& [name, score] : method.tasks) names.insert(name);
-  }
-  const std::vector<std::string> tasks(names.begin(), names.end());
+  const std::vector<std::string> tasks = TaskNames(results);
   std::string body = fmt::format(
       "<p>Model <b>{}</b>. Prefill: {}. Strict: the whole reference output is what the model "
       "produces; answer: what follows the last &lt;/think&gt;.",

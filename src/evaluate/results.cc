@@ -3,6 +3,7 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -67,14 +68,6 @@ std::string Percent(const std::optional<double>& value, const std::optional<doub
   const char* mark = failed > 0 ? "*" : "";
   return deviation.has_value() ? fmt::format("{:.1f}±{:.1f}{}", *value, *deviation, mark)
                                : fmt::format("{:.1f}{}", *value, mark);
-}
-
-std::vector<std::string> TaskNames(const EvalResults& results) {
-  std::set<std::string> names;
-  for (const MethodScore& method : results.methods) {
-    for (const auto& [name, score] : method.tasks) names.insert(name);
-  }
-  return {names.begin(), names.end()};
 }
 
 std::string CsvCell(const std::string& text) {
@@ -309,6 +302,27 @@ int64_t MethodScore::Failed() const {
   int64_t failed = 0;
   for (const auto& [name, score] : tasks) failed += score.failed;
   return failed;
+}
+
+std::vector<std::string> TaskNames(const EvalResults& results) {
+  std::set<std::string> unique;
+  for (const MethodScore& method : results.methods) {
+    for (const auto& [name, score] : method.tasks) unique.insert(name);
+  }
+  const auto key = [](const std::string& name) {
+    const size_t at = name.rfind('@');
+    int64_t length = -1;
+    if (at != std::string::npos) {
+      const auto [stop, error] =
+          std::from_chars(name.data() + at + 1, name.data() + name.size(), length);
+      if (error != std::errc() || stop != name.data() + name.size()) length = -1;
+    }
+    return std::tuple(length < 0 ? name : name.substr(0, at), length);
+  };
+  std::vector<std::string> names(unique.begin(), unique.end());
+  std::stable_sort(names.begin(), names.end(),
+                   [&](const std::string& a, const std::string& b) { return key(a) < key(b); });
+  return names;
 }
 
 std::string ResultsToJson(const EvalResults& results) {

@@ -99,6 +99,9 @@ struct EvalResults {
 // Failed records count as wrong, and not for bits, tokens and bytes.
 TaskScore ScoreTask(const std::vector<const ItemRecord*>& records);
 
+// All tasks of all methods, lengths by their value: "vt@4096" before "vt@16384".
+std::vector<std::string> TaskNames(const EvalResults& results);
+
 std::string ResultsToJson(const EvalResults& results);
 Result<EvalResults> ResultsFromJson(std::string_view text, std::string_view what);
 std::string ResultsToCsv(const EvalResults& results);

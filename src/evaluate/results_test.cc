@@ -127,6 +127,16 @@ TEST(Results, ManyTasksAreRows) {
   for (std::string line; std::getline(lines, line);) EXPECT_LT(line.size(), 130u) << line;
 }
 
+TEST(Results, LengthsAreInOrder) {
+  EvalResults results;
+  results.methods.emplace_back();
+  for (const char* name : {"vt@16384", "vt@4096", "cwe@8192", "vt", "cwe@16384"}) {
+    results.methods[0].tasks[name] = {};
+  }
+  EXPECT_EQ(TaskNames(results),
+            (std::vector<std::string>{"cwe@8192", "cwe@16384", "vt", "vt@4096", "vt@16384"}));
+}
+
 TEST(Results, JsonRoundTripIsExact) {
   const EvalResults results = Sample();
   const std::string text = ResultsToJson(results);

@@ -46,7 +46,7 @@ def test_failed_requests_never_raise_a_score(oscar, peer, tmp_path):
             file.write(json.dumps({"id": str(i), "prompt": prompt, "answer": "ok", "max_tokens": 4}) + "\n")
     command = ("eval", "--endpoint", peer, "--suite", suite, "--out", tmp_path / "out")
     run = oscar(*command, ok=False)
-    assert "2 of 3 requests failed and count as wrong" in run.stderr and "too long" in run.stderr
+    assert "2 of 3 requests have no answer and count as wrong" in run.stderr and "too long" in run.stderr
     assert "33.3*" in run.stdout and "100.0" not in run.stdout
     say = json.loads((tmp_path / "out/results.json").read_text())["methods"][0]["tasks"]["say"]
     assert say["items"] == 3 and say["failed"] == 2
