@@ -8,6 +8,7 @@
 
 #include "base/check.h"
 #include "cache/page_layout.h"
+#include "numeric/matrix.h"
 #include "simd/vec_ops.h"
 
 namespace oscar {
@@ -172,15 +173,15 @@ Status SequenceRunner::Start(Running& running) {
                                        spec.num_kv_heads, spec.head_dim, model_.threads(),
                                        running.cache));
   }
-  if (!task.shared->logits.empty()) Take(running, task.shared->logits);
-  return {};
+  return task.shared->logits.empty() ? Status() : Take(running, task.shared->logits);
 }
 
 // Decides what follows from the logits after the last token.
-void SequenceRunner::Take(Running& running, std::span<const float> logits) {
+Status SequenceRunner::Take(Running& running, std::span<const float> logits) {
   const SequenceTask& task = *running.task;
   SequenceOutcome& out = running.outcome;
   const size_t at = out.output.size();
+  if (!AllFinite(logits)) return NotFinite(running.cache.length());
   const bool greedy = !running.sampler.has_value();
   const int32_t token =
       greedy ? static_cast<int32_t>(simd::ArgMax(logits)) : running.sampler->Sample(logits);
@@ -204,6 +205,7 @@ void SequenceRunner::Take(Running& running, std::span<const float> logits) {
   if (running.done) {
     out.strict = out.first_wrong < 0 && out.output.size() == task.reference.size();
   }
+  return {};
 }
 
 Status SequenceRunner::Step(std::vector<Running>& running, size_t& max_running) {
@@ -246,7 +248,7 @@ Status SequenceRunner::Step(std::vector<Running>& running, size_t& max_running) 
       owner.outcome.peak_bytes = std::max(owner.outcome.peak_bytes, owner.cache.Usage().bytes);
     }
     if (items[i].num_logits == 0) continue;
-    Take(owner, {logits_.data() + row * vocab, vocab});
+    OSCAR_RETURN_IF_ERROR(Take(owner, {logits_.data() + row * vocab, vocab}));
     ++row;
   }
   return {};

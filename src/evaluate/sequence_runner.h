@@ -66,7 +66,7 @@ class SequenceRunner {
   struct Running;
   Status Start(Running& running);
   Status Step(std::vector<Running>& running, size_t& max_running);
-  void Take(Running& running, std::span<const float> logits);
+  Status Take(Running& running, std::span<const float> logits);
 
   LoadedModel& model_;
   std::vector<int32_t> stop_tokens_;

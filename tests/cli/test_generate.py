@@ -214,3 +214,6 @@ def test_logits_that_are_not_finite_are_an_error(oscar, root, tmp_path):
         run = oscar("generate", "--model", model, "--prompt", "The sea", "--temperature", temperature, ok=False)
         assert "the model's logits are not finite at token 2; the weights or the rope settings" in run.stderr, run.stderr
         assert run.stdout == ""
+    run = oscar("eval", "--model", model, "--suite", root / "models/demo/eval", "--tasks", "sort", "--limit", 1, "--text", "none",
+                "--kv", "bf16", "--device", "cpu", "--out", tmp_path / "out", ok=False)
+    assert "the model's logits are not finite at token" in run.stderr, run.stderr
