@@ -6,6 +6,7 @@
 #include <array>
 #include <cmath>
 #include <cstring>
+#include <type_traits>
 
 #include "base/check.h"
 #include "base/progress.h"
@@ -83,7 +84,19 @@ class CpuModel : public Model {
   size_t qkv_width() const { return q_width() + 2 * kv_width(); }
   size_t middle() const { return static_cast<size_t>(spec_.intermediate); }
 
-  Status LoadLayer(const WeightSource& source, int index);
+  using Staging = AlignedBuffer<std::byte>;  // rows on their way to their packed form
+  // `at_a_time`: `outputs` are read in multiples of it. `change` sees the values of the rows from
+  // its first argument on before they are packed.
+  template <typename T, typename Change>
+  Status PackTensor(const WeightSource& source, const std::string& name, int outputs, int inputs,
+                    int first_row, int at_a_time, Staging& staging, PackedMatrix& matrix,
+                    const Change& change);
+  Status PackTensor(const WeightSource& source, const std::string& name, int outputs, int inputs,
+                    int first_row, Staging& staging, PackedMatrix& matrix) {
+    return PackTensor<Bf16>(source, name, outputs, inputs, first_row, PackedMatrix::kPanel, staging,
+                            matrix, [](int, std::span<Bf16>) {});
+  }
+  Status LoadLayer(const WeightSource& source, int index, Staging& staging);
   void Embed(int32_t token, std::span<float> out) const;
   void GrowBuffers(size_t num_rows);
   void PrepareRows(std::span<const ForwardItem> items, size_t num_rows);
@@ -142,21 +155,14 @@ Status CpuModel::Load(const WeightSource& source) {
   fingerprint_ = source.Fingerprint();
   const std::vector<int64_t> table{spec_.vocab_size, spec_.hidden};
   const size_t table_size = static_cast<size_t>(spec_.vocab_size) * hidden();
-  {
-    std::vector<Bf16> staged(table_size);
-    OSCAR_RETURN_IF_ERROR(source.LoadBf16(names.embedding, table, staged));
-    head_ = PackedMatrix(spec_.vocab_size, spec_.hidden, path());
-    if (names.head.empty()) {
-      head_.PackRows(threads_, 0, spec_.vocab_size, std::span<const Bf16>(staged));
-    } else {
-      embedding_ = std::move(staged);
-    }
-  }
+  Staging staging;
   if (!names.head.empty()) {
-    std::vector<Bf16> staged(table_size);
-    OSCAR_RETURN_IF_ERROR(source.LoadBf16(names.head, table, staged));
-    head_.PackRows(threads_, 0, spec_.vocab_size, std::span<const Bf16>(staged));
+    embedding_.resize(table_size);
+    OSCAR_RETURN_IF_ERROR(source.LoadBf16(names.embedding, table, embedding_));
   }
+  head_ = PackedMatrix(spec_.vocab_size, spec_.hidden, path());
+  OSCAR_RETURN_IF_ERROR(PackTensor(source, names.head.empty() ? names.embedding : names.head,
+                                   spec_.vocab_size, spec_.hidden, 0, staging, head_));
   final_norm_.resize(hidden());
   OSCAR_RETURN_IF_ERROR(
       source.Load(names.final_norm, std::vector<int64_t>{spec_.hidden}, final_norm_));
@@ -164,13 +170,42 @@ Status CpuModel::Load(const WeightSource& source) {
   progress.Add(1);
   layers_.resize(static_cast<size_t>(spec_.num_layers));
   for (int i = 0; i < spec_.num_layers; ++i) {
-    OSCAR_RETURN_IF_ERROR(LoadLayer(source, i));
+    OSCAR_RETURN_IF_ERROR(LoadLayer(source, i, staging));
     progress.Add(1);
   }
   return {};
 }
 
-Status CpuModel::LoadLayer(const WeightSource& source, int index) {
+template <typename T, typename Change>
+Status CpuModel::PackTensor(const WeightSource& source, const std::string& name, int outputs,
+                            int inputs, int first_row, int at_a_time, Staging& staging,
+                            PackedMatrix& matrix, const Change& change) {
+  const size_t unit = static_cast<size_t>(at_a_time) * static_cast<size_t>(inputs);
+  const auto for_threads =
+      static_cast<size_t>(threads_.num_threads() * PackedMatrix::kPanel / at_a_time);
+  const size_t units =
+      std::max({options_.staging_bytes / (unit * sizeof(T)), for_threads, size_t{1}});
+  const int rows_at_once = static_cast<int>(
+      std::min(units, static_cast<size_t>((outputs + at_a_time - 1) / at_a_time)) * at_a_time);
+  const std::vector<int64_t> shape{outputs, inputs};
+  const auto width = static_cast<size_t>(inputs);
+  staging.Grow(static_cast<size_t>(std::min(rows_at_once, outputs)) * width * sizeof(T));
+  for (int row = 0; row < outputs; row += rows_at_once) {
+    const int count = std::min(rows_at_once, outputs - row);
+    const std::span<T> values(reinterpret_cast<T*>(staging.data()),
+                              static_cast<size_t>(count) * width);
+    if constexpr (std::is_same_v<T, Bf16>) {
+      OSCAR_RETURN_IF_ERROR(source.LoadBf16Rows(name, shape, {row, count}, values));
+    } else {
+      OSCAR_RETURN_IF_ERROR(source.LoadRows(name, shape, {row, count}, values));
+    }
+    change(row, values);
+    matrix.PackRows(threads_, first_row + row, count, std::span<const T>(values));
+  }
+  return {};
+}
+
+Status CpuModel::LoadLayer(const WeightSource& source, int index, Staging& staging) {
   Layer& layer = layers_[static_cast<size_t>(index)];
   const TensorNames& names = spec_.names;
   const int q = spec_.num_heads * spec_.head_dim, kv = spec_.num_kv_heads * spec_.head_dim;
@@ -187,15 +222,9 @@ Status CpuModel::LoadLayer(const WeightSource& source, int index) {
   OSCAR_RETURN_IF_ERROR(vector(names.q_norm, spec_.head_dim, &layer.q_norm));
   OSCAR_RETURN_IF_ERROR(vector(names.k_norm, spec_.head_dim, &layer.k_norm));
 
-  // One staging buffer, one tensor at a time.
-  std::vector<Bf16> staged;
   const auto pack = [&](const std::string& pattern, int outputs, int inputs, int first,
                         PackedMatrix* matrix) -> Status {
-    staged.resize(static_cast<size_t>(outputs) * static_cast<size_t>(inputs));
-    OSCAR_RETURN_IF_ERROR(
-        source.LoadBf16(name(pattern), std::vector<int64_t>{outputs, inputs}, staged));
-    matrix->PackRows(threads_, first, outputs, std::span<const Bf16>(staged));
-    return {};
+    return PackTensor(source, name(pattern), outputs, inputs, first, staging, *matrix);
   };
   layer.qkv = PackedMatrix(q + 2 * kv, spec_.hidden, path());
   layer.o = PackedMatrix(spec_.hidden, q, path());
@@ -207,13 +236,19 @@ Status CpuModel::LoadLayer(const WeightSource& source, int index) {
     OSCAR_RETURN_IF_ERROR(pack(names.v, kv, spec_.hidden, q + kv, &layer.qkv));
     OSCAR_RETURN_IF_ERROR(pack(names.o, spec_.hidden, q, 0, &layer.o));
   } else {
-    std::vector<float> w_v(kv_width() * hidden()), w_o(hidden() * q_width());
-    OSCAR_RETURN_IF_ERROR(source.Load(name(names.v), std::vector<int64_t>{kv, spec_.hidden}, w_v));
-    OSCAR_RETURN_IF_ERROR(source.Load(name(names.o), std::vector<int64_t>{spec_.hidden, q}, w_o));
-    AbsorbValueRotation(plan_.v(index), spec_.num_heads, spec_.num_kv_heads, spec_.head_dim,
-                        spec_.hidden, w_v, v_bias, w_o);
-    layer.qkv.PackRows(threads_, q + kv, kv, std::span<const float>(w_v));
-    layer.o.PackRows(threads_, 0, spec_.hidden, std::span<const float>(w_o));
+    const SideTransform& rotation = plan_.v(index);
+    OSCAR_RETURN_IF_ERROR(PackTensor<float>(
+        source, name(names.v), kv, spec_.hidden, q + kv, spec_.head_dim, staging, layer.qkv,
+        [&](int row, std::span<float> w_v) {
+          const std::span<float> b_v(v_bias);
+          AbsorbIntoValues(rotation, row / spec_.head_dim, spec_.head_dim, spec_.hidden, w_v,
+                           b_v.empty() ? b_v : b_v.subspan(static_cast<size_t>(row)));
+        }));
+    OSCAR_RETURN_IF_ERROR(PackTensor<float>(
+        source, name(names.o), spec_.hidden, q, 0, PackedMatrix::kPanel, staging, layer.o,
+        [&](int, std::span<float> w_o) {
+          AbsorbIntoOutputs(rotation, spec_.num_heads, spec_.num_kv_heads, spec_.head_dim, w_o);
+        }));
   }
   if (!names.q_bias.empty()) {
     std::vector<float> bias;

@@ -215,30 +215,40 @@ uint64_t KvPlan::StoredBytes(int64_t tokens) const {
   return method_.StoredBytes(tokens, kv_heads_, head_dim_, num_layers_);
 }
 
-void AbsorbValueRotation(const SideTransform& rotation, int num_heads, int num_kv_heads,
-                         int head_dim, int hidden, std::span<float> w_v, std::span<float> b_v,
-                         std::span<float> w_o) {
+void AbsorbIntoValues(const SideTransform& rotation, int first_head, int head_dim, int hidden,
+                      std::span<float> w_v, std::span<float> b_v) {
   if (rotation.kind == RotationKind::kNone) return;
   const auto dim = static_cast<size_t>(head_dim), width = static_cast<size_t>(hidden);
   std::vector<float> x(dim);
   // Column c of a head's rows of W_v is a vector of D; R^T w is (w R) for row vectors.
-  for (int head = 0; head < num_kv_heads; ++head) {
-    float* rows = w_v.data() + static_cast<size_t>(head) * dim * width;
+  int head = first_head;
+  for (size_t at = 0; at < w_v.size(); at += dim * width, ++head) {
+    float* const rows = w_v.data() + at;
     for (size_t c = 0; c < width; ++c) {
       for (size_t d = 0; d < dim; ++d) x[d] = rows[d * width + c];
       rotation.Apply(head, x);
       for (size_t d = 0; d < dim; ++d) rows[d * width + c] = x[d];
     }
-    if (!b_v.empty()) rotation.Apply(head, b_v.subspan(static_cast<size_t>(head) * dim, dim));
+    if (!b_v.empty()) rotation.Apply(head, b_v.subspan(at / width, dim));
   }
+}
+
+void AbsorbIntoOutputs(const SideTransform& rotation, int num_heads, int num_kv_heads, int head_dim,
+                       std::span<float> w_o) {
+  if (rotation.kind == RotationKind::kNone) return;
+  const auto dim = static_cast<size_t>(head_dim);
+  const auto heads = static_cast<size_t>(num_heads);
   const int group = num_heads / num_kv_heads;
-  for (size_t r = 0; r < width; ++r) {
-    for (int head = 0; head < num_heads; ++head) {
-      rotation.Apply(
-          head / group,
-          w_o.subspan((r * static_cast<size_t>(num_heads) + static_cast<size_t>(head)) * dim, dim));
-    }
+  for (size_t i = 0; i < w_o.size() / dim; ++i) {
+    rotation.Apply(static_cast<int>(i % heads) / group, w_o.subspan(i * dim, dim));
   }
+}
+
+void AbsorbValueRotation(const SideTransform& rotation, int num_heads, int num_kv_heads,
+                         int head_dim, int hidden, std::span<float> w_v, std::span<float> b_v,
+                         std::span<float> w_o) {
+  AbsorbIntoValues(rotation, /*first_head=*/0, head_dim, hidden, w_v, b_v);
+  AbsorbIntoOutputs(rotation, num_heads, num_kv_heads, head_dim, w_o);
 }
 
 }  // namespace oscar

@@ -93,5 +93,11 @@ class KvPlan {
 void AbsorbValueRotation(const SideTransform& rotation, int num_heads, int num_kv_heads,
                          int head_dim, int hidden, std::span<float> w_v, std::span<float> b_v,
                          std::span<float> w_o);
+// The same by parts: rows of w_v and entries of b_v (or none) of whole KV heads from `first_head`
+// on; rows of w_o.
+void AbsorbIntoValues(const SideTransform& rotation, int first_head, int head_dim, int hidden,
+                      std::span<float> w_v, std::span<float> b_v);
+void AbsorbIntoOutputs(const SideTransform& rotation, int num_heads, int num_kv_heads, int head_dim,
+                       std::span<float> w_o);
 
 }  // namespace oscar

@@ -98,9 +98,12 @@ struct CpuModelOptions {
   int max_batch_tokens = 512;
   // Activations stay fp32 in products, whatever this machine would choose (OSCAR_GEMM=fma).
   bool fp32_activations = false;
+  // Of a matrix on its way from the source to its packed form; at least a panel for each thread.
+  size_t staging_bytes = size_t{1} << 20;
 };
 
-// Packs the weights for this processor; `threads` and `plan` must outlive the model.
+// Packs the weights for this processor, a few rows at a time: the most it holds besides the packed
+// weights is that staging and the source's own. `threads` and `plan` must outlive the model.
 Result<std::unique_ptr<Model>> LoadCpuModel(const ModelSpec& spec, const WeightSource& source,
                                             const KvPlan& plan, ThreadPool& threads,
                                             const CpuModelOptions& options);

@@ -12,6 +12,7 @@
 #include <cstring>
 #include <type_traits>
 
+#include "base/check.h"
 #include "base/error_text.h"
 #include "base/fp8.h"
 #include "base/rng.h"
@@ -49,16 +50,28 @@ void MultiplyOut(std::span<const uint8_t> codes, std::span<const float> scales, 
     out[i] = convert(values[codes[i]] * scales[i / static_cast<size_t>(columns)]);
   }
 }
+// Rows from `first_row` on; `scales` are the whole matrix's.
 template <typename T, typename Convert>
 void MultiplyOut(std::span<const uint8_t> codes, std::span<const float> scales, Fp8Blocks blocks,
-                 int64_t inputs, std::span<T> out, const Convert& convert) {
+                 int64_t inputs, int64_t first_row, std::span<T> out, const Convert& convert) {
   const auto width = static_cast<size_t>(inputs);
   const auto per_row = static_cast<size_t>(blocks.NumColumns(inputs));
-  for (size_t at = 0, row = 0; at < codes.size(); at += width, ++row) {
+  size_t row = static_cast<size_t>(first_row);
+  for (size_t at = 0; at < codes.size(); at += width, ++row) {
     MultiplyOut<T>(codes.subspan(at, width),
                    scales.subspan(row / static_cast<size_t>(blocks.rows) * per_row, per_row),
                    blocks.columns, out.subspan(at, width), convert);
   }
+}
+
+// Elements of a row; checks what callers promise.
+size_t RowWidth(std::span<const int64_t> shape, WeightRows rows, size_t room) {
+  size_t width = 1;
+  for (size_t i = 1; i < shape.size(); ++i) width *= static_cast<size_t>(shape[i]);
+  OSCAR_CHECK(!shape.empty() && rows.first >= 0 && rows.count >= 0 &&
+              rows.first <= shape[0] - rows.count &&
+              room == width * static_cast<size_t>(rows.count));
+  return width;
 }
 
 class CheckpointWeights : public WeightSource {
@@ -66,47 +79,14 @@ class CheckpointWeights : public WeightSource {
   CheckpointWeights(Checkpoint checkpoint, Fp8Blocks blocks)
       : checkpoint_(std::move(checkpoint)), blocks_(blocks) {}
 
-  Status Load(const std::string& name, std::span<const int64_t> shape,
-              std::span<float> out) const override {
-    OSCAR_ASSIGN_OR_RETURN(const TensorView tensor, Find(name, shape));
-    if (tensor.dtype == DType::kF8E4M3) {
-      return LoadScaled<float>(tensor, out, [](float x) { return x; });
-    }
-    OSCAR_RETURN_IF_ERROR(ConvertToFloat(tensor, out).WithContext(checkpoint_.directory()));
-    OSCAR_RETURN_IF_ERROR(CheckFinite<float>(tensor, out, 0));
-    Forget(tensor);
-    return {};
+  Status LoadRows(const std::string& name, std::span<const int64_t> shape, WeightRows rows,
+                  std::span<float> out) const override {
+    return LoadAs(name, shape, rows, out, [](float x) { return x; });
   }
 
-  Status LoadBf16(const std::string& name, std::span<const int64_t> shape,
-                  std::span<Bf16> out) const override {
-    OSCAR_ASSIGN_OR_RETURN(const TensorView tensor, Find(name, shape));
-    if (tensor.dtype == DType::kF8E4M3) {
-      return LoadScaled<Bf16>(tensor, out, [](float x) { return ToBf16(x); });
-    }
-    // In pieces that are still in a core's cache when they are checked, and so that a float copy of
-    // a large tensor never exists.
-    constexpr size_t kPiece = size_t{1} << 15;
-    std::vector<float> piece;
-    const size_t width = SizeOf(tensor.dtype);
-    for (size_t at = 0; at < out.size(); at += kPiece) {
-      const size_t count = std::min(kPiece, out.size() - at);
-      const std::span<Bf16> to = out.subspan(at, count);
-      const auto bytes = tensor.data.subspan(at * width, count * width);
-      if (tensor.dtype == DType::kBf16) {
-        std::memcpy(to.data(), bytes.data(), bytes.size());
-      } else {
-        piece.resize(count);
-        TensorView part = tensor;
-        part.data = bytes;
-        part.shape = {static_cast<int64_t>(count)};
-        OSCAR_RETURN_IF_ERROR(ConvertToFloat(part, piece).WithContext(checkpoint_.directory()));
-        for (size_t i = 0; i < count; ++i) to[i] = ToBf16(piece[i]);
-      }
-      OSCAR_RETURN_IF_ERROR(CheckFinite<Bf16>(tensor, to, at));
-    }
-    Forget(tensor);
-    return {};
+  Status LoadBf16Rows(const std::string& name, std::span<const int64_t> shape, WeightRows rows,
+                      std::span<Bf16> out) const override {
+    return LoadAs(name, shape, rows, out, [](float x) { return ToBf16(x); });
   }
 
   Result<std::optional<Fp8Blocks>> Fp8Of(const std::string& name, int64_t outputs,
@@ -128,8 +108,8 @@ class CheckpointWeights : public WeightSource {
     }
     std::memcpy(codes.data(), tensor.data.data(), codes.size());
     std::ranges::copy(found.values, scales.begin());
-    Forget(tensor);
-    return CheckCodes(codes, tensor);
+    Forget(tensor.data);
+    return CheckCodes(codes, tensor, 0);
   }
 
   bool Has(const std::string& name) const override { return checkpoint_.Find(name) != nullptr; }
@@ -143,6 +123,7 @@ class CheckpointWeights : public WeightSource {
       XXH3_64bits_update(state, tensor.shape.data(), tensor.shape.size() * sizeof(int64_t));
       const size_t sample = std::min<size_t>(tensor.data.size(), 4096);
       XXH3_64bits_update(state, tensor.data.data(), sample);
+      Forget(tensor.data);  // a fault brings in many pages around it
     }
     const uint64_t hash = XXH3_64bits_digest(state);
     XXH3_freeState(state);
@@ -173,12 +154,13 @@ class CheckpointWeights : public WeightSource {
                                 first + static_cast<size_t>(at)));
   }
 
-  Status CheckCodes(std::span<const uint8_t> codes, const TensorView& tensor) const {
+  Status CheckCodes(std::span<const uint8_t> codes, const TensorView& tensor, size_t first) const {
     const auto bad =
         std::ranges::find_if(codes, [](uint8_t code) { return (code & 0x7f) == kF8E4M3Nan; });
     if (bad == codes.end()) return {};
     return DataLoss(fmt::format("{}: tensor {} is not a number at element {}",
-                                checkpoint_.directory(), tensor.name, bad - codes.begin()));
+                                checkpoint_.directory(), tensor.name,
+                                first + static_cast<size_t>(bad - codes.begin())));
   }
 
   // The scales beside an FP8 matrix: for blocks, for each output, or for all of it.
@@ -219,12 +201,53 @@ class CheckpointWeights : public WeightSource {
   }
 
   template <typename T, typename Convert>
-  Status LoadScaled(const TensorView& tensor, std::span<T> out, const Convert& convert) const {
+  Status LoadAs(const std::string& name, std::span<const int64_t> shape, WeightRows rows,
+                std::span<T> out, const Convert& convert) const {
+    const size_t width = RowWidth(shape, rows, out.size());
+    OSCAR_ASSIGN_OR_RETURN(const TensorView tensor, Find(name, shape));
+    const size_t first = static_cast<size_t>(rows.first) * width;
+    if (tensor.dtype == DType::kF8E4M3) return LoadScaled<T>(tensor, rows.first, out, convert);
+    // In pieces that are still in a core's cache when they are checked, and so that neither a float
+    // copy of a large tensor nor all of it in the file's mapping is ever resident.
+    constexpr size_t kPiece = size_t{1} << 15, kPiecesKept = 8;
+    std::vector<float> piece;
+    const size_t bytes_each = SizeOf(tensor.dtype);
+    const auto stored = tensor.data.subspan(first * bytes_each, out.size() * bytes_each);
+    for (size_t at = 0, kept = 0; at < out.size(); at += kPiece) {
+      const size_t count = std::min(kPiece, out.size() - at);
+      const std::span<T> to = out.subspan(at, count);
+      TensorView part = tensor;
+      part.data = stored.subspan(at * bytes_each, count * bytes_each);
+      part.shape = {static_cast<int64_t>(count)};
+      if constexpr (std::is_same_v<T, float>) {
+        OSCAR_RETURN_IF_ERROR(ConvertToFloat(part, to).WithContext(checkpoint_.directory()));
+      } else if (tensor.dtype == DType::kBf16) {
+        std::memcpy(to.data(), part.data.data(), part.data.size());
+      } else {
+        piece.resize(count);
+        OSCAR_RETURN_IF_ERROR(ConvertToFloat(part, piece).WithContext(checkpoint_.directory()));
+        for (size_t i = 0; i < count; ++i) to[i] = convert(piece[i]);
+      }
+      OSCAR_RETURN_IF_ERROR(CheckFinite<T>(tensor, to, first + at));
+      if (at + count == out.size() || at + count - kept >= kPiecesKept * kPiece) {
+        Forget(stored.subspan(kept * bytes_each, (at + count - kept) * bytes_each));
+        kept = at + count;
+      }
+    }
+    return {};
+  }
+
+  template <typename T, typename Convert>
+  Status LoadScaled(const TensorView& tensor, int64_t first_row, std::span<T> out,
+                    const Convert& convert) const {
     OSCAR_ASSIGN_OR_RETURN(const Scales scales, ScalesOf(tensor));
-    const std::span codes(reinterpret_cast<const uint8_t*>(tensor.data.data()), tensor.data.size());
-    OSCAR_RETURN_IF_ERROR(CheckCodes(codes, tensor));
-    MultiplyOut<T>(codes, scales.values, scales.blocks, tensor.shape[1], out, convert);
-    Forget(tensor);
+    const int64_t inputs = tensor.shape[1];
+    const auto first = static_cast<size_t>(first_row * inputs);
+    const auto stored = tensor.data.subspan(first, out.size());
+    const std::span codes(reinterpret_cast<const uint8_t*>(stored.data()), stored.size());
+    OSCAR_RETURN_IF_ERROR(CheckCodes(codes, tensor, first));
+    MultiplyOut<T>(codes, scales.values, scales.blocks, inputs, first_row, out, convert);
+    Forget(stored);
     return {};
   }
 
@@ -234,13 +257,12 @@ class CheckpointWeights : public WeightSource {
     return tensor;
   }
 
-  // Drops the mapped pages that lie wholly inside the tensor: they are clean, and would otherwise
-  // count as ours until the kernel wants them back.
-  static void Forget(const TensorView& tensor) {
+  // Drops mapped pages, all but the last where it is not a whole one: they are clean, and would
+  // otherwise count as ours until the kernel wants them back. Who still reads there faults again.
+  static void Forget(std::span<const std::byte> mapped) {
     const auto page = static_cast<uintptr_t>(::sysconf(_SC_PAGESIZE));
-    const auto begin = (reinterpret_cast<uintptr_t>(tensor.data.data()) + page - 1) / page * page;
-    const auto end =
-        reinterpret_cast<uintptr_t>(tensor.data.data() + tensor.data.size()) / page * page;
+    const auto begin = reinterpret_cast<uintptr_t>(mapped.data()) / page * page;
+    const auto end = reinterpret_cast<uintptr_t>(mapped.data() + mapped.size()) / page * page;
     if (begin >= end) return;
     // NOLINTNEXTLINE(performance-no-int-to-ptr): page arithmetic is on numbers
     ::madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTNEED);
@@ -254,31 +276,15 @@ class RandomWeights : public WeightSource {
  public:
   explicit RandomWeights(uint64_t seed) : seed_(seed) {}
 
-  Status Load(const std::string& name, std::span<const int64_t> shape,
-              std::span<float> out) const override {
-    const Philox rng(seed_, RandomStream(name)->second);
-    // Four 8-bit uniforms a number: near enough to Gaussian, and quick for billions of them.
-    for (size_t i = 0; i < out.size(); i += 4) {
-      const auto block = rng.Block(i / 4);
-      for (size_t j = i; j < std::min(i + 4, out.size()); ++j) {
-        if (shape.size() == 1) {
-          out[j] = 1.0f;
-          continue;
-        }
-        const uint32_t bits = block[j - i];
-        const auto sum = static_cast<int>((bits & 255) + ((bits >> 8) & 255) +
-                                          ((bits >> 16) & 255) + (bits >> 24));
-        out[j] = static_cast<float>(sum - 510) * (0.02f / 147.8f);
-      }
-    }
+  Status LoadRows(const std::string& name, std::span<const int64_t> shape, WeightRows rows,
+                  std::span<float> out) const override {
+    Draw(name, shape, rows, out, [](float x) { return x; });
     return {};
   }
 
-  Status LoadBf16(const std::string& name, std::span<const int64_t> shape,
-                  std::span<Bf16> out) const override {
-    std::vector<float> values(out.size());
-    OSCAR_RETURN_IF_ERROR(Load(name, shape, values));
-    for (size_t i = 0; i < out.size(); ++i) out[i] = ToBf16(values[i]);
+  Status LoadBf16Rows(const std::string& name, std::span<const int64_t> shape, WeightRows rows,
+                      std::span<Bf16> out) const override {
+    Draw(name, shape, rows, out, [](float x) { return ToBf16(x); });
     return {};
   }
 
@@ -290,6 +296,28 @@ class RandomWeights : public WeightSource {
   uint64_t Fingerprint() const override { return seed_; }
 
  private:
+  template <typename T, typename Convert>
+  void Draw(const std::string& name, std::span<const int64_t> shape, WeightRows rows,
+            std::span<T> out, const Convert& convert) const {
+    const size_t width = RowWidth(shape, rows, out.size());
+    if (shape.size() == 1) {
+      std::ranges::fill(out, convert(1.0f));
+      return;
+    }
+    const Philox rng(seed_, RandomStream(name)->second);
+    // Four 8-bit uniforms a number: near enough to Gaussian, and quick for billions of them.
+    const size_t first = static_cast<size_t>(rows.first) * width, end = first + out.size();
+    for (size_t i = first / 4 * 4; i < end; i += 4) {
+      const auto block = rng.Block(i / 4);
+      for (size_t j = std::max(i, first); j < std::min(i + 4, end); ++j) {
+        const uint32_t bits = block[j - i];
+        const auto sum = static_cast<int>((bits & 255) + ((bits >> 8) & 255) +
+                                          ((bits >> 16) & 255) + (bits >> 24));
+        out[j - first] = convert(static_cast<float>(sum - 510) * (0.02f / 147.8f));
+      }
+    }
+  }
+
   uint64_t seed_;
 };
 
@@ -298,15 +326,15 @@ class QuantizedWeights : public WeightSource {
   QuantizedWeights(std::unique_ptr<WeightSource> source, const ModelSpec& spec)
       : source_(std::move(source)), embedding_(spec.names.embedding), head_(spec.names.head) {}
 
-  Status Load(const std::string& name, std::span<const int64_t> shape,
-              std::span<float> out) const override {
-    if (!Quantizes(name, shape)) return source_->Load(name, shape, out);
-    return LoadQuantized<float>(name, shape, out, [](float x) { return x; });
+  Status LoadRows(const std::string& name, std::span<const int64_t> shape, WeightRows rows,
+                  std::span<float> out) const override {
+    if (!Quantizes(name, shape)) return source_->LoadRows(name, shape, rows, out);
+    return LoadQuantized<float>(name, shape, rows, out, [](float x) { return x; });
   }
-  Status LoadBf16(const std::string& name, std::span<const int64_t> shape,
-                  std::span<Bf16> out) const override {
-    if (!Quantizes(name, shape)) return source_->LoadBf16(name, shape, out);
-    return LoadQuantized<Bf16>(name, shape, out, [](float x) { return ToBf16(x); });
+  Status LoadBf16Rows(const std::string& name, std::span<const int64_t> shape, WeightRows rows,
+                      std::span<Bf16> out) const override {
+    if (!Quantizes(name, shape)) return source_->LoadBf16Rows(name, shape, rows, out);
+    return LoadQuantized<Bf16>(name, shape, rows, out, [](float x) { return ToBf16(x); });
   }
   Result<std::optional<Fp8Blocks>> Fp8Of(const std::string& name, int64_t outputs,
                                          int64_t inputs) const override {
@@ -315,14 +343,7 @@ class QuantizedWeights : public WeightSource {
   }
   Status LoadFp8(const std::string& name, int64_t outputs, int64_t inputs, std::span<uint8_t> codes,
                  std::span<float> scales) const override {
-    const auto width = static_cast<size_t>(inputs);
-    std::vector<Bf16> values(codes.size());
-    OSCAR_RETURN_IF_ERROR(source_->LoadBf16(name, std::vector<int64_t>{outputs, inputs}, values));
-    for (size_t row = 0; row < scales.size(); ++row) {
-      scales[row] = QuantizeRowToFp8(std::span(values).subspan(row * width, width),
-                                     codes.subspan(row * width, width));
-    }
-    return {};
+    return Quantize(name, std::vector<int64_t>{outputs, inputs}, {0, outputs}, codes, scales);
   }
   bool Has(const std::string& name) const override { return source_->Has(name); }
   std::optional<std::pair<uint64_t, uint64_t>> RandomStream(
@@ -338,14 +359,31 @@ class QuantizedWeights : public WeightSource {
   bool Quantizes(const std::string& name, std::span<const int64_t> shape) const {
     return shape.size() == 2 && name != embedding_ && name != head_;
   }
+  // Codes and scales of these rows.
+  Status Quantize(const std::string& name, std::span<const int64_t> shape, WeightRows rows,
+                  std::span<uint8_t> codes, std::span<float> scales) const {
+    const auto width = static_cast<size_t>(shape[1]);
+    const int64_t at_once = std::clamp<int64_t>((int64_t{1} << 20) / shape[1], 1, rows.count);
+    std::vector<Bf16> values(static_cast<size_t>(at_once) * width);
+    for (int64_t at = 0; at < rows.count; at += at_once) {
+      const int64_t count = std::min(at_once, rows.count - at);
+      const std::span<Bf16> some = std::span(values).first(static_cast<size_t>(count) * width);
+      OSCAR_RETURN_IF_ERROR(source_->LoadBf16Rows(name, shape, {rows.first + at, count}, some));
+      for (size_t i = 0; i < static_cast<size_t>(count); ++i) {
+        const size_t row = static_cast<size_t>(at) + i;
+        scales[row] =
+            QuantizeRowToFp8(some.subspan(i * width, width), codes.subspan(row * width, width));
+      }
+    }
+    return {};
+  }
   template <typename T, typename Convert>
-  Status LoadQuantized(const std::string& name, std::span<const int64_t> shape, std::span<T> out,
-                       const Convert& convert) const {
-    const Fp8Blocks blocks{1, shape[1]};
+  Status LoadQuantized(const std::string& name, std::span<const int64_t> shape, WeightRows rows,
+                       std::span<T> out, const Convert& convert) const {
     std::vector<uint8_t> codes(out.size());
-    std::vector<float> scales(static_cast<size_t>(shape[0]));
-    OSCAR_RETURN_IF_ERROR(LoadFp8(name, shape[0], shape[1], codes, scales));
-    MultiplyOut<T>(codes, scales, blocks, shape[1], out, convert);
+    std::vector<float> scales(static_cast<size_t>(rows.count));
+    OSCAR_RETURN_IF_ERROR(Quantize(name, shape, rows, codes, scales));
+    MultiplyOut<T>(codes, scales, {1, shape[1]}, shape[1], 0, out, convert);
     return {};
   }
 

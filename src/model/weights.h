@@ -1,6 +1,7 @@
 // Where weights come from: a checkpoint on disk, or random numbers in the same shapes for speed
-// work. Sources hand out one tensor at a time, so that loading never holds much more than the
-// result.
+// work. Sources hand out some rows of a tensor at a time, so that loading never holds much more
+// than the result: what they have read of a file they give back to the kernel. Safe from any
+// thread.
 #pragma once
 
 #include <cstdint>
@@ -27,15 +28,29 @@ struct Fp8Blocks {
   friend bool operator==(const Fp8Blocks&, const Fp8Blocks&) = default;
 };
 
+struct WeightRows {
+  int64_t first = 0, count = 0;
+};
+
 class WeightSource {
  public:
   virtual ~WeightSource() = default;
-  // Errors name the tensor, what it is and what was wanted. FP8 matrices come multiplied out.
-  virtual Status Load(const std::string& name, std::span<const int64_t> shape,
-                      std::span<float> out) const = 0;
-  // As Load, rounded to BF16 (exactly the stored numbers where they are BF16).
-  virtual Status LoadBf16(const std::string& name, std::span<const int64_t> shape,
-                          std::span<Bf16> out) const = 0;
+  // Rows of the first dimension of a tensor of this shape. Errors name the tensor, what it is and
+  // what was wanted. FP8 matrices come multiplied out. REQUIRES: rows within the shape, `out` of
+  // their size.
+  virtual Status LoadRows(const std::string& name, std::span<const int64_t> shape, WeightRows rows,
+                          std::span<float> out) const = 0;
+  // As LoadRows, rounded to BF16 (exactly the stored numbers where they are BF16).
+  virtual Status LoadBf16Rows(const std::string& name, std::span<const int64_t> shape,
+                              WeightRows rows, std::span<Bf16> out) const = 0;
+  // All rows.
+  Status Load(const std::string& name, std::span<const int64_t> shape, std::span<float> out) const {
+    return LoadRows(name, shape, {0, shape[0]}, out);
+  }
+  Status LoadBf16(const std::string& name, std::span<const int64_t> shape,
+                  std::span<Bf16> out) const {
+    return LoadBf16Rows(name, shape, {0, shape[0]}, out);
+  }
   // Where a matrix is FP8 E4M3 (base/fp8.h): how its scales lie; its codes [outputs, inputs], none
   // of them NaN, and its scales [NumRows, NumColumns].
   virtual Result<std::optional<Fp8Blocks>> Fp8Of(const std::string& name, int64_t outputs,

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <span>
@@ -121,6 +122,62 @@ TEST_F(StoredWeights, MustBeFinite) {
   }
   EXPECT_FALSE(Load(DType::kF32, 3.4e38f, true).ok());  // beyond BF16
   EXPECT_THAT(Load(DType::kI32, 1.0f, true).message(), HasSubstr("oscar_stored_weights: tensor"));
+}
+
+// Rows are the same numbers alone and with others, wherever in a piece, a block of scales or a draw
+// of random numbers they begin.
+void ExpectRowsOf(const WeightSource& source, const std::string& name, int64_t outputs,
+                  int64_t inputs) {
+  const std::vector<int64_t> shape = {outputs, inputs};
+  const auto width = static_cast<size_t>(inputs);
+  std::vector<float> all(static_cast<size_t>(outputs) * width);
+  std::vector<Bf16> all_narrow(all.size());
+  ASSERT_TRUE(source.Load(name, shape, all).ok());
+  ASSERT_TRUE(source.LoadBf16(name, shape, all_narrow).ok());
+  for (const int64_t at_once : {int64_t{1}, int64_t{3}, int64_t{32}, outputs - 1}) {
+    std::vector<float> values(all.size());
+    std::vector<Bf16> narrow(all.size());
+    for (int64_t row = 0; row < outputs; row += at_once) {
+      const WeightRows rows{row, std::min(at_once, outputs - row)};
+      const size_t at = static_cast<size_t>(row) * width;
+      const size_t count = static_cast<size_t>(rows.count) * width;
+      ASSERT_TRUE(source.LoadRows(name, shape, rows, std::span(values).subspan(at, count)).ok());
+      ASSERT_TRUE(
+          source.LoadBf16Rows(name, shape, rows, std::span(narrow).subspan(at, count)).ok());
+    }
+    EXPECT_EQ(values, all) << name << ", " << at_once << " at once";
+    EXPECT_EQ(narrow, all_narrow) << name << ", " << at_once << " at once";
+  }
+}
+
+TEST(WeightRows, AreThoseOfTheTensor) {
+  const auto fp8 = OpenCheckpointWeights(OSCAR_TEST_DATA "/fp8");
+  ExpectRowsOf(**fp8, "block.weight", 130, 260);
+  ExpectRowsOf(**fp8, "channel.weight", 24, 96);
+  ExpectRowsOf(**fp8, "tensor.weight", 8, 40);
+  const ModelSpec spec;
+  ExpectRowsOf(*MakeRandomWeights(5), "w", 37, 1023);
+  ExpectRowsOf(*QuantizeWeights(MakeRandomWeights(5), spec), "w", 37, 1023);
+
+  constexpr int64_t kOutputs = 67, kInputs = 1021;
+  std::vector<float> wide(kOutputs * kInputs);
+  std::vector<Bf16> narrow;
+  ASSERT_TRUE(MakeRandomWeights(6)->Load("w", std::vector<int64_t>{kOutputs, kInputs}, wide).ok());
+  for (const float x : wide) narrow.push_back(ToBf16(x));
+  const std::vector<TensorView> views = {
+      {"f32", DType::kF32, {kOutputs, kInputs}, std::as_bytes(std::span(wide))},
+      {"bf16", DType::kBf16, {kOutputs, kInputs}, std::as_bytes(std::span(narrow))}};
+  const auto path = std::filesystem::path(testing::TempDir()) / "oscar_weight_rows";
+  std::filesystem::create_directories(path);
+  ASSERT_TRUE(WriteSafetensors(path / "model.safetensors", views, {}).ok());
+  const auto stored = OpenCheckpointWeights(path.string());
+  ASSERT_TRUE(stored.has_value()) << stored.error().ToString();
+  ExpectRowsOf(**stored, "f32", kOutputs, kInputs);
+  ExpectRowsOf(**stored, "bf16", kOutputs, kInputs);
+  // And errors count from the tensor's beginning.
+  std::vector<float> row(4);
+  EXPECT_THAT((*fp8)->LoadRows("nan.weight", std::vector<int64_t>{2, 4}, {1, 1}, row).message(),
+              HasSubstr("nan.weight is not a number at element 5"));
 }
 
 // Quantised while loading: every weight within half a step, the largest exact, scales by row.
