@@ -17,21 +17,25 @@
 namespace oscar {
 namespace {
 
+// Where the string ends that begins with the quote at `begin`: its closing quote, or the text's
+// end.
+size_t EndOfString(std::string_view text, size_t begin) {
+  for (size_t i = begin + 1; i < text.size(); ++i) {
+    if (text[i] == '"') return i;
+    if (text[i] == '\\') ++i;
+  }
+  return text.size();
+}
+
 // Refuses text whose document would nest deeper than `max_depth` or have an object with more than
 // `max_keys` members (each has one colon outside strings): one walk, made before anything is
 // allocated for the document.
 Status CheckShape(std::string_view text, std::string_view what, int max_depth, size_t max_keys) {
   std::vector<size_t> keys;  // members so far of each open bracket
-  bool in_string = false;
   for (size_t i = 0; i < text.size(); ++i) {
     const char c = text[i];
-    if (in_string) {
-      if (c == '\\')
-        ++i;
-      else if (c == '"')
-        in_string = false;
-    } else if (c == '"') {
-      in_string = true;
+    if (c == '"') {
+      i = EndOfString(text, i);
     } else if (c == '[' || c == '{') {
       if (std::cmp_equal(keys.size(), max_depth)) {
         return DataLoss(
@@ -77,18 +81,12 @@ Result<Json> Parse(std::string_view text, std::string_view what, int max_depth,
 
 Status CheckIntegersFit(std::string_view text, std::string_view what) {
   constexpr std::string_view kDigits = "0123456789";
-  bool in_string = false;
   for (size_t i = 0; i < text.size(); ++i) {
-    const char c = text[i];
-    if (in_string) {
-      if (c == '\\')
-        ++i;
-      else if (c == '"')
-        in_string = false;
+    if (text[i] == '"') {
+      i = EndOfString(text, i);
       continue;
     }
-    if (c == '"') in_string = true;
-    if (kDigits.find(c) == std::string_view::npos) continue;
+    if (kDigits.find(text[i]) == std::string_view::npos) continue;
     const size_t end = std::min(text.find_first_not_of("0123456789+-.eE", i), text.size());
     const std::string_view number = text.substr(i, end - i);
     uint64_t value = 0;

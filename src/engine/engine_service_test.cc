@@ -1,4 +1,5 @@
-// Rules by number: docs/engine-contract.md.
+// Rules by number: docs/engine-contract.md. Over 800 lines because one contract's rules, in its
+// order, share one fake model and its helpers.
 #include <gtest/gtest.h>
 
 #include <cctype>
