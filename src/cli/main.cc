@@ -77,8 +77,9 @@ int Main(int argc, char** argv) {
   if (!status.ok()) {
     std::fprintf(stderr, "oscar: %s\n", status.message().c_str());
   }
-  if (std::fflush(stdout) != 0) {
-    std::fprintf(stderr, "oscar: cannot write to standard output\n");
+  // A flush on the way fails once and forgets; the stream remembers.
+  if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {
+    std::fprintf(stderr, "oscar: cannot write to standard output; is the disk full?\n");
     return 1;
   }
   return InfoOf(status.code()).exit_code;

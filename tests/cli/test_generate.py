@@ -47,6 +47,14 @@ def test_special_tokens_in_a_message_stay_text(oscar, tmp_path):
     assert b["prompt_tokens"] > a["prompt_tokens"] + 8  # spelled out, not two special tokens
 
 
+@pytest.mark.parametrize("format", [(), ("--json",)])
+def test_output_that_is_lost_is_an_error(oscar, format):
+    with open("/dev/full", "w") as full:
+        run = subprocess.run([oscar.binary, "generate", "--prompt", "The captain", "--max-tokens", "3", *format],
+                             stdout=full, stderr=subprocess.PIPE, text=True)
+    assert run.returncode == 1 and "cannot write to standard output" in run.stderr
+
+
 def test_seed_repeats(oscar):
     args = ("generate", "--prompt", "The captain", "--max-tokens", 20, "--temperature", 1, "--json", "--seed")
     first, again, other = (oscar.json(*args, seed)["token_ids"] for seed in (3, 3, 4))
