@@ -59,7 +59,7 @@ class LineReader {
     while (true) {
       const size_t end = held_.find('\n', searched);
       if (end != std::string::npos) {
-        line->assign(held_, 0, end);
+        line->assign(held_, 0, end > 0 && held_[end - 1] == '\r' ? end - 1 : end);
         held_.erase(0, end + 1);
         return Event::kLine;
       }
@@ -95,10 +95,11 @@ class ChatSession {
   }
 
   // False when the conversation is over.
-  bool HandleLine(const std::string& line) {
-    if (line.find_first_not_of(" \t\r\n") == std::string::npos) return true;
+  bool HandleLine(const std::string& text) {
+    if (text.find_first_not_of(" \t\r\n") == std::string::npos) return true;
+    const std::string line = text.substr(0, text.find_last_not_of('\n') + 1);  // of a paste
     if (line[0] != '/' || line.find('\n') != std::string::npos) {  // commands are one line
-      Answer(line);
+      Answer(text);
       return true;
     }
     const size_t space = line.find(' ');

@@ -57,6 +57,7 @@ Glyph GlyphAt(std::string_view text, size_t at) {
 LineBuffer::Event LineBuffer::Feed(std::string_view bytes, size_t* used) {
   *used = 0;
   while (*used < bytes.size()) {
+    if (BreaksSequence(bytes[*used])) state_ = State::kText;
     if (state_ == State::kText) {  // a run of plain text goes in at once
       const std::string_view rest = bytes.substr(*used);
       const auto end = std::ranges::find_if(rest, [](char c) {
@@ -75,18 +76,34 @@ LineBuffer::Event LineBuffer::Feed(std::string_view bytes, size_t* used) {
   return Event::kNone;
 }
 
+// What no key's sequence holds: Esc was pressed alone, or the sequence was cut short.
+bool LineBuffer::BreaksSequence(char byte) const {
+  const auto code = static_cast<unsigned char>(byte);
+  switch (state_) {
+    case State::kEscape:
+      return code >= 0x80;
+    case State::kSequence:
+    case State::kShift3:
+      return code < 0x20 || code >= 0x7F;
+    default:
+      return false;
+  }
+}
+
 LineBuffer::Event LineBuffer::Key(char byte) {
   switch (state_) {
     case State::kText:
       break;
     case State::kEscape:
+      if (byte == 0x1B) return Event::kNone;  // Esc, then a key that begins with one
       sequence_.clear();
       state_ = byte == '[' ? State::kSequence : byte == 'O' ? State::kShift3 : State::kText;
       if (byte == '\r' || byte == '\n') Insert("\n");  // Alt-Enter
       return Event::kNone;
     case State::kSequence:
       sequence_ += byte;
-      if ((byte >= 0x40 && byte <= 0x7E) || sequence_.size() > kMaxSequence) {
+      // Linux's console has another letter after a second bracket: F1 is ESC [ [ A.
+      if ((byte >= 0x40 && byte <= 0x7E && sequence_ != "[") || sequence_.size() > kMaxSequence) {
         state_ = State::kText;
         Sequence(sequence_);
       }
@@ -284,7 +301,6 @@ struct termios g_saved, g_own;
 int g_out = -1;
 std::atomic<bool> g_held{false};  // the terminal is in our mode, or to be put back into it
 
-constexpr std::array kDeadly = {SIGHUP, SIGQUIT, SIGTERM, SIGABRT};
 constexpr std::string_view kPasteOn = "\x1b[?2004h", kPasteOff = "\x1b[?2004l";
 
 // All of it is safe in a signal handler.
@@ -325,20 +341,54 @@ void OnDeadlySignal(int signal) {
   if (g_held.exchange(false)) GiveTerminalBack();
   RaiseByDefault(signal);
 }
+void TakeTerminalAgain() {
+  if (!g_held.load() || !InForeground()) return;
+  TakeTerminal();
+  InterruptScope::Wake();  // the row is drawn again
+}
 void OnStop(int signal) {
   const int error = errno;
   if (g_held.load()) GiveTerminalBack();
   RaiseByDefault(signal);
+  TakeTerminalAgain();  // a process that no shell would continue is not stopped at all
   errno = error;
 }
 // Also after a stop that no handler saw.
 void OnContinue(int) {
   const int error = errno;
-  if (g_held.load() && InForeground()) {
-    TakeTerminal();
-    InterruptScope::Wake();  // the row is drawn again
-  }
+  TakeTerminalAgain();
   errno = error;
+}
+void OnResize(int) {
+  const int error = errno;
+  InterruptScope::Wake();
+  errno = error;
+}
+
+struct Handler {
+  int signal;
+  void (*function)(int);
+};
+constexpr auto kHandlers = [] {
+  constexpr std::array kDeadly = {SIGHUP,  SIGQUIT, SIGTERM, SIGABRT, SIGPIPE, SIGALRM, SIGUSR1,
+                                  SIGUSR2, SIGXCPU, SIGXFSZ, SIGSEGV, SIGBUS,  SIGILL,  SIGFPE};
+  std::array<Handler, kDeadly.size() + 3> out{};
+  for (size_t i = 0; i < kDeadly.size(); ++i) out[i] = {kDeadly[i], OnDeadlySignal};
+  out[kDeadly.size()] = {SIGTSTP, OnStop};
+  out[kDeadly.size() + 1] = {SIGCONT, OnContinue};
+  out[kDeadly.size() + 2] = {SIGWINCH, OnResize};
+  return out;
+}();
+
+// A signal that is ignored, as under nohup, or handled by somebody else stays so.
+void ReplaceHandler(int signal, void (*from)(int), void (*to)(int)) {
+  struct sigaction action {};
+  ::sigaction(signal, nullptr, &action);
+  if (action.sa_handler != from) return;
+  action = {};
+  action.sa_handler = to;
+  action.sa_flags = SA_RESTART;
+  ::sigaction(signal, &action, nullptr);
 }
 
 int Columns() {
@@ -358,7 +408,7 @@ int LineEditor::DrawingFd() {
   return ::isatty(STDERR_FILENO) == 1 ? STDERR_FILENO : -1;
 }
 
-LineEditor::LineEditor(int out) : out_(out) {
+LineEditor::LineEditor(int out) {
   g_out = out;
   if (::tcgetattr(STDIN_FILENO, &g_saved) != 0) return;
   g_own = g_saved;
@@ -366,14 +416,7 @@ LineEditor::LineEditor(int out) : out_(out) {
   g_own.c_lflag &= ~static_cast<tcflag_t>(ICANON | ECHO | IEXTEN);
   g_own.c_cc[VMIN] = 1;
   g_own.c_cc[VTIME] = 0;
-  struct sigaction action {};
-  action.sa_flags = SA_RESTART;
-  action.sa_handler = OnDeadlySignal;
-  for (const int signal : kDeadly) ::sigaction(signal, &action, nullptr);
-  action.sa_handler = OnStop;
-  ::sigaction(SIGTSTP, &action, nullptr);
-  action.sa_handler = OnContinue;
-  ::sigaction(SIGCONT, &action, nullptr);
+  for (const auto& [signal, function] : kHandlers) ReplaceHandler(signal, SIG_DFL, function);
   g_held.store(true);
   TakeTerminal();
 }
@@ -381,11 +424,7 @@ LineEditor::LineEditor(int out) : out_(out) {
 LineEditor::~LineEditor() {
   if (!g_held.exchange(false)) return;
   GiveTerminalBack();
-  struct sigaction standard {};
-  standard.sa_handler = SIG_DFL;
-  for (const int signal : kDeadly) ::sigaction(signal, &standard, nullptr);
-  ::sigaction(SIGTSTP, &standard, nullptr);
-  ::sigaction(SIGCONT, &standard, nullptr);
+  for (const auto& [signal, function] : kHandlers) ReplaceHandler(signal, function, SIG_DFL);
 }
 
 void LineEditor::Draw(std::string_view prompt) {
@@ -430,7 +469,7 @@ LineEditor::Event LineEditor::Next(std::string_view prompt, std::string* line) {
       pending_.clear();
       return Event::kInterrupted;
     }
-    if (polled[1].revents != 0) {  // continued after a stop
+    if (polled[1].revents != 0) {  // continued after a stop, or the terminal has another width
       WriteAll("\r");
       WriteAll(prompt);
       dirty = true;

@@ -35,6 +35,7 @@ class LineBuffer {
 
  private:
   enum class State { kText, kEscape, kSequence, kShift3, kPaste };
+  bool BreaksSequence(char byte) const;
   Event Key(char byte);
   void Sequence(std::string_view sequence);
   void Insert(std::string_view bytes);
@@ -63,6 +64,7 @@ class LineEditor {
   // to; -1 where not.
   static int DrawingFd();
 
+  // `out` is DrawingFd().
   explicit LineEditor(int out);
   ~LineEditor();
   LineEditor(const LineEditor&) = delete;
@@ -74,7 +76,6 @@ class LineEditor {
  private:
   void Draw(std::string_view prompt);
 
-  const int out_;
   LineBuffer buffer_;
   std::string pending_;  // read, not yet fed
 };

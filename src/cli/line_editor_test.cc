@@ -61,6 +61,21 @@ TEST(LineBuffer, OtherKeysLeaveNothingBehind) {
                   "b"),
             "ab|");
   EXPECT_EQ(Typed("a\x1b\rb"), "a\nb|");  // Alt-Enter
+  EXPECT_EQ(Typed("a\x1b[[Ab"), "ab|");   // F1 of Linux's console
+}
+
+TEST(LineBuffer, EscAloneDoesNotSpoilWhatFollows) {
+  EXPECT_EQ(Typed("ab\x1b\x1b[D"), "a|b");         // Esc, Left
+  EXPECT_EQ(Typed("ab\x1b\x1b\x1b[Dc"), "ac|b");   // twice
+  EXPECT_EQ(Typed("a\x1b\u00e9b"), "a\u00e9b|");   // no half of a character
+  EXPECT_EQ(Typed("a\x1bO\u00e9b"), "a\u00e9b|");  // Alt-O
+  EXPECT_EQ(Typed("a\x1b[\u4f60b"), "a\u4f60b|");  // Alt-[
+  EXPECT_EQ(Typed("ab\x1b[1;5\x1b[D"), "a|b");     // cut short
+  EXPECT_EQ(Typed("ab\x1b[\x7f"), "a|");
+  LineBuffer buffer;
+  size_t used = 0;
+  EXPECT_EQ(buffer.Feed("ab\x1b[\r", &used), Event::kLine);  // Enter is never swallowed
+  EXPECT_EQ(buffer.Take(), "ab");
 }
 
 TEST(LineBuffer, LinesEnd) {

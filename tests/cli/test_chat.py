@@ -5,6 +5,7 @@ import os
 import pty
 import select
 import signal
+import struct
 import subprocess
 import termios
 import time
@@ -118,7 +119,15 @@ def test_lines_of_spaces_are_no_messages(terminal, tmp_path):
     assert sent_messages(terminal, tmp_path / "talk.json") == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
+def test_a_pasted_command_may_end_with_its_newline(terminal):
+    terminal.send(b"\x1b[200~/help\r\x1b[201~\n")
+    terminal.wait_for("/reset ")  # of the list of commands
+
+
+DEADLY = ["SIGTERM", "SIGHUP", "SIGQUIT", "SIGPIPE", "SIGUSR1", "SIGALRM"]
+
+
+@pytest.mark.parametrize("number", [getattr(signal, name) for name in DEADLY], ids=DEADLY)
 def test_the_terminal_is_given_back_to_a_signal(terminal, number):
     assert not terminal.is_canonical()
     terminal.process.send_signal(number)
@@ -143,6 +152,41 @@ def test_the_terminal_is_given_back_while_stopped(oscar):
     assert "-icanon" not in terminal.wait_for(" icanon")
     terminal.wait_for("left")
     assert terminal.process.wait(timeout=20) == 0
+
+
+def test_an_ignored_signal_stays_ignored(oscar):
+    terminal = Terminal("sh", "-c", f"trap '' HUP; exec {oscar.binary} chat --device cpu")
+    terminal.wait_for("> ")
+    terminal.process.send_signal(signal.SIGHUP)
+    terminal.type("/stats")
+    terminal.wait_for("0 tokens cached")
+    terminal.wait_for("> ")
+    terminal.type("/exit")
+    assert terminal.process.wait(timeout=20) == 0
+
+
+def test_a_stop_that_does_not_happen_leaves_the_editor_in_charge(terminal):
+    # Nobody could continue the leader of a session, so the system does not stop it.
+    terminal.send(b"/st")
+    terminal.wait_for("/st")
+    terminal.press("Ctrl-Z")
+    terminal.wait_for("/st")  # drawn again
+    assert not terminal.is_canonical()
+    terminal.type("ats")
+    terminal.wait_for("0 tokens cached")
+
+
+def test_a_wider_terminal_shows_more_of_the_line(terminal):
+    def resize(columns):
+        fcntl.ioctl(terminal.slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+
+    resize(20)
+    terminal.send(b"a" + b"b" * 30)
+    terminal.wait_for("b" * 16 + "\x1b[K")
+    terminal.send(b"\x01")  # to the start of the line
+    terminal.wait_for("a" + "b" * 16 + "\x1b[K")
+    resize(60)
+    terminal.wait_for("a" + "b" * 30 + "\x1b[K")
 
 
 def test_chat_in_a_terminal(terminal, tmp_path):
@@ -222,6 +266,8 @@ def test_chat_from_a_pipe(oscar, tmp_path):
     (tmp_path / "bad.json").write_text('{"messages": [1]}')
     run = oscar("chat", stdin=f"/load {tmp_path}/bad.json\n/load {tmp_path}/none\n/exit\n")
     assert "without role or content" in run.stdout and "cannot open" in run.stdout
+    run = oscar("chat", stdin="/stats\r\n/exit\r\nAdd these numbers: 2 3\r\n")
+    assert "0 tokens cached" in run.stdout and "no command" not in run.stdout
     run = oscar("chat", stdin="/read\n/read /nonexistent\n/exit\n")
     assert "/read needs a file name\n/nonexistent: cannot open" in run.stdout
 
