@@ -143,11 +143,28 @@ struct ChildPlan {
   Fail(plan, "starting python3");
 }
 
+Result<std::string> MakeSecret() {
+  std::array<unsigned char, kSecretBytes / 2> bytes;
+  if (getrandom(bytes.data(), bytes.size(), 0) != static_cast<ssize_t>(bytes.size())) {
+    return Unexpected(
+        Unavailable(fmt::format("no random bytes of the system: {}", std::strerror(errno))));
+  }
+  std::string out;
+  for (const unsigned char byte : bytes) out += fmt::format("{:02x}", byte);
+  return out;
+}
+
 // A directory that goes away with everything in it.
 class TemporaryDirectory {
  public:
   static Result<TemporaryDirectory> Make() {
-    std::string pattern = (fs::temp_directory_path() / "oscar-sandbox-XXXXXX").string();
+    std::error_code error;
+    const fs::path parent = fs::temp_directory_path(error);
+    if (error) {
+      return Unexpected(Unavailable(fmt::format(
+          "no directory for temporary files ({}); name one with TMPDIR", error.message())));
+    }
+    std::string pattern = (parent / "oscar-sandbox-XXXXXX").string();
     if (mkdtemp(pattern.data()) == nullptr) {
       return Unexpected(
           Unavailable(fmt::format("{}: cannot be made: {}", pattern, std::strerror(errno))));
@@ -161,10 +178,12 @@ class TemporaryDirectory {
   ~TemporaryDirectory() {
     if (path_.empty()) return;
     const Descriptor top(open(path_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-    int64_t moved = 0;
     // A tree may be deeper than descriptors and path lengths reach, and its directories closed to
-    // us: their children move up to the top until none is left. The program has ended.
-    while (EmptyOnce(top.get(), top.get(), moved)) {
+    // us: their children move up to the top until none is left. The program has ended, and could
+    // not know their names there.
+    const std::string names = MakeSecret().value_or(".moved");
+    int64_t moved = 0;
+    while (EmptyOnce(top.get(), top.get(), names, moved)) {
     }
     rmdir(path_.c_str());
   }
@@ -175,7 +194,7 @@ class TemporaryDirectory {
 
   // Removes the files of `directory`, and moves its directories to `top` or, where it is the top,
   // empties and removes them. True where it got any further.
-  static bool EmptyOnce(int top, int directory, int64_t& moved) {
+  static bool EmptyOnce(int top, int directory, const std::string& new_names, int64_t& moved) {
     DIR* const list = fdopendir(openat(directory, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
     if (list == nullptr) return false;
     std::vector<std::string> names;
@@ -190,13 +209,13 @@ class TemporaryDirectory {
       }
       fchmodat(directory, name.c_str(), 0700, 0);  // a directory: all else is gone
       if (directory != top) {
-        const std::string unique = fmt::format(".moved-{}", moved++);
+        const std::string unique = fmt::format("{}-{}", new_names, moved++);
         progress |= renameat(directory, name.c_str(), top, unique.c_str()) == 0;
         continue;
       }
       const Descriptor child(
           openat(top, name.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
-      if (child.get() >= 0) EmptyOnce(top, child.get(), moved);
+      if (child.get() >= 0) EmptyOnce(top, child.get(), new_names, moved);
       progress |= unlinkat(top, name.c_str(), AT_REMOVEDIR) == 0;
     }
     return progress;
@@ -262,17 +281,6 @@ bool IsOverLimit(pid_t child, const std::string& directory, const SandboxLimits&
              limits.files, usage);
   return usage.hidden || usage.files > limits.files || usage.bytes > limits.directory_bytes ||
          WrittenBytes(child) > limits.written_bytes || CountThreads(child) > limits.threads;
-}
-
-Result<std::string> MakeSecret() {
-  std::array<unsigned char, kSecretBytes / 2> bytes;
-  if (getrandom(bytes.data(), bytes.size(), 0) != static_cast<ssize_t>(bytes.size())) {
-    return Unexpected(
-        Unavailable(fmt::format("no random bytes of the system: {}", std::strerror(errno))));
-  }
-  std::string out;
-  for (const unsigned char byte : bytes) out += fmt::format("{:02x}", byte);
-  return out;
 }
 
 // Reads what is there, at most until `limit` is kept; closes at the end of the stream.

@@ -234,6 +234,30 @@ TEST_F(SandboxTest, RemovesWhatItLeft) {
   EXPECT_FALSE(fs::exists(result.output.substr(0, line)));
 }
 
+// Names that the removal might give itself are in its way, listed in either order.
+TEST_F(SandboxTest, RemovesWhatStandsInItsWay) {
+  if (!SandboxWarning().empty()) GTEST_SKIP() << SandboxWarning();
+  for (const char* make : {"os.makedirs('.moved-0'); os.makedirs('.moved-1/d')\n",
+                           "os.makedirs('.moved-1/d'); os.makedirs('.moved-0')\n"}) {
+    const SandboxResult result =
+        RunProgram(std::string("import os\nprint(os.getcwd(), flush=True)\n") + make +
+                   "open('.moved-0/f', 'w')\n");
+    const size_t line = result.output.find('\n');
+    ASSERT_NE(line, std::string::npos) << result.output;
+    EXPECT_FALSE(fs::exists(result.output.substr(0, line)));
+  }
+}
+
+TEST_F(SandboxTest, NeedsADirectoryForTemporaryFiles) {
+  const char* const before = std::getenv("TMPDIR");
+  const std::string kept = before == nullptr ? "" : before;
+  setenv("TMPDIR", "/nonexistent", 1);
+  const auto result = RunPython({{"program.py", "pass"}}, limits_);
+  before == nullptr ? unsetenv("TMPDIR") : setenv("TMPDIR", kept.c_str(), 1);
+  ASSERT_FALSE(result.has_value());
+  EXPECT_NE(result.error().message().find("TMPDIR"), std::string::npos);
+}
+
 TEST_F(SandboxTest, OnlyTheSecretConfirms) {
   const SandboxResult good =
       RunProgram("import os, time\nos.write(3, os.read(0, 64))\ntime.sleep(60)");
