@@ -222,7 +222,8 @@ std::optional<Formula> LeadingFormula(std::string_view text) {
 }
 
 std::string_view RestOfLine(std::string_view text) {
-  return text.substr(0, std::min(text.find('\n'), kMaxLine));
+  text = text.substr(0, kMaxLine);
+  return text.substr(0, text.find('\n'));
 }
 
 std::string_view SkipMarks(std::string_view text, std::string_view marks) {
