@@ -7,6 +7,8 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <type_traits>
+#include <utility>
 
 #include "base/json.h"
 #include "base/progress.h"
@@ -31,6 +33,18 @@ std::optional<double> NumberOrNone(const json& object, const char* key) {
   return found->get<double>();
 }
 
+// None where the type does not hold it: 1e300, or -1 of an unsigned one.
+template <typename T>
+std::optional<T> WholeNumber(const json& value) {
+  if (!value.is_number_integer()) return std::nullopt;
+  if (value.is_number_unsigned()) {
+    const auto number = value.get<uint64_t>();
+    return std::in_range<T>(number) ? std::optional(static_cast<T>(number)) : std::nullopt;
+  }
+  const auto number = value.get<int64_t>();
+  return std::in_range<T>(number) ? std::optional(static_cast<T>(number)) : std::nullopt;
+}
+
 // A field of the expected type, or the default: results.json may be of an older version.
 template <typename T>
 T Field(const json& object, const char* key, T fallback) {
@@ -41,8 +55,10 @@ T Field(const json& object, const char* key, T fallback) {
     return found->is_string() ? found->get<T>() : fallback;
   } else if constexpr (std::is_same_v<T, bool>) {
     return found->is_boolean() ? found->get<T>() : fallback;
-  } else {
+  } else if constexpr (std::is_floating_point_v<T>) {
     return found->is_number() ? found->get<T>() : fallback;
+  } else {
+    return WholeNumber<T>(*found).value_or(fallback);
   }
 }
 
@@ -216,10 +232,9 @@ Result<ItemRecord> ParseItemRecord(std::string_view line) {
   r.cache_bytes = Field<uint64_t>(object, "cache_bytes", 0);
   if (const json margins = object.value("margins", json::array()); margins.is_array()) {
     for (const json& pair : margins) {
-      if (!pair.is_array() || pair.size() != 2 || !pair[0].is_number() || !pair[1].is_number()) {
-        continue;
-      }
-      r.margins.push_back({pair[0].get<int64_t>(), pair[1].get<double>()});
+      if (!pair.is_array() || pair.size() != 2 || !pair[1].is_number()) continue;
+      const auto token = WholeNumber<int64_t>(pair[0]);
+      if (token.has_value()) r.margins.push_back({*token, pair[1].get<double>()});
     }
   }
   r.bucket = Field<std::string>(object, "bucket", "");

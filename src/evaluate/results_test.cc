@@ -58,6 +58,19 @@ TEST(Results, RecordsSurviveTheFile) {
   EXPECT_FALSE(ParseItemRecord("{}").has_value());
 }
 
+TEST(Results, NumbersThatDoNotFitAreNotRead) {
+  const auto record = ParseItemRecord(
+      R"({"method":"m","id":"i","repeat":4294967296,"first_wrong":1e300,"output_tokens":9223372036854775808,)"
+      R"("cache_bytes":-1,"prompt_tokens":7,"margins":[[1e300,1],[-1e300,1],[3,0.5]]})");
+  ASSERT_TRUE(record.has_value());
+  EXPECT_EQ(record->repeat, 0);
+  EXPECT_EQ(record->first_wrong, -1);
+  EXPECT_EQ(record->output_tokens, 0);
+  EXPECT_EQ(record->cache_bytes, 0u);
+  EXPECT_EQ(record->prompt_tokens, 7);
+  EXPECT_EQ(record->margins, (std::vector<TokenMargin>{{3, 0.5}}));
+}
+
 TEST(Results, DeviationIsOverRepeats) {
   const std::vector<ItemRecord> records = {Record("a", 0, true, 1), Record("b", 0, true, 1),
                                            Record("a", 1, true, 1), Record("b", 1, false, 0)};

@@ -19,6 +19,7 @@ namespace fs = std::filesystem;
 using nlohmann::json;
 
 constexpr uint64_t kMaxSuiteFileBytes = uint64_t{1} << 32;  // LiveCodeBench's test file is large
+constexpr uint64_t kMaxHaystackBytes = uint64_t{1} << 30;
 constexpr int64_t kMaxOutputTokens = 1 << 20;
 constexpr char kHaystackName[] = "haystack.txt";
 
@@ -238,9 +239,9 @@ Result<EvalSuite> ReadSuite(const fs::path& directory, const SuiteOptions& optio
   std::sort(files.begin(), files.end());
   std::optional<CodePointText> haystack;
   if (fs::exists(directory / kHaystackName)) {
-    OSCAR_ASSIGN_OR_RETURN(std::string text,
-                           ReadFile(directory / kHaystackName, kMaxSuiteFileBytes));
-    OSCAR_ASSIGN_OR_RETURN(haystack, CodePointText::Create(std::move(text), kHaystackName));
+    const fs::path file = directory / kHaystackName;
+    OSCAR_ASSIGN_OR_RETURN(std::string text, ReadFile(file, kMaxHaystackBytes));
+    OSCAR_ASSIGN_OR_RETURN(haystack, CodePointText::Create(std::move(text), file.string()));
   }
   EvalSuite suite;
   for (const fs::path& file : files) {
