@@ -1,8 +1,11 @@
 #include "calibrate/calibrate.h"
 
 #include <fmt/core.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
 #include <optional>
 
 #include "base/check.h"
@@ -251,8 +254,16 @@ Result<Calibration> Calibrate(const CalibrateOptions& options) {
 
 Status CheckCalibrationDirectory(const FitOptions& fit, const fs::path& directory) {
   std::error_code error;
-  if (fs::exists(directory, error) && !fs::is_directory(directory, error)) {
-    return InvalidArgument(fmt::format("{}: is not a directory", directory.string()));
+  fs::path present = fs::absolute(directory, error);  // the part that is there already
+  while (!fs::exists(present, error) && present.has_relative_path())
+    present = present.parent_path();
+  if (!fs::is_directory(present, error)) {
+    return InvalidArgument(
+        fmt::format("--out {}: {} is not a directory", directory.string(), present.string()));
+  }
+  if (::access(present.c_str(), W_OK | X_OK) != 0) {
+    return InvalidArgument(fmt::format("--out {}: {} cannot be written to: {}", directory.string(),
+                                       present.string(), std::strerror(errno)));
   }
   const ZooPaths written = ZooPairPaths(directory / kZooDirectoryName, DescribeFit(fit));
   for (const fs::path& place : {directory, directory / kZooDirectoryName}) {

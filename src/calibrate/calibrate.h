@@ -41,8 +41,9 @@ struct Calibration {
 
 Result<Calibration> Calibrate(const CalibrateOptions& options);
 
-// Whether WriteCalibration into `directory` would leave a pair there that it does not replace: two
-// rotations in one place would be ambiguous. Needs no fit, so that it can be asked first.
+// Whether WriteCalibration can write to `directory`, and would not leave a pair there that it does
+// not replace: two rotations in one place would be ambiguous. Needs no fit, so that it can be asked
+// first.
 Status CheckCalibrationDirectory(const FitOptions& fit, const std::filesystem::path& directory);
 
 // rotation.safetensors, calibration.json, calibration.html, and the shared form as a RotationZoo

@@ -123,7 +123,12 @@ TEST_F(CalibrateTest, LeavesNoOtherRotationBeside) {
         << name;
   }
   ASSERT_TRUE(WriteFileAtomically(directory_ / "file", "x").ok());
-  EXPECT_NE(CheckCalibrationDirectory(fit, directory_ / "file").message().find("not a directory"),
+  for (const char* path : {"file", "file/below", "file/below/deeper"}) {
+    EXPECT_NE(CheckCalibrationDirectory(fit, directory_ / path).message().find("not a directory"),
+              std::string::npos)
+        << path;
+  }
+  EXPECT_NE(CheckCalibrationDirectory(fit, "/proc/self/none").message().find("cannot be written"),
             std::string::npos);
 }
 
