@@ -111,6 +111,7 @@ void AddCalibrateCommand(CLI::App& app, RunFunction& run) {
       ->capture_default_str()
       ->check(NonNegative());
   command->add_option("--seed", arguments->seed, "Seed of the built-in sample's chats")
+      ->check(NoMinus())
       ->default_str("0");
   command
       ->add_option("--objective", arguments->objectives,

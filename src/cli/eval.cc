@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cstdlib>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <set>
 
@@ -89,14 +90,19 @@ Status ParseLimits(const std::string& text, SuiteOptions& options) {
 
 bool IsRuler(const std::string& suite) { return suite == "ruler" || IsRulerTask(suite); }
 
+// Those of the names that the command line has.
+std::string GivenOf(const EvalArguments& arguments, const std::set<std::string>& names) {
+  std::string list;
+  for (const std::string& name : names) {
+    if (arguments.given.contains(name)) list += (list.empty() ? "" : ", ") + name;
+  }
+  return list;
+}
+
 // An option that would be passed over is an error: a run must not differ from its command line.
 Status CheckOptions(const EvalArguments& arguments) {
   const auto given_of = [&](const std::set<std::string>& names) {
-    std::string list;
-    for (const std::string& name : names) {
-      if (arguments.given.contains(name)) list += (list.empty() ? "" : ", ") + name;
-    }
-    return list;
+    return GivenOf(arguments, names);
   };
   if (arguments.given.contains("--endpoint")) {
     if (arguments.endpoint.url.empty()) {
@@ -117,7 +123,31 @@ Status CheckOptions(const EvalArguments& arguments) {
       return InvalidArgument(fmt::format("{}: only with RULER's tasks, as --suite ruler", list));
     }
   }
+  const bool has_text = arguments.given.contains("--text") && arguments.prose != "none";
+  if (has_text && arguments.prose_windows == 0) {
+    return InvalidArgument("--text: --text-windows 0 reads none of it; leave one of them out");
+  }
+  if (arguments.prose == "none" && arguments.prose_windows > 0 &&
+      arguments.given.contains("--text-windows")) {
+    return InvalidArgument("--text-windows: there are none with --text none; leave it out");
+  }
   return {};
+}
+
+// The same of options that only some methods have a use for.
+Status CheckMethods(const EvalArguments& arguments, const std::vector<EvalMethod>& methods) {
+  const auto has = [&](const auto& uses) { return std::ranges::any_of(methods, uses); };
+  const fs::path& rotation = arguments.model.options.rotation;
+  if (!rotation.empty() && !has([&](const EvalMethod& m) { return m.rotation == rotation; })) {
+    return InvalidArgument(
+        "--rotation: every method of --kv has its own or takes none; leave it out");
+  }
+  if (has([](const EvalMethod& m) { return m.kv != "bf16"; })) return {};
+  const std::string list = GivenOf(
+      arguments, {"--sink", "--recent", "--prefill-cell", "--group", "--k-clip", "--v-clip"});
+  if (list.empty()) return {};
+  return InvalidArgument(fmt::format(
+      "{}: --kv bf16 keeps every token in BF16, so this has no effect; leave it out", list));
 }
 
 // What a prompt of the model's chat costs, for tasks that are generated to a length.
@@ -178,7 +208,12 @@ Result<EvalSuite> MakeRuler(const EvalArguments& arguments, const std::string& n
   RulerOptions ruler;
   OSCAR_ASSIGN_OR_RETURN(ruler.count_tokens, MakeTokenCounter(model));
   ruler.essays = essays;
-  ruler.seed = static_cast<uint32_t>(arguments.sampling.seed.value_or(42));
+  const uint64_t seed = arguments.sampling.seed.value_or(42);
+  if (seed > std::numeric_limits<uint32_t>::max()) {
+    return Unexpected(InvalidArgument(
+        fmt::format("--seed {}: RULER's items are drawn by seeds below 2^32", seed)));
+  }
+  ruler.seed = static_cast<uint32_t>(seed);
   for (const int64_t length : arguments.lengths) {
     ruler.length = length;
     for (const std::string& task : wanted) {
@@ -269,6 +304,7 @@ Status RunEval(const EvalArguments& arguments) {
   options.model = arguments.model.options;
   OSCAR_ASSIGN_OR_RETURN(options.methods, ParseMethods(SplitList(arguments.model.options.kv),
                                                        arguments.model.options.rotation));
+  OSCAR_RETURN_IF_ERROR(CheckMethods(arguments, options.methods));
   OSCAR_ASSIGN_OR_RETURN(options.suite, MakeSuites(arguments, options.prose));
   OSCAR_RETURN_IF_ERROR(SetSampling(
       options.suite, [&](const SamplingOptions& base) { return arguments.sampling.Apply(base); },
@@ -289,6 +325,11 @@ Status RunEval(const EvalArguments& arguments) {
   if (!arguments.prose.empty()) options.prose = arguments.prose;
   if (arguments.prose == "none" || arguments.prose_windows == 0) options.prose.clear();
   options.prose_windows = arguments.prose_windows;
+  if (options.prose.empty() && arguments.prose_windows > 0 &&
+      arguments.given.contains("--text-windows")) {
+    return InvalidArgument(
+        "--text-windows: the suite has no heldout_prose.json; name a text with --text FILE");
+  }
   options.out = arguments.out;
   EvalResults results;
   if (arguments.endpoint.url.empty()) {
@@ -375,9 +416,11 @@ void AddEvalCommand(CLI::App& app, RunFunction& run) {
   command->add_option("--samples", arguments->samples, "RULER's items a task")
       ->capture_default_str()
       ->check(CLI::Range(1, 100000));
-  command->add_option("--haystack", arguments->haystack,
-                      "Text that RULER's needles lie in, .txt or RULER's .json; default: the demo "
-                      "suite's");
+  command
+      ->add_option("--haystack", arguments->haystack,
+                   "Text that RULER's needles lie in, .txt or RULER's .json; default: the demo "
+                   "suite's")
+      ->check(NotEmpty());
   command
       ->add_option("--max-tokens", arguments->max_tokens,
                    "Longest output, in place of the task's own")
@@ -411,9 +454,11 @@ void AddEvalCommand(CLI::App& app, RunFunction& run) {
       ->add_option("--repeats", arguments->repeats,
                    "Times each item is drawn; default: as published, once for greedy outputs")
       ->check(CLI::Range(1, 1000));
-  command->add_option("--text", arguments->prose,
-                      "JSON list of documents for perplexity; default: the suite's "
-                      "heldout_prose.json; none: no text metrics");
+  command
+      ->add_option("--text", arguments->prose,
+                   "JSON list of documents for perplexity; default: the suite's "
+                   "heldout_prose.json; none: no text metrics")
+      ->check(NotEmpty());
   command->add_option("--text-windows", arguments->prose_windows, "Windows of 4096 tokens")
       ->capture_default_str()
       ->check(CLI::Range(0, 1024));
@@ -434,10 +479,12 @@ void AddReportCommand(CLI::App& app, RunFunction& run) {
       app.add_subcommand("report", "Write report.html, results.csv and the table of an evaluation");
   command->add_option("results", arguments->input, "results.json, or the directory that holds it")
       ->required();
-  command->add_option("--against", arguments->against,
-                      "Compare item by item with this run's items.jsonl, or the directory that "
-                      "holds it, instead: where strict scores differ, at which token, how closely");
-  command->add_option("--out", arguments->out, "Directory; default: beside the results");
+  CLI::Option* const against = command->add_option(
+      "--against", arguments->against,
+      "Compare item by item with this run's items.jsonl, or the directory that "
+      "holds it, instead: where strict scores differ, at which token, how closely");
+  command->add_option("--out", arguments->out, "Directory; default: beside the results")
+      ->excludes(against);
   command->callback([arguments, &run] { run = [arguments] { return RunReport(*arguments); }; });
 }
 

@@ -51,6 +51,29 @@ TEST_F(EvalCommand, OptionsThatWouldDoNothingAreRefused) {
       HasSubstr("nowhere"));
 }
 
+TEST_F(EvalCommand, OptionsThatNoMethodUsesAreRefused) {
+  const std::string suite = "--suite " + Path("one") + " ";
+  for (const std::string option :
+       {"--sink 64", "--recent 64", "--prefill-cell 64", "--group 32", "--k-clip 0.9"}) {
+    EXPECT_THAT(Error(suite + "--kv bf16 " + option),
+                AllOf(StartsWith(option.substr(0, option.find(' '))), HasSubstr("no effect")));
+  }
+  EXPECT_THAT(Error(suite + "--kv bf16,kivi --rotation x"), StartsWith("--rotation: "));
+  EXPECT_THAT(Error(suite + "--kv oscar+@none --rotation x"), StartsWith("--rotation: "));
+  EXPECT_THAT(Error(suite + "--kv bf16,oscar+ --rotation nowhere --model " OSCAR_DEMO_MODEL),
+              HasSubstr("nowhere: no such"));
+  EXPECT_THAT(Error(suite + "--text prose.json --text-windows 0"), StartsWith("--text: "));
+  EXPECT_THAT(Error(suite + "--text none --text-windows 2"), StartsWith("--text-windows: "));
+  EXPECT_THAT(Error(suite + "--text-windows 2"), HasSubstr("heldout_prose.json"));
+}
+
+TEST_F(EvalCommand, ValuesThatWouldBeReadAsOthersAreRefused) {
+  EXPECT_THAT(ServerError("--seed=-1"), HasSubstr("-1 is not 0 or more"));
+  EXPECT_THAT(Error("--endpoint nowhere --suite vt --length 1024 --samples 1 --seed 4294967297 "
+                    "--model " OSCAR_DEMO_MODEL),
+              AllOf(StartsWith("--seed"), HasSubstr("2^32")));
+}
+
 TEST_F(EvalCommand, NamesMustBeKnown) {
   EXPECT_THAT(ServerError("--tasks nosuch"), AllOf(HasSubstr("nosuch"), HasSubstr("sort")));
   EXPECT_THAT(ServerError("--limit 1,nosuch=3"), AllOf(HasSubstr("nosuch"), HasSubstr("sort")));
@@ -83,6 +106,16 @@ TEST_F(EvalCommand, SuitesWithOneNameOfATask) {
               HasSubstr("nowhere"));
   EXPECT_THAT(Error("--endpoint nowhere --suite " + Path("one") + "," + Path("one")),
               HasSubstr("twice"));
+}
+
+class ReportCommand : public CommandTest {
+ protected:
+  ReportCommand() : CommandTest(AddReportCommand, "report") {}
+};
+
+TEST_F(ReportCommand, AComparisonWritesNothing) {
+  EXPECT_THAT(std::string(Run("a --against b --out c").message()),
+              AllOf(HasSubstr("--out"), HasSubstr("--against")));
 }
 
 }  // namespace

@@ -124,6 +124,7 @@ void AddGenerateCommand(CLI::App& app, RunFunction& run) {
   CLI::Option* messages = command->add_option(
       "--messages", options->messages,
       "JSON file with a list of {role, content}, rendered by the model's chat template");
+  messages->check(NotEmpty());
   prompt->excludes(messages);
   messages->excludes(prompt);
   command

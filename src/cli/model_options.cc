@@ -24,17 +24,13 @@ std::string MethodHelp() {
   return fmt::format("Cache method: {}", names);
 }
 
-CLI::Validator NotEmpty() {
-  const auto check = [](const std::string& text) { return text.empty() ? "is empty" : ""; };
-  return {check, "", "not empty"};
-}
-
 }  // namespace
 
 void AddModelOptions(CLI::App& command, ModelArguments& arguments) {
   ModelOptions& o = arguments.options;
   const char* group = "Model";
   command.add_option("--model", o.model, "Hugging Face model directory; default: the demo model")
+      ->check(NotEmpty())
       ->group(group);
   command.add_option("--device", o.device, "auto (a GPU where there is one), cpu or cuda")
       ->default_str("auto")
@@ -65,6 +61,7 @@ void AddModelOptions(CLI::App& command, ModelArguments& arguments) {
                                   ->group(group);
   command.add_option("--weights-seed", o.weights_seed, "Seed of the random weights")
       ->needs(random)
+      ->check(NoMinus())
       ->capture_default_str()
       ->group(group);
 
@@ -83,6 +80,7 @@ void AddModelOptions(CLI::App& command, ModelArguments& arguments) {
   command
       .add_option("--rotation", o.rotation,
                   "Rotation file or directory (rotation.safetensors or a k_*.pt, v_*.pt pair)")
+      ->check(NotEmpty())
       ->group(group);
   TakesByteSize(command.add_option("--kv-memory", o.kv_memory,
                                    "Cache budget, such as 512MiB or 1.5GiB; 0 is automatic"))
@@ -168,7 +166,9 @@ void AddSamplingOptions(CLI::App& command, SamplingArguments& arguments) {
   command.add_option("--frequency-penalty", arguments.frequency_penalty, "0 is off")
       ->check(penalty)
       ->group(group);
-  command.add_option("--seed", arguments.seed, "Makes draws repeatable")->group(group);
+  command.add_option("--seed", arguments.seed, "Makes draws repeatable")
+      ->check(NoMinus())
+      ->group(group);
 }
 
 SamplingOptions SamplingArguments::Apply(SamplingOptions o) const {

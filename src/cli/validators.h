@@ -30,7 +30,13 @@ inline CLI::Validator Positive() {
   return NumberThat("above 0", [](double value) { return value > 0; });
 }
 
-// Before a conversion to an unsigned number, which would wrap: transforms run last added first.
+// An unset variable of a script must not choose a default.
+inline CLI::Validator NotEmpty() {
+  const auto check = [](const std::string& text) { return text.empty() ? "is empty" : ""; };
+  return {check, "", "not empty"};
+}
+
+// Before a conversion to an unsigned number, which would wrap.
 inline CLI::Validator NoMinus() {
   const auto check = [](const std::string& text) {
     return text.starts_with('-') ? fmt::format("{} is not 0 or more", text) : "";

@@ -53,3 +53,13 @@ def test_failed_requests_never_raise_a_score(oscar, peer, tmp_path):
     Peer.strict = False
     run = oscar(*command)
     assert "100.0" in run.stdout and "*" not in run.stdout
+
+
+@pytest.mark.parametrize("command", [
+    ("generate", "--prompt", "x", "--model"), ("generate", "--prompt", "x", "--rotation"), ("generate", "--messages"),
+    ("eval", "--suite", "vt", "--out", "nowhere", "--haystack"), ("eval", "--out", "nowhere", "--text"),
+])
+def test_an_empty_value_chooses_no_default(oscar, command):
+    """As from a script's variable that is not set."""
+    run = oscar(*command, "", ok=False)
+    assert run.returncode == 2 and f"{command[-1]}: is empty" in run.stderr
