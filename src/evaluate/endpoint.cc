@@ -32,7 +32,7 @@ int64_t CountOf(const json& reply, const char* name) {
   const json usage = reply.value("usage", json());
   if (!usage.is_object()) return 0;
   const json count = usage.value(name, json());
-  return count.is_number_integer() ? count.get<int64_t>() : 0;
+  return count.is_number_integer() ? std::max<int64_t>(count.get<int64_t>(), 0) : 0;
 }
 
 // The double that prints as the float does: 0.95, not 0.949999988079071.
@@ -41,6 +41,7 @@ double Shortest(float value) { return std::strtod(fmt::format("{}", value).c_str
 // A server that answers nothing yet is either about to or not there.
 constexpr double kFirstPatienceSeconds = 1;
 constexpr int kConnectSeconds = 5;
+constexpr size_t kMaxReplyBytes = size_t{64} << 20;
 
 bool IsTlsError(httplib::Error error) {
   return error == httplib::Error::SSLConnection || error == httplib::Error::SSLLoadingCerts ||
@@ -93,6 +94,20 @@ Result<std::string> Endpoint::Send(const std::string& route, const std::string* 
   httplib::Headers headers;
   if (!options_.api_key.empty()) headers.emplace("Authorization", "Bearer " + options_.api_key);
   const std::string url = host_ + path_ + route;
+  std::string reply;
+  httplib::Request request;
+  request.method = body == nullptr ? "GET" : "POST";
+  request.path = path_ + route;
+  request.headers = std::move(headers);
+  if (body != nullptr) {
+    request.body = *body;
+    request.set_header("Content-Type", "application/json");
+  }
+  request.content_receiver = [&](const char* data, size_t size, uint64_t, uint64_t) {
+    if (size > kMaxReplyBytes - reply.size()) return false;
+    reply.append(data, size);
+    return true;
+  };
   std::string trouble;
   double pause = options_.first_pause_seconds;
   const auto start = std::chrono::steady_clock::now();
@@ -101,12 +116,14 @@ Result<std::string> Endpoint::Send(const std::string& route, const std::string* 
     httplib::Client client(host_);
     client.set_connection_timeout(std::chrono::seconds(kConnectSeconds));
     client.set_read_timeout(std::chrono::seconds(static_cast<int64_t>(options_.timeout_seconds)));
-    client.set_follow_location(true);
-    const httplib::Result result =
-        body == nullptr ? client.Get(path_ + route, headers)
-                        : client.Post(path_ + route, headers, *body, "application/json");
+    reply.clear();
+    const httplib::Result result = client.send(request);
     if (!result) {
       trouble = httplib::to_string(result.error());
+      if (result.error() == httplib::Error::Canceled) {
+        return Unexpected(
+            DataLoss(fmt::format("{}: an answer of more than {} bytes", url, kMaxReplyBytes)));
+      }
       if (IsTlsError(result.error())) {
         return Unexpected(Unavailable(
             fmt::format("{}: no TLS connection ({}); if the server speaks plain HTTP give http://",
@@ -120,8 +137,13 @@ Result<std::string> Endpoint::Send(const std::string& route, const std::string* 
             url, trouble, attempt + 1)));
       }
     } else {
-      if (result->status == 200) return result->body;
-      trouble = fmt::format("status {}: {}", result->status, Excerpt(result->body));
+      if (result->status == 200) return reply;
+      if (result->has_header("Location")) {  // the key is for the address that was given
+        return Unexpected(InvalidArgument(
+            fmt::format("{}: the server sends elsewhere, to {}; give --endpoint that address", url,
+                        Excerpt(result->get_header_value("Location")))));
+      }
+      trouble = fmt::format("status {}: {}", result->status, Excerpt(reply));
       if (result->status != 429 && result->status < 500) {
         return Unexpected(InvalidArgument(fmt::format("{}: {}", url, trouble)));
       }
@@ -176,9 +198,16 @@ Result<EndpointReply> Endpoint::Complete(const EvalItem& item,
     return Unexpected(
         DataLoss(fmt::format("{}: an answer without choices: {}", host_, Excerpt(text))));
   }
+  const json message = item.use_template ? choices[0].value("message", json()) : choices[0];
+  const json said =
+      message.is_object() ? message.value(item.use_template ? "content" : "text", json()) : json();
+  // Without content it has only thought, or nothing to say.
+  if (!message.is_object() || !(said.is_string() || (said.is_null() && item.use_template))) {
+    return Unexpected(
+        DataLoss(fmt::format("{}: an answer whose text is none: {}", host_, Excerpt(text))));
+  }
   EndpointReply out;
-  out.text = item.use_template ? TextOf(choices[0].value("message", json()), "content")
-                               : TextOf(choices[0], "text");
+  if (said.is_string()) out.text = said.get<std::string>();
   out.prompt_tokens = CountOf(reply, "prompt_tokens");
   out.output_tokens = CountOf(reply, "completion_tokens");
   return out;

@@ -1,6 +1,7 @@
 // Against a server of its own, so that every request is seen.
 #include "evaluate/endpoint.h"
 
+#include <fmt/core.h>
 #include <gtest/gtest.h>
 #include <httplib.h>
 #include <unistd.h>
@@ -38,6 +39,10 @@ class EndpointTest : public testing::Test {
       if (prompt == refused_) {
         response.status = 400;
         response.set_content("{\"error\": \"too long\"}", "application/json");
+        return;
+      }
+      if (!raw_reply_.empty()) {
+        response.set_content(raw_reply_, "application/json");
         return;
       }
       const std::string text = prompt == "2+2?" ? "<think>hm</think>4" : "no idea";
@@ -80,6 +85,7 @@ class EndpointTest : public testing::Test {
   int failures_ = 0;
   size_t fail_after_ = 0;  // requests that are answered; 0: all
   std::string refused_;    // a prompt that is answered with 400
+  std::string raw_reply_;  // in place of an answer
   std::string models_ = R"({"data": [{"id": "peer"}]})";
   int port_ = 0;
   fs::path directory_;
@@ -99,6 +105,55 @@ TEST_F(EndpointTest, ScoresAndResumes) {
   const auto again = EvaluateEndpoint(options_, endpoint_);
   EXPECT_EQ(ResultsToJson(*again), ResultsToJson(*first));
   EXPECT_EQ(requests_.size(), 2u);  // nothing was asked twice
+}
+
+TEST_F(EndpointTest, WhatIsNoAnswerIsNotScored) {
+  for (const char* message : {R"(null)", R"("4")", R"({"content": ["4"]})", R"({"content": 4})"}) {
+    raw_reply_ = fmt::format(R"({{"choices": [{{"message": {}}}]}})", message);
+    const auto result = EvaluateEndpoint(options_, endpoint_);
+    ASSERT_FALSE(result.has_value()) << message;
+    EXPECT_NE(result.error().message().find("text is none"), std::string::npos) << message;
+  }
+  // Cut short while it thought.
+  raw_reply_ = R"({"choices": [{"message": {"content": null, "reasoning_content": "hm"}}],
+                   "usage": {"prompt_tokens": -1, "completion_tokens": 18446744073709551615}})";
+  const auto result = EvaluateEndpoint(options_, endpoint_);
+  ASSERT_TRUE(result.has_value()) << result.error().ToString();
+  EXPECT_EQ(*result->methods[0].tasks.at("sums").answer, 0);
+  EXPECT_EQ(result->methods[0].tasks.at("sums").mean_tokens, 0);
+}
+
+TEST_F(EndpointTest, AnAnswerWithoutEndIsCut) {
+  constexpr size_t kBlock = 1 << 20;
+  int blocks = 0;
+  server_.Get("/endless/v1/models", [&](const httplib::Request&, httplib::Response& response) {
+    response.set_chunked_content_provider("application/json", [&](size_t, httplib::DataSink& sink) {
+      if (++blocks == 256) {
+        sink.done();
+        return true;
+      }
+      const std::string block(kBlock, ' ');
+      return sink.write(block.data(), block.size());
+    });
+  });
+  endpoint_.url += "/endless";
+  const auto result = Endpoint::Connect(endpoint_);
+  ASSERT_FALSE(result.has_value());
+  EXPECT_NE(result.error().message().find("more than"), std::string::npos)
+      << result.error().message();
+}
+
+// The key would go along.
+TEST_F(EndpointTest, DoesNotFollowToAnotherAddress) {
+  server_.Get("/moved/v1/models", [&](const httplib::Request&, httplib::Response& response) {
+    response.set_redirect("http://127.0.0.1:" + std::to_string(port_) + "/v1/models");
+  });
+  endpoint_.url += "/moved";
+  const auto result = Endpoint::Connect(endpoint_);
+  ASSERT_FALSE(result.has_value());
+  EXPECT_NE(result.error().message().find("/v1/models; give --endpoint that address"),
+            std::string::npos)
+      << result.error().message();
 }
 
 TEST_F(EndpointTest, RepeatsFailedRequestsAndNamesLostOnes) {
