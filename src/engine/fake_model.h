@@ -152,6 +152,8 @@ class FakeModel : public Model {
     return {};
   }
 
+  size_t num_launched() const { return launched_.size(); }
+
   // All rows depend on the first layer alone, so that layers and chunks can be told apart.
   struct FakeCellRead : CellRead {
     std::unique_ptr<LayeredAppend> append;
@@ -215,8 +217,8 @@ class FakeModel : public Model {
  private:
   // Any function of the logits and the draw; now and then one is left to the caller.
   static int32_t DrawFrom(std::span<const float> logits, const TokenDraw& draw) {
-    if (std::ranges::any_of(logits, [](float x) { return std::isnan(x); })) {
-      return TokenDraw::kNotANumber;
+    if (std::ranges::any_of(logits, [](float x) { return !std::isfinite(x); })) {
+      return TokenDraw::kNotFinite;
     }
     const auto best = static_cast<int32_t>(std::ranges::max_element(logits) - logits.begin());
     if (static_cast<int>(logits[0] * 1024.0f) % 23 == 0) return TokenDraw::kUndecided;

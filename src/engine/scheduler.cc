@@ -488,7 +488,7 @@ Status Scheduler::RunAndDraw(std::span<const ForwardItem> items) {
   const auto vocab = static_cast<size_t>(model_.spec().vocab_size);
   logits_.clear();
   for (size_t i = 0; i < ids.size(); ++i) {
-    if (ids[i] == TokenDraw::kNotANumber) continue;
+    if (ids[i] == TokenDraw::kNotFinite) continue;
     if (ours[i]) ids[i] = TokenDraw::kUndecided;
     if (ids[i] != TokenDraw::kUndecided) continue;
     logits_.resize(logits_.size() + vocab);
@@ -658,12 +658,12 @@ void Scheduler::Draw(Sequence& sequence, std::span<const float> logits, int32_t 
   const EngineRequest& request = sequence.request;
   sequence.draws_here = false;
   if (device_drawn != TokenDraw::kUndecided) {
-    drawn->token = device_drawn;  // kNotANumber is negative, too
+    drawn->token = device_drawn;  // kNotFinite is negative, too
     if (device_drawn >= 0) sequence.sampler.Observe(device_drawn);
     return;
   }
   if (!AllFinite(logits)) {
-    drawn->token = TokenDraw::kNotANumber;
+    drawn->token = TokenDraw::kNotFinite;
     return;
   }
   const bool may_stop = sequence.generated() >= request.min_tokens;

@@ -1,8 +1,10 @@
-// One block a row. Greedy: one pass. Otherwise the 1024 most likely tokens are found by a radix
-// select over order-preserving keys (three passes of 11, 11 and 10 bits), sorted in shared memory
-// and weighed in fp64, as the scalar sampler does. Where the answer needs more of them than that
-// (top-k off and a nucleus beyond them, or more equal logits than fit) the row is left undecided
-// and the caller fetches its logits.
+// One block a row. Greedy: one pass. With neither top-k nor top-p every token is weighed in fp64,
+// in the order of ids, as the scalar sampler does: each thread sums a run of them, and the one in
+// whose run the draw falls goes through it again. Otherwise the 1024 most likely tokens are found
+// by a radix select over order-preserving keys (three passes of 11, 11 and 10 bits), sorted in
+// shared memory and weighed. Where the answer needs more of them than that (top-k beyond them, a
+// nucleus beyond them, or more equal logits than fit) the row is left undecided and the caller
+// fetches its logits.
 #include <cuda_runtime_api.h>
 
 #include <cmath>
@@ -17,9 +19,9 @@ constexpr int kThreads = 1024;
 constexpr int kKept = TokenDraw::kMaxCandidates;  // that a draw may need
 constexpr int kCapacity = 2 * kKept;              // with those equal to the last
 
-// Larger floats have larger keys; NaN is dealt with before.
+// Larger floats have larger keys, and both zeros the same; NaN is dealt with before.
 __device__ __forceinline__ uint32_t KeyOf(float x) {
-  const uint32_t bits = __float_as_uint(x);
+  const uint32_t bits = __float_as_uint(x + 0.0f);
   return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
 }
 __device__ __forceinline__ float ValueOf(uint32_t key) {
@@ -59,6 +61,54 @@ __device__ double BlockSum(double value, double* scratch) {
   return value;
 }
 
+// Of this thread and those before it.
+__device__ double InclusiveSum(double value, double* scratch) {
+  const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
+  for (int offset = 1; offset < 32; offset *= 2) {
+    const double other = __shfl_up_sync(~0u, value, offset);
+    if (lane >= offset) value += other;
+  }
+  if (lane == 31) scratch[warp] = value;
+  __syncthreads();
+  double before = 0.0;
+  for (int i = 0; i < warp; ++i) before += scratch[i];
+  __syncthreads();
+  return before + value;
+}
+
+// Draws from every token whose weight (1 for the largest) is at least min_p. `sums` [kThreads].
+__device__ void DrawFromAll(const float* row, int vocab, const TokenDraw& draw, uint64_t best,
+                            double* sums, int* owner, int32_t* id) {
+  const int tid = static_cast<int>(threadIdx.x);
+  const float largest = ValueOf(static_cast<uint32_t>(best >> 32));
+  const double inverse = 1.0 / static_cast<double>(draw.temperature);
+  const auto weight = [&](int i) {
+    const double w = exp((static_cast<double>(row[i]) - largest) * inverse);
+    return w >= draw.min_p ? w : 0.0;
+  };
+  const int run = (vocab + kThreads - 1) / kThreads;
+  const int first = min(tid * run, vocab), end = min(first + run, vocab);
+  double mine = 0.0;
+  for (int i = first; i < end; ++i) mine += weight(i);
+  const double upto = InclusiveSum(mine, sums);
+  sums[tid] = upto;
+  if (tid == 0) *owner = kThreads - 1;
+  __syncthreads();
+  const double u = draw.uniform * sums[kThreads - 1];
+  if (u < upto) atomicMin(owner, tid);
+  __syncthreads();
+  if (tid != *owner) return;
+  double sum = tid > 0 ? sums[tid - 1] : 0.0;
+  int32_t drawn = IdOf(best);  // rounding may leave nothing in the run that `u` falls into
+  for (int i = first; i < end; ++i) {
+    const double w = weight(i);
+    if (w > 0.0) drawn = i;
+    sum += w;
+    if (u < sum) break;
+  }
+  *id = drawn;
+}
+
 // The bin (from the top) in which the `want`-th largest falls, and how many lie above it.
 __device__ void FindBin(const int* histogram, int bins, int want, int* bin, int* above) {
   if (threadIdx.x == 0) {
@@ -84,7 +134,7 @@ __global__ void __launch_bounds__(kThreads)
   uint64_t best = 0;
   bool bad = false;
   const auto consider = [&](float x, int i) {
-    bad |= isnan(x);
+    bad |= !isfinite(x);
     const uint64_t packed = Packed(x, i);
     best = packed > best ? packed : best;
   };
@@ -100,7 +150,7 @@ __global__ void __launch_bounds__(kThreads)
   }
   for (int i = 4 * vectors + tid; i < vocab; i += kThreads) consider(row[i], i);
   if (__syncthreads_or(bad)) {
-    if (tid == 0) ids[blockIdx.x] = TokenDraw::kNotANumber;
+    if (tid == 0) ids[blockIdx.x] = TokenDraw::kNotFinite;
     return;
   }
   best = BlockMax(best, candidates);
@@ -108,9 +158,17 @@ __global__ void __launch_bounds__(kThreads)
     if (tid == 0) ids[blockIdx.x] = IdOf(best);
     return;
   }
+  const bool limited = draw.top_k > 0 && draw.top_k < vocab;
+  if (!limited && draw.top_p >= 1.0f) {
+    DrawFromAll(row, vocab, draw, best, weights, &count, &ids[blockIdx.x]);
+    return;
+  }
+  if (limited && draw.top_k > kKept) {
+    if (tid == 0) ids[blockIdx.x] = TokenDraw::kUndecided;
+    return;
+  }
   const float largest = ValueOf(static_cast<uint32_t>(best >> 32));
   const double inverse = 1.0 / static_cast<double>(draw.temperature);
-  const bool limited = draw.top_k > 0 && draw.top_k < vocab;
   const int wanted = limited ? draw.top_k : vocab;
   const int keep = min(wanted, kKept);
   double all = 0.0;  // of the weights of every token, where top-k is off
@@ -186,9 +244,6 @@ __global__ void __launch_bounds__(kThreads)
       ids[blockIdx.x] = TokenDraw::kUndecided;
       return;
     }
-  } else if (keep < wanted) {
-    ids[blockIdx.x] = TokenDraw::kUndecided;
-    return;
   }
   if (draw.min_p > 0.0f) {
     int end = 0;

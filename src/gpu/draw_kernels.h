@@ -1,5 +1,5 @@
 // Draws tokens from logits where the logits are, so that only ids come back: the most likely one,
-// or top-k, top-p and min-p in the order of engine/sampler.h.
+// or top-k, top-p and min-p in the order of engine/sampler.h, or from all of them.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace oscar::gpu {
 
-// [rows]: ids[r] from logits[sources[r]], or TokenDraw's kNotANumber or kUndecided. `draws` and
+// [rows]: ids[r] from logits[sources[r]], or TokenDraw's kNotFinite or kUndecided. `draws` and
 // `sources` in device memory.
 Status LaunchDraw(const float* logits, const int32_t* sources, const TokenDraw* draws, int32_t* ids,
                   int rows, int vocab, cuda::Stream stream);

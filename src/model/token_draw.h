@@ -7,10 +7,11 @@
 namespace oscar {
 
 struct TokenDraw {
-  static constexpr int32_t kNotANumber = -1;  // the row holds a NaN
-  static constexpr int32_t kUndecided = -2;   // needs more candidates than the device keeps
+  static constexpr int32_t kNotFinite = -1;  // the row holds a NaN or an infinity
+  static constexpr int32_t kUndecided = -2;  // needs more candidates than the device keeps
 
-  // With top_k from 1 to this many a row is always decided, but for thousands of equal logits.
+  // With top_k from 1 to this many a row is always decided, but for thousands of equal logits; so
+  // it is where neither top_k nor top_p is set.
   static constexpr int32_t kMaxCandidates = 1024;
 
   float temperature = 0.0f;  // 0: the most likely token
@@ -20,7 +21,8 @@ struct TokenDraw {
   double uniform = 0.0;  // in [0, 1): which of the kept ones
 
   bool IsSureOnDevice() const {
-    return temperature == 0.0f || (top_k > 0 && top_k <= kMaxCandidates);
+    return temperature == 0.0f || (top_k > 0 && top_k <= kMaxCandidates) ||
+           (top_k == 0 && top_p >= 1.0f);
   }
 };
 
