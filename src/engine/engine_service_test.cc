@@ -191,6 +191,26 @@ TEST(EngineService, Rule5_AFailureWhileRunningAheadFailsEveryRequest) {
   EXPECT_FALSE(engine.service->Health().ok());
 }
 
+TEST(Generator, AFailureWhileRunningAheadLeavesNothingUnderWay) {
+  GenerateRequest request;
+  request.prompt = FakeTokens(5, 20);
+  request.sampling.temperature = 0.0f;
+  request.max_tokens = 40;
+  for (int passes = 1; passes < 12; ++passes) {
+    ThreadPool threads(1);
+    FakeModel model(Drawing(), threads);
+    BlockPool pool(uint64_t{1} << 26);
+    Generator generator(model, pool), fresh(model, pool);
+    model.fail_after = passes;
+    const auto failed = generator.Generate(request);
+    ASSERT_TRUE(failed.has_value());
+    EXPECT_EQ(failed->status.message(), "the device has failed");
+    EXPECT_EQ(model.num_launched(), 0u);
+    model.fail_after = -1;
+    EXPECT_EQ(generator.Generate(request)->tokens, fresh.Generate(request)->tokens) << passes;
+  }
+}
+
 TEST(EngineService, Rule3_PreemptionChangesNoAnswer) {
   for (const bool deterministic : {false, true}) {
     for (const bool prefix_cache : {true, false}) {

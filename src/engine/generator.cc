@@ -181,6 +181,8 @@ Result<int32_t> Generator::StepAndDraw(int32_t token, bool goes_on, Sampler& sam
       if (goes_on && cache_.length() < max_context_ && cost.seal_peak == 0 && cost.seal_net == 0) {
         const Status launched = Launch(ForwardItem::Drawn(0), *sampler.NextDraw(1));
         if (!launched.ok() && launched.code() != StatusCode::kResourceExhausted) {
+          // The one before must not be left under way.
+          [[maybe_unused]] const Status ignored = model_.Collect({&drawn, 1});
           return Unexpected(launched);
         }
         ahead_ = launched.ok();
