@@ -66,6 +66,13 @@ cuda::AttentionShape ShapeOf(const ModelSpec& spec, const KvPlan& plan) {
   return shape;
 }
 
+// To callers kResourceExhausted is a lack of cache pages, which they know how to cure. A device
+// that runs out of memory in a pass, although nothing is taken after loading, has failed.
+Status DeviceFailure(Status status) {
+  if (status.code() != StatusCode::kResourceExhausted) return status;
+  return Internal(status.message());
+}
+
 class CudaDecoder final : public CudaModel {
  public:
   CudaDecoder(const ModelSpec& spec, KvPlan& plan, ThreadPool& threads,
@@ -116,7 +123,10 @@ class CudaDecoder final : public CudaModel {
   Status TakeMemory(const WeightSource& source);
   Status Warm();
 
+  // Room for the items; kResourceExhausted only from here.
   Status Prepare(std::span<const ForwardItem> items);
+  Status ForwardPrepared(std::span<const ForwardItem> items, std::span<float> logits);
+  Status LaunchPrepared(std::span<const ForwardItem> items, std::span<const TokenDraw> draws);
   Status Compute(std::span<const ForwardItem> items, PlannedPass* planned);
   Status Layers(const Pass& pass, std::span<const ForwardItem> items);
   Status Attend(const Pass& pass, int layer);
@@ -143,7 +153,6 @@ class CudaDecoder final : public CudaModel {
 
   cudaStream_t stream_ = nullptr;
   DeviceBuffer<std::byte> weight_memory_, work_memory_, page_memory_;
-  DeviceBuffer<float> tap_memory_;
   gpu::DeviceWeights weights_;
   cuda::AttentionShape shape_;
   std::optional<cuda::DecodeAttention> decode_;
@@ -163,7 +172,7 @@ class CudaDecoder final : public CudaModel {
   float* qkv_ = nullptr;      // [rows, qkv]
   Bf16* q_ = nullptr;         // [rows, q]
   Bf16* attended_ = nullptr;  // [rows, q]
-  float* gate_up_ = nullptr;  // [at most kFeedForwardRows, 2 intermediate]
+  float* gate_up_ = nullptr;  // [gate_up_size_]: at most kFeedForwardRows of 2 intermediate
   Bf16* product_ = nullptr;   // [rows, intermediate]
   float* logits_ = nullptr;   // [logit_rows_, vocab]
   std::byte* inputs_ = nullptr;
@@ -172,8 +181,10 @@ class CudaDecoder final : public CudaModel {
   int32_t* draw_rows_ = nullptr;  // [logit_rows_]
   void* attention_workspace_ = nullptr;
   void* blas_workspace_ = nullptr;
-  Bf16* weight_scratch_ = nullptr;  // [weights_.largest_fp8]
+  gpu::TableUpdate* table_updates_ = nullptr;  // [PageTables::kStaged]
+  Bf16* weight_scratch_ = nullptr;             // [weights_.largest_fp8]
   int32_t* table_memory_ = nullptr;
+  size_t gate_up_size_ = 0;
   std::vector<int32_t> draw_sources_;  // of the last pass: row of the logits, by draw
 };
 
@@ -203,7 +214,10 @@ void CudaDecoder::CarveWork(gpu::DeviceCarver& carver) {
   qkv_ = carver.Take<float>(rows * static_cast<size_t>(QkvWidth()));
   q_ = carver.Take<Bf16>(rows * static_cast<size_t>(QWidth()));
   attended_ = carver.Take<Bf16>(rows * static_cast<size_t>(QWidth()));
-  gate_up_ = carver.Take<float>(std::min<size_t>(rows, kFeedForwardRows) * 2 * middle);
+  // The calibration tap uses it too, a few rows at a time.
+  gate_up_size_ = std::max(std::min<size_t>(rows, kFeedForwardRows) * 2 * middle,
+                           static_cast<size_t>(QkvWidth()));
+  gate_up_ = carver.Take<float>(gate_up_size_);
   product_ = carver.Take<Bf16>(rows * middle);
   logits_ = carver.Take<float>(logit_rows * static_cast<size_t>(spec_.vocab_size));
   inputs_ = carver.Take<std::byte>(gpu::PassPlanner::InputBytes(options_.max_batch_tokens));
@@ -214,6 +228,7 @@ void CudaDecoder::CarveWork(gpu::DeviceCarver& carver) {
   blas_workspace_ = carver.Take<std::byte>(gpu::Blas::kWorkspaceBytes);
   weight_scratch_ = carver.Take<Bf16>(weights_.largest_fp8);
   table_memory_ = carver.Take<int32_t>(table_shape_.bytes() / sizeof(int32_t));
+  table_updates_ = carver.Take<gpu::TableUpdate>(gpu::PageTables::kStaged);
 }
 
 Status CudaDecoder::TakeMemory(const WeightSource& source) {
@@ -223,12 +238,12 @@ Status CudaDecoder::TakeMemory(const WeightSource& source) {
   OSCAR_ASSIGN_OR_RETURN(weights_,
                          gpu::CarveWeights(spec_, plan_, source, positions_, count_weights));
   CarveWork(count_work);
+  const uint64_t work = count_work.used(), scratch = gpu::DevicePages::ScratchBytes(config);
   memory_.weights = count_weights.used();
-  memory_.activations = count_work.used();
+  memory_.activations = work + scratch;
   size_t free = 0, total = 0;
   OSCAR_RETURN_IF_ERROR(CudaStatus(cudaMemGetInfo(&free, &total), "reading the device's memory"));
-  const uint64_t fixed =
-      memory_.weights + memory_.activations + gpu::DevicePages::ScratchBytes(config) + kReserve;
+  const uint64_t fixed = memory_.weights + memory_.activations + kReserve;
   uint64_t arena = sizes.ArenaBytes(options_.kv_bytes);
   const uint64_t room = free > fixed ? free - fixed : 0;
   if (options_.kv_bytes == 0) {
@@ -237,16 +252,15 @@ Status CudaDecoder::TakeMemory(const WeightSource& source) {
   if (arena > room || sizes.BudgetOf(arena) < config.open.bytes()) {
     return ResourceExhausted(fmt::format(
         "{} has {} free; weights take {}, activations and workspaces {}, {} stay in reserve, and "
-        "the cache wants {}: lower --kv-memory, --max-model-len or --chunk",
+        "the cache wants {}: lower --kv-memory, --max-model-len or --chunk, or use --device cpu",
         device_.name, FormatBytes(free), FormatBytes(memory_.weights),
         FormatBytes(memory_.activations), FormatBytes(kReserve),
         FormatBytes(std::max<uint64_t>(arena, config.open.bytes()))));
   }
   memory_.pages = arena;
   OSCAR_ASSIGN_OR_RETURN(weight_memory_, DeviceBuffer<std::byte>::Allocate(memory_.weights));
-  OSCAR_ASSIGN_OR_RETURN(work_memory_, DeviceBuffer<std::byte>::Allocate(memory_.activations));
-  OSCAR_ASSIGN_OR_RETURN(page_memory_, DeviceBuffer<std::byte>::Allocate(
-                                           arena + gpu::DevicePages::ScratchBytes(config)));
+  OSCAR_ASSIGN_OR_RETURN(work_memory_, DeviceBuffer<std::byte>::Allocate(work));
+  OSCAR_ASSIGN_OR_RETURN(page_memory_, DeviceBuffer<std::byte>::Allocate(arena + scratch));
   gpu::DeviceCarver carve_weights(weight_memory_.data()), carve_work(work_memory_.data());
   OSCAR_ASSIGN_OR_RETURN(weights_,
                          gpu::CarveWeights(spec_, plan_, source, positions_, carve_weights));
@@ -257,8 +271,8 @@ Status CudaDecoder::TakeMemory(const WeightSource& source) {
   OSCAR_ASSIGN_OR_RETURN(pages_,
                          gpu::DevicePages::Create(config, shape_, plan_, page_memory_.data(), arena,
                                                   page_memory_.data() + arena, stream_));
-  OSCAR_ASSIGN_OR_RETURN(
-      tables_, gpu::PageTables::Create(config, table_shape_, table_memory_, *pages_, stream_));
+  OSCAR_ASSIGN_OR_RETURN(tables_, gpu::PageTables::Create(config, table_shape_, table_memory_,
+                                                          table_updates_, *pages_, stream_));
   if (config.sealer != nullptr) {
     plan_.ReplaceSealer(std::make_unique<gpu::DeviceSealer>(*pages_));
   }
@@ -290,7 +304,9 @@ Status CudaDecoder::Load(const WeightSource& source) {
   shape_ = ShapeOf(spec_, plan_);
   const CacheConfig& config = plan_.cache();
   positions_ = options_.max_context > 0 ? options_.max_context : spec_.max_positions;
-  options_.max_sequences = std::clamp(options_.max_sequences, 1, 512);
+  // Tables hold whatever may run; steps of more than the largest graph take extra launches.
+  const int table_rows = std::max(256, 2 * options_.max_sequences);
+  options_.max_sequences = std::clamp(options_.max_sequences, 1, std::ranges::max(gpu::kBuckets));
   options_.max_batch_tokens =
       std::clamp(options_.max_batch_tokens, options_.max_sequences, 1 << 16);
   logit_rows_ = std::max(options_.max_sequences, kMinLogitRows);
@@ -300,8 +316,8 @@ Status CudaDecoder::Load(const WeightSource& source) {
   OSCAR_ASSIGN_OR_RETURN(decode_,
                          cuda::DecodeAttention::Create(shape_, options_.max_sequences, window));
   OSCAR_ASSIGN_OR_RETURN(prefill_, cuda::PrefillAttention::Create(shape_));
-  table_shape_ = gpu::PageTables::ShapeFor(config, std::max(256, 2 * options_.max_sequences),
-                                           positions_, options_.max_batch_tokens);
+  table_shape_ =
+      gpu::PageTables::ShapeFor(config, table_rows, positions_, options_.max_batch_tokens);
   OSCAR_RETURN_IF_ERROR(TakeMemory(source));
   OSCAR_RETURN_IF_ERROR(
       gpu::LoadWeights(spec_, plan_, source, positions_, weight_scratch_, stream_, weights_));
@@ -324,7 +340,8 @@ Status CudaDecoder::Load(const WeightSource& source) {
   return {};
 }
 
-// Every kernel is loaded and every graph captured before the first request.
+// Every graph is captured, and what it launches loaded, before the first request. The kernels of
+// prompts and seals are loaded by the driver when they are first used, within kReserve.
 Status CudaDecoder::Warm() {
   for (const int bucket : gpu::kBuckets) {
     if (bucket > options_.max_sequences) break;
@@ -362,27 +379,28 @@ Result<cudaGraphExec_t> CudaDecoder::GraphFor(int bucket) {
 
 Status CudaDecoder::SetTap(QkvTap tap) {
   if (tap) OSCAR_RETURN_IF_ERROR(CheckTapPlan(plan_, spec_.num_layers));
-  if (tap && tap_memory_.size() == 0) {
-    OSCAR_ASSIGN_OR_RETURN(
-        tap_memory_, DeviceBuffer<float>::Allocate(static_cast<size_t>(options_.max_batch_tokens) *
-                                                   static_cast<size_t>(QkvWidth())));
-  }
   tap_ = std::move(tap);
   return {};
 }
 
 Status CudaDecoder::Prepare(std::span<const ForwardItem> items) {
   CheckItems(items, options_.max_batch_tokens);
-  for (const ForwardItem& item : items) {
-    SequenceCache& cache = *item.cache;
-    const int64_t end = cache.length() + static_cast<int64_t>(item.tokens.size());
-    if (end > positions_) {
-      return OutOfRange(fmt::format("position {} is beyond the {} that the device was set up for",
-                                    end - 1, positions_));
+  const auto make_room = [&]() -> Status {
+    for (const ForwardItem& item : items) {
+      SequenceCache& cache = *item.cache;
+      const int64_t end = cache.length() + static_cast<int64_t>(item.tokens.size());
+      if (end > positions_) {
+        return OutOfRange(fmt::format("position {} is beyond the {} that the device was set up for",
+                                      end - 1, positions_));
+      }
+      if (cache.attachment() == nullptr) OSCAR_RETURN_IF_ERROR(cache.SealGaps(threads_));
     }
-    if (cache.attachment() == nullptr) OSCAR_RETURN_IF_ERROR(cache.SealGaps(threads_));
-  }
-  return MakeRoom(items, threads_);
+    return MakeRoom(items, threads_);
+  };
+  Status status = make_room();
+  // What was queued must not meet pages that are freed and given out again.
+  if (!status.ok()) OSCAR_RETURN_IF_ERROR(DeviceFailure(pages_->Flush()));
+  return status;
 }
 
 Status CudaDecoder::Attend(const Pass& pass, int layer) {
@@ -496,26 +514,31 @@ Status CudaDecoder::Logits(const float* x, const int32_t* sources, int rows) {
 
 Status CudaDecoder::RunTap(int layer, const Pass& pass, std::span<const ForwardItem> items) {
   const gpu::DeviceLayer& weights = weights_.layers[static_cast<size_t>(layer)];
+  const auto width = static_cast<size_t>(QkvWidth()), q_width = static_cast<size_t>(QWidth());
+  const size_t kv_width = (width - q_width) / 2;
+  std::vector<float> host(static_cast<size_t>(pass.rows) * width);
   gpu::TapArguments args;
-  args.qkv = qkv_;
-  args.positions = pass.positions;
   args.cos_sin = weights_.cos_sin;
   args.q_norm = weights.q_norm;
   args.k_norm = weights.k_norm;
   args.epsilon = spec_.norm_eps;
-  args.out = tap_memory_.data();
-  args.tokens = pass.rows;
+  args.out = gate_up_;
   args.heads = spec_.num_heads;
   args.kv_heads = spec_.num_kv_heads;
   args.head_dim = spec_.head_dim;
-  OSCAR_RETURN_IF_ERROR(gpu::LaunchTap(args, stream_));
-  const auto width = static_cast<size_t>(QkvWidth()), q_width = static_cast<size_t>(QWidth());
-  const size_t kv_width = (width - q_width) / 2;
-  std::vector<float> host(static_cast<size_t>(pass.rows) * width);
-  OSCAR_RETURN_IF_ERROR(
-      CudaStatus(cudaMemcpyAsync(host.data(), args.out, host.size() * sizeof(float),
-                                 cudaMemcpyDeviceToHost, stream_),
-                 "reading the calibration tap"));
+  const auto at_once = static_cast<int>(std::min<size_t>(gate_up_size_ / width, 1 << 16));
+  for (int first = 0; first < pass.rows; first += at_once) {
+    const auto at = static_cast<size_t>(first) * width;
+    args.qkv = qkv_ + at;
+    args.positions = pass.positions + first;
+    args.tokens = std::min(at_once, pass.rows - first);
+    OSCAR_RETURN_IF_ERROR(gpu::LaunchTap(args, stream_));
+    OSCAR_RETURN_IF_ERROR(
+        CudaStatus(cudaMemcpyAsync(host.data() + at, args.out,
+                                   static_cast<size_t>(args.tokens) * width * sizeof(float),
+                                   cudaMemcpyDeviceToHost, stream_),
+                   "reading the calibration tap"));
+  }
   OSCAR_RETURN_IF_ERROR(CudaStatus(cudaStreamSynchronize(stream_), "reading the calibration tap"));
   std::vector<float> q, k, v;
   size_t decode_row = 0, prompt_row = static_cast<size_t>(pass.decodes);
@@ -534,11 +557,6 @@ Status CudaDecoder::RunTap(int layer, const Pass& pass, std::span<const ForwardI
 }
 
 Status CudaDecoder::Compute(std::span<const ForwardItem> items, PlannedPass* planned) {
-  if (Status status = Prepare(items); !status.ok()) {
-    // What was queued must not meet pages that are freed and given out again.
-    OSCAR_RETURN_IF_ERROR(pages_->Flush());
-    return status;
-  }
   const int largest_bucket = tap_ ? 0 : options_.max_sequences;
   OSCAR_ASSIGN_OR_RETURN(
       *planned, planner_->Plan(items, largest_bucket, pool_ != nullptr ? pool_->moves() : 0));
@@ -550,6 +568,13 @@ Status CudaDecoder::Compute(std::span<const ForwardItem> items, PlannedPass* pla
 Status CudaDecoder::Forward(std::span<const ForwardItem> items, std::span<float> logits) {
   if (items.empty()) return {};
   OSCAR_CHECK(launched_ == collected_, "a pass while another is under way");
+  OSCAR_RETURN_IF_ERROR(Prepare(items));
+  OSCAR_RETURN_IF_ERROR(DeviceFailure(ForwardPrepared(items, logits)));
+  AdvanceAll(items);
+  return {};
+}
+
+Status CudaDecoder::ForwardPrepared(std::span<const ForwardItem> items, std::span<float> logits) {
   PlannedPass planned;
   OSCAR_RETURN_IF_ERROR(Compute(items, &planned));
   const auto vocab = static_cast<size_t>(spec_.vocab_size);
@@ -578,11 +603,8 @@ Status CudaDecoder::Forward(std::span<const ForwardItem> items, std::span<float>
       OSCAR_RETURN_IF_ERROR(read(0, first, count));
     }
   }
-  if (planned.num_logits > 0) {
-    OSCAR_RETURN_IF_ERROR(CudaStatus(cudaStreamSynchronize(stream_), "a step"));
-  }
-  AdvanceAll(items);
-  return {};
+  if (planned.num_logits == 0) return {};
+  return CudaStatus(cudaStreamSynchronize(stream_), "a step");
 }
 
 Status CudaDecoder::ForwardAndDraw(std::span<const ForwardItem> items,
@@ -596,6 +618,15 @@ Status CudaDecoder::ForwardAndDraw(std::span<const ForwardItem> items,
 Status CudaDecoder::Launch(std::span<const ForwardItem> items, std::span<const TokenDraw> draws) {
   OSCAR_CHECK(launched_ - collected_ < kFlights &&
               draws.size() <= static_cast<size_t>(logit_rows_));
+  OSCAR_RETURN_IF_ERROR(Prepare(items));
+  OSCAR_RETURN_IF_ERROR(DeviceFailure(LaunchPrepared(items, draws)));
+  ++launched_;
+  AdvanceAll(items);
+  return {};
+}
+
+Status CudaDecoder::LaunchPrepared(std::span<const ForwardItem> items,
+                                   std::span<const TokenDraw> draws) {
   PlannedPass planned;
   OSCAR_RETURN_IF_ERROR(Compute(items, &planned));
   OSCAR_CHECK(planned.num_logits == draws.size());
@@ -626,17 +657,14 @@ Status CudaDecoder::Launch(std::span<const ForwardItem> items, std::span<const T
                                    cudaMemcpyDeviceToHost, stream_),
                    "reading tokens"));
   }
-  OSCAR_RETURN_IF_ERROR(CudaStatus(cudaEventRecord(flight.done, stream_), "recording an event"));
-  ++launched_;
-  AdvanceAll(items);
-  return {};
+  return CudaStatus(cudaEventRecord(flight.done, stream_), "recording an event");
 }
 
 Status CudaDecoder::Collect(std::span<int32_t> ids) {
   OSCAR_CHECK(collected_ < launched_);
   const Flight& flight = flights_[collected_++ % kFlights];
   OSCAR_CHECK(ids.size() == flight.count);
-  OSCAR_RETURN_IF_ERROR(CudaStatus(cudaEventSynchronize(flight.done), "a step"));
+  OSCAR_RETURN_IF_ERROR(DeviceFailure(CudaStatus(cudaEventSynchronize(flight.done), "a step")));
   std::copy_n(flight.ids, flight.count, ids.begin());
   return {};
 }
@@ -644,11 +672,12 @@ Status CudaDecoder::Collect(std::span<int32_t> ids) {
 Status CudaDecoder::ReadLogits(size_t row, std::span<float> logits) {
   const auto vocab = static_cast<size_t>(spec_.vocab_size);
   OSCAR_CHECK(row < draw_sources_.size() && logits.size() == vocab);
-  OSCAR_RETURN_IF_ERROR(CudaStatus(
+  const Status asked = CudaStatus(
       cudaMemcpyAsync(logits.data(), logits_ + static_cast<size_t>(draw_sources_[row]) * vocab,
                       logits.size_bytes(), cudaMemcpyDeviceToHost, stream_),
-      "reading logits"));
-  return CudaStatus(cudaStreamSynchronize(stream_), "reading logits");
+      "reading logits");
+  OSCAR_RETURN_IF_ERROR(DeviceFailure(asked));
+  return DeviceFailure(CudaStatus(cudaStreamSynchronize(stream_), "reading logits"));
 }
 
 Result<double> CudaDecoder::MeasureReadBandwidth() {

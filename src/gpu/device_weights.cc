@@ -340,7 +340,8 @@ Status LoadWeights(const ModelSpec& spec, const KvPlan& plan, const WeightSource
     OSCAR_RETURN_IF_ERROR(loader.Layer(i, weights.layers[static_cast<size_t>(i)]));
     progress.Add(1);
   }
-  return CudaStatus(cudaStreamSynchronize(stream), "loading weights");
+  // Not this stream alone: what was copied from pageable memory may be on its way still.
+  return CudaStatus(cudaDeviceSynchronize(), "loading weights");
 }
 
 }  // namespace oscar::gpu

@@ -12,8 +12,6 @@ namespace {
 
 using cuda::CudaStatus;
 
-constexpr size_t kStaged = 1 << 15;  // updates sent at once
-
 int Pages(int64_t tokens) { return static_cast<int>((tokens + kPageTokens - 1) / kPageTokens); }
 
 }  // namespace
@@ -36,7 +34,8 @@ PageTables::Shape PageTables::ShapeFor(const CacheConfig& config, int rows, int6
 
 Result<std::unique_ptr<PageTables>> PageTables::Create(const CacheConfig& config,
                                                        const Shape& shape, int32_t* device,
-                                                       DevicePages& pages, cuda::Stream stream) {
+                                                       TableUpdate* updates, DevicePages& pages,
+                                                       cuda::Stream stream) {
   std::unique_ptr<PageTables> tables(new PageTables);
   tables->config_ = &config;
   tables->shape_ = shape;
@@ -48,9 +47,7 @@ Result<std::unique_ptr<PageTables>> PageTables::Create(const CacheConfig& config
   OSCAR_RETURN_IF_ERROR(
       CudaStatus(cudaMallocHost(&memory, kStaged * sizeof(TableUpdate)), "pinned memory"));
   tables->staging_ = static_cast<TableUpdate*>(memory);
-  OSCAR_RETURN_IF_ERROR(
-      CudaStatus(cudaMalloc(&memory, kStaged * sizeof(TableUpdate)), "device memory"));
-  tables->device_staging_ = static_cast<TableUpdate*>(memory);
+  tables->device_staging_ = updates;
   cudaEvent_t event = nullptr;
   OSCAR_RETURN_IF_ERROR(
       CudaStatus(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "creating an event"));
@@ -63,8 +60,16 @@ Result<std::unique_ptr<PageTables>> PageTables::Create(const CacheConfig& config
 
 PageTables::~PageTables() {
   cudaFreeHost(staging_);
-  cudaFree(device_staging_);
   if (sent_ != nullptr) cudaEventDestroy(static_cast<cudaEvent_t>(sent_));
+}
+
+void PageTables::BeginPass() {
+  ++pass_;
+  if (updates_.empty()) return;
+  updates_.clear();
+  for (Row* row : holders_) {
+    if (row != nullptr) row->stale = true;
+  }
 }
 
 Status PageTables::Seat(Row& row) {
@@ -95,8 +100,9 @@ Result<cuda::SequenceView> PageTables::Enter(SequenceCache& cache, int64_t num_t
     OSCAR_RETURN_IF_ERROR(Seat(row));
     from = 0;
   }
-  if (row.moves != moves) from = 0;
+  if (row.moves != moves || row.stale) from = 0;
   row.moves = moves;
+  row.stale = false;
   row.pass = pass_;
 
   const int64_t end = cache.length() + num_tokens, num_pages = cache.num_pages();

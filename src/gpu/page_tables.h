@@ -31,13 +31,16 @@ class PageTables {
   static Shape ShapeFor(const CacheConfig& config, int rows, int64_t max_context,
                         int max_batch_tokens);
 
+  static constexpr size_t kStaged = 1 << 15;  // updates sent at once
+  // `device` [shape.bytes()] and `updates` [kStaged] are device memory of the caller.
   static Result<std::unique_ptr<PageTables>> Create(const CacheConfig& config, const Shape& shape,
-                                                    int32_t* device, DevicePages& pages,
-                                                    cuda::Stream stream);
+                                                    int32_t* device, TableUpdate* updates,
+                                                    DevicePages& pages, cuda::Stream stream);
   ~PageTables();
 
-  // Rows must not give way while a pass is being put together.
-  void BeginPass() { ++pass_; }
+  // Rows must not give way while a pass is being put together. Where the last one never was, what
+  // it would have sent is sent anew.
+  void BeginPass();
   // The view of `cache` when `num_tokens` more are in it, its pages' entries queued for sending.
   // After Reserve.
   Result<cuda::SequenceView> Enter(SequenceCache& cache, int64_t num_tokens, uint64_t moves);
@@ -56,6 +59,7 @@ class PageTables {
     int row = -1;
     uint64_t pass = 0;   // last used
     uint64_t moves = 0;  // of the pool, when last sent
+    bool stale = false;  // all of it is to be sent
 
    private:
     PageTables& tables_;
@@ -73,7 +77,7 @@ class PageTables {
   uint64_t pass_ = 0;
   std::vector<TableUpdate> updates_;
   TableUpdate* staging_ = nullptr;         // pinned
-  TableUpdate* device_staging_ = nullptr;  // its twin
+  TableUpdate* device_staging_ = nullptr;  // its twin, the caller's
   void* sent_ = nullptr;                   // event
 };
 
