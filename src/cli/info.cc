@@ -6,7 +6,9 @@
 #include <nlohmann/json.hpp>
 #include <thread>
 
+#include "base/progress.h"
 #include "cli/command.h"
+#include "gpu/cuda_model.h"
 #include "oscar/version.h"
 #include "simd/dispatch.h"
 #include "simd/gemm.h"
@@ -18,12 +20,20 @@ struct InfoOptions {
   bool json = false;
 };
 
-Status RunInfo(const InfoOptions& options) {
+std::string Cuda() {
 #ifdef OSCAR_HAVE_CUDA
-  const char* cuda = "kernels built in; models run on the CPU";
+  const auto device = FindCudaDevice();
+  if (!device.has_value()) return "built in; " + device.error().message();
+  return fmt::format("{}, compute capability {}.{}, {} of {} free", device->name, device->major,
+                     device->minor, FormatBytes(device->free_bytes),
+                     FormatBytes(device->total_bytes));
 #else
-  const char* cuda = "left out";
+  return "left out";
 #endif
+}
+
+Status RunInfo(const InfoOptions& options) {
+  const std::string cuda = Cuda();
   const unsigned cores = std::thread::hardware_concurrency();
   const Status cpu = simd::CheckCpu();
   const std::string target = cpu.ok() ? std::string(simd::TargetName(simd::ActiveTarget()))

@@ -50,10 +50,10 @@ Result<DecodeAttention> DecodeAttention::Create(const AttentionShape& shape, int
   OSCAR_RETURN_IF_ERROR(CheckPageShape(
       shape.head_dim, shape.history_kind == PageKind::kBf16 ? shape.head_dim : shape.group_dims));
   if (shape.num_kv_heads < 1 || shape.num_q_heads % shape.num_kv_heads != 0 ||
-      shape.group_size() < 1 || shape.group_size() > 16) {
+      shape.group_size() < 1 || shape.group_size() > kMaxGroupSize) {
     return Unexpected(InvalidArgument(
-        fmt::format("{} query and {} KV heads: the ratio must be a whole number from 1 to 16",
-                    shape.num_q_heads, shape.num_kv_heads)));
+        fmt::format("{} query and {} KV heads: the ratio must be a whole number from 1 to {}",
+                    shape.num_q_heads, shape.num_kv_heads, kMaxGroupSize)));
   }
   if (max_batch < 1 || max_batch > kMaxBatch || max_window_tokens < 0) {
     return Unexpected(

@@ -11,6 +11,9 @@
 
 namespace oscar::cuda {
 
+// Query heads on one KV head, at most.
+inline constexpr int kMaxGroupSize = 16;
+
 struct DecodeArguments {
   CacheView cache;
   const SequenceView* sequences = nullptr;  // [batch], device

@@ -189,10 +189,16 @@ Status LoadedModel::ChooseDevice(const ModelOptions& options, const KvPlanOption
       }
     }
     if (options.device == Device::kCuda) {
-      return Status(refused.code(), fmt::format("--device cuda: {}", refused.message()))
+      const bool none = refused.code() == StatusCode::kNotFound;
+      return Status(refused.code(), fmt::format("--device cuda: {}{}", refused.message(),
+                                                none ? "; use --device cpu" : ""))
           .WithParam("device");
     }
-    if (found.has_value()) LogInfo("running on the CPU: {}", refused.message());
+    if (found.has_value()) {
+      LogInfo("running on the CPU: {}", refused.message());
+    } else if (refused.code() == StatusCode::kUnavailable) {
+      LogWarning("running on the CPU: {}", refused.message());  // there is one, in vain
+    }
   }
   OSCAR_ASSIGN_OR_RETURN(plan_, KvPlan::Make(spec_, plan, simd::WritePage));
   return {};

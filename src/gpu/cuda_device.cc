@@ -3,6 +3,7 @@
 #include <fmt/core.h>
 
 #include "cuda/cuda_status.h"
+#include "cuda/decode_attention.h"
 #include "gpu/cuda_model.h"
 #include "gpu/step_kernels.h"
 
@@ -10,12 +11,35 @@ namespace oscar {
 
 using cuda::CudaStatus;
 
+namespace {
+
+// 13000 -> "13.0".
+std::string VersionOf(int version) {
+  return fmt::format("{}.{}", version / 1000, version % 1000 / 10);
+}
+
+}  // namespace
+
 Result<CudaDevice> FindCudaDevice() {
   CudaDevice device;
   int count = 0;
-  if (const cudaError_t error = cudaGetDeviceCount(&count); error != cudaSuccess || count == 0) {
-    return Unexpected(Unavailable(fmt::format(
-        "no CUDA device: {}", error != cudaSuccess ? cudaGetErrorString(error) : "none is there")));
+  const cudaError_t error = cudaGetDeviceCount(&count);
+  cudaGetLastError();  // a failure here is an answer, not an error
+  if (error == cudaErrorInsufficientDriver) {
+    // What the runtime says where there is no driver at all, too.
+    if (cudaDriverGetVersion(&device.driver) != cudaSuccess || device.driver == 0) {
+      return Unexpected(NotFound("no CUDA device: no NVIDIA driver is installed"));
+    }
+    return Unexpected(Unavailable(
+        fmt::format("the NVIDIA driver speaks CUDA {}, this program needs {}; update the driver",
+                    VersionOf(device.driver), VersionOf(CUDART_VERSION))));
+  }
+  if (error == cudaErrorNoDevice || (error == cudaSuccess && count == 0)) {
+    return Unexpected(NotFound("no CUDA device: none is there"));
+  }
+  if (error != cudaSuccess) {
+    return Unexpected(
+        Unavailable(fmt::format("the CUDA device cannot be used: {}", cudaGetErrorString(error))));
   }
   cudaDeviceProp properties{};
   OSCAR_RETURN_IF_ERROR(CudaStatus(cudaGetDeviceProperties(&properties, 0), "the CUDA device"));
@@ -43,6 +67,19 @@ Status CheckCudaPlan(const ModelSpec& spec, const KvPlan& plan) {
     return Unimplemented(fmt::format(
         "--kv {}: simulated methods run on the CPU alone; use --device cpu", plan.method().name));
   }
+  if (spec.num_kv_heads < 1 || spec.num_heads % spec.num_kv_heads != 0 ||
+      spec.num_heads / spec.num_kv_heads > cuda::kMaxGroupSize) {
+    return Unimplemented(fmt::format(
+        "{} query heads on {} KV heads: the GPU takes a whole number from 1 to {} of them on each; "
+        "use --device cpu",
+        spec.num_heads, spec.num_kv_heads, cuda::kMaxGroupSize));
+  }
+  if (spec.hidden % 4 != 0 || spec.hidden > gpu::kMaxNormWidth || spec.intermediate % 4 != 0) {
+    return Unimplemented(
+        fmt::format("hidden size {}, intermediate size {}: the GPU takes multiples of 4, hidden "
+                    "sizes up to {}; use --device cpu",
+                    spec.hidden, spec.intermediate, gpu::kMaxNormWidth));
+  }
   const PageLayout& first = config.sealed.layout(0);
   for (int i = 0; i < spec.num_layers; ++i) {
     if (!(config.sealed.layout(i) == first)) {
@@ -50,7 +87,10 @@ Status CheckCudaPlan(const ModelSpec& spec, const KvPlan& plan) {
           fmt::format("--kv {}: layers with different pages run on the CPU alone; use --device cpu",
                       plan.method().name));
     }
-    if (plan.k(i).kind != plan.k(0).kind) return Unimplemented("layers with different rotations");
+    if (plan.k(i).kind != plan.k(0).kind) {
+      return Unimplemented(
+          "layers with different rotations run on the CPU alone; use --device cpu");
+    }
   }
   if (config.open.layout(0).order() != CodeOrder::kTensorCore) {
     return InvalidArgument("pages in CPU order cannot be read by the GPU");

@@ -21,10 +21,12 @@ struct CudaDevice {
   int driver = 0;  // CUDA version the driver speaks, such as 13000
   uint64_t free_bytes = 0, total_bytes = 0;
 };
-// kUnavailable with the reason where there is no device that these kernels run on.
+// kNotFound where there is none, kUnavailable with the reason where there is one that these kernels
+// do not run on.
 Result<CudaDevice> FindCudaDevice();
 
-// What the model would refuse of this plan on a CUDA device: methods without real pages.
+// What the kernels would refuse: methods without real pages, shapes they do not take. Needs no
+// device.
 Status CheckCudaPlan(const ModelSpec& spec, const KvPlan& plan);
 
 struct CudaModelOptions {
@@ -37,12 +39,14 @@ struct CudaModelOptions {
   bool batch_invariant = false;
 };
 
-// Bytes on the device, exact.
+// Bytes taken on the device, exact: nothing else is, and nothing after loading. What the driver
+// takes for code and graphs is not in them, but missing from `free`.
 struct CudaMemoryPlan {
-  uint64_t weights = 0;
-  uint64_t activations = 0;  // and step inputs, tables, RoPE, attention and product workspaces
-  uint64_t pages = 0;        // the arena
-  uint64_t free = 0;         // left when everything was taken
+  uint64_t weights = 0;  // and RoPE's angles, rotations
+  // Activations, step inputs, page tables, workspaces of attention, products and sealing.
+  uint64_t activations = 0;
+  uint64_t pages = 0;  // the arena
+  uint64_t free = 0;   // left when everything was taken
 };
 
 class CudaModel : public Model {

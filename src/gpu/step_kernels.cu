@@ -10,7 +10,8 @@ namespace {
 using cuda::CudaStatus;
 
 constexpr int kNormThreads = 512;
-constexpr int kNormVectors = 8;  // float4 a thread: hidden sizes up to 16384
+constexpr int kNormVectors = 8;  // float4 a thread
+static_assert(kNormThreads * kNormVectors * 4 == kMaxNormWidth);
 
 __device__ __forceinline__ uint2 PackBf16(float4 v) {
   const __nv_bfloat162 a = __floats2bfloat162_rn(v.x, v.y), b = __floats2bfloat162_rn(v.z, v.w);
@@ -214,7 +215,7 @@ Status LaunchEmbed(const int32_t* tokens, const int32_t* drawn, int num_drawn, c
 
 Status LaunchNorm(const float* x, const float* weight, float epsilon, const int32_t* sources,
                   Bf16* out, int rows, int hidden, Stream stream) {
-  if (hidden % 4 != 0 || hidden > kNormThreads * kNormVectors * 4) {
+  if (hidden % 4 != 0 || hidden > kMaxNormWidth) {
     return Unimplemented(
         "RMSNorm on the GPU takes hidden sizes that are multiples of 4, up to 16384");
   }

@@ -21,6 +21,8 @@ bool KernelsRunHere();
 Status LaunchEmbed(const int32_t* tokens, const int32_t* drawn, int num_drawn, const Bf16* table,
                    float* x, int rows, int hidden, int vocab, Stream stream);
 
+// Numbers of a row that LaunchNorm takes, at most, and in multiples of 4.
+inline constexpr int kMaxNormWidth = 16384;
 // out[r] = weight * x[source(r)] / rms, BF16. `sources` null: row r itself.
 Status LaunchNorm(const float* x, const float* weight, float epsilon, const int32_t* sources,
                   Bf16* out, int rows, int hidden, Stream stream);
