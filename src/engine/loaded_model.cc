@@ -150,6 +150,12 @@ Result<std::unique_ptr<LoadedModel>> LoadedModel::Plan(const ModelOptions& optio
   memory.available_bytes = AvailableMemory();
   OSCAR_RETURN_IF_ERROR(loaded->ChooseDevice(options, plan));
   memory.weight_bytes = 2 * loaded->spec_.num_parameters();
+  const bool is_fp8 = options.weights == WeightFormat::kFp8 ||
+                      (!options.random_weights && !config.quantization_method.empty());
+  if (is_fp8 && loaded->device_ == Device::kCuda) {
+    memory.weight_bytes =
+        loaded->spec_.Fp8WeightBytes(loaded->plan_->v(0).kind != RotationKind::kNone);
+  }
   memory.open_page_bytes = loaded->plan_->cache().open.bytes();
   memory.sealed_page_bytes = loaded->plan_->cache().sealed.bytes();
   memory.kv_bytes = options.kv_memory;
@@ -158,6 +164,14 @@ Result<std::unique_ptr<LoadedModel>> LoadedModel::Plan(const ModelOptions& optio
     const double free = share * static_cast<double>(memory.available_bytes) -
                         static_cast<double>(memory.weight_bytes);
     memory.kv_bytes = static_cast<uint64_t>(std::max(free, 0.0));
+  }
+  if (memory.kv_bytes < memory.open_page_bytes && options.kv_memory == 0 &&
+      loaded->device_ == Device::kCuda) {
+    return Unexpected(ResourceExhausted(fmt::format(
+        "{} has {} free, of which weights take {}: no room for the cache; free some of it, try "
+        "--weights fp8, or use --device cpu",
+        loaded->device_name_, FormatBytes(memory.available_bytes),
+        FormatBytes(memory.weight_bytes))));
   }
   if (memory.kv_bytes < memory.open_page_bytes) {
     return Unexpected(ResourceExhausted(fmt::format(

@@ -29,6 +29,15 @@ uint64_t ModelSpec::num_parameters() const {
          tables * h * static_cast<uint64_t>(vocab_size) + h;
 }
 
+uint64_t ModelSpec::Fp8WeightBytes(bool rotates_v) const {
+  const auto h = static_cast<uint64_t>(hidden), layers = static_cast<uint64_t>(num_layers);
+  const uint64_t values_and_outputs =
+      h * static_cast<uint64_t>(head_dim) * static_cast<uint64_t>(num_heads + num_kv_heads);
+  const uint64_t tables =
+      (names.head.empty() ? 1 : 2) * h * static_cast<uint64_t>(vocab_size) + h + 2 * h * layers;
+  return num_parameters() + tables + (rotates_v ? layers * values_and_outputs : 0);
+}
+
 ModelSpec MakeCommonSpec(const ModelConfig& config) {
   ModelSpec spec;
   spec.architecture = config.model_type;

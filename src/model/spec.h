@@ -38,6 +38,9 @@ struct ModelSpec {
 
   int queries_per_kv_head() const { return num_heads / num_kv_heads; }
   uint64_t num_parameters() const;
+  // Where the layers' matrices take a byte a weight, but for those of V and the output where V is
+  // rotated, and the rest two; without scales.
+  uint64_t Fp8WeightBytes(bool rotates_v) const;
 };
 
 // Refuses what the forward pass cannot compute, naming the field.

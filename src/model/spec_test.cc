@@ -49,5 +49,22 @@ TEST(ModelSpec, RefusesWhatItWouldIgnore) {
   }
 }
 
+TEST(ModelSpec, CountsItsBytes) {
+  ModelConfig config = Plain("qwen3");
+  config.tie_word_embeddings = true;
+  // Two layers of q 64 x 256, k and v 64 x 128, o 256 x 64, three of 64 x 128; two norms of 64
+  // each.
+  const uint64_t value_and_output = 2 * (64 * 128 + 64 * 256), norms = 2 * 2 * 64 + 64;
+  const uint64_t matrices = value_and_output + 2 * (64 * 256 + 64 * 128 + 3 * 64 * 128);
+  for (const uint64_t tables : {1, 2}) {
+    config.tie_word_embeddings = tables == 1;
+    const ModelSpec spec = *MakeModelSpec(config);
+    const uint64_t words = tables * 64 * 100 + norms;
+    EXPECT_EQ(spec.num_parameters(), matrices + words);
+    EXPECT_EQ(spec.Fp8WeightBytes(/*rotates_v=*/false), matrices + 2 * words);
+    EXPECT_EQ(spec.Fp8WeightBytes(/*rotates_v=*/true), matrices + value_and_output + 2 * words);
+  }
+}
+
 }  // namespace
 }  // namespace oscar
