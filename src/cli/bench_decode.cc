@@ -4,6 +4,7 @@
 #include <CLI/App.hpp>
 #include <CLI/Config.hpp>
 #include <CLI/Formatter.hpp>
+#include <algorithm>
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -37,8 +38,11 @@ struct Line {
   std::string method;
   bool simulated = false, job = false;
   DecodeBenchRow row;
-  uint64_t needed_bytes = 0;  // where it did not fit
+  int fits = 0;               // a job's sequences; more than the batch where a step takes no more
+  uint64_t needed_bytes = 0;  // of weights and pages
 };
+
+constexpr int kMostSequences = 512;  // of one step
 
 class DecodeBench {
  public:
@@ -47,7 +51,7 @@ class DecodeBench {
 
  private:
   Status RunMethod(const std::string& method);
-  Status AddCell(LoadedModel& loaded, int64_t context, int batch, bool job);
+  Status AddCell(LoadedModel& loaded, int64_t context, int sequences, bool job);
   Status RunPrompts(LoadedModel& loaded);
   void PrintHeader(const LoadedModel& loaded);
   void PrintLine(const Line& line) const;
@@ -88,8 +92,8 @@ void DecodeBench::PrintLine(const Line& line) const {
   const std::string name = line.simulated ? line.method + " (sim)" : line.method;
   const DecodeBenchRow& row = line.row;
   if (row.seconds_per_step == 0.0) {
-    fmt::print("{:>14} {:>9} {:>6} {:>10}  needs {}\n", name, row.context, row.batch, "-",
-               FormatBytes(line.needed_bytes));
+    fmt::print("{:>14} {:>9} {:>6} {:>10}  needs {} of weights and pages\n", name, row.context,
+               row.batch, "-", FormatBytes(line.needed_bytes));
     return;
   }
   const auto base = bf16_.find({row.context, line.job ? 0 : row.batch, line.job});
@@ -100,12 +104,17 @@ void DecodeBench::PrintLine(const Line& line) const {
       roof_ > 0 ? fmt::format("{:.3f}", 1e3 * RoofSeconds(row)) : "-",
       roof_ > 0 ? fmt::format("{:.0f}%", 100 * RoofSeconds(row) / row.seconds_per_step) : "-",
       base == bf16_.end() ? "-" : fmt::format("{:.2f}x", row.tokens_per_second / base->second),
-      line.job ? fmt::format("  as many as fit {}", FormatBytes(options_.job_memory)) : "");
+      !line.job ? ""
+      : line.fits > row.batch
+          ? fmt::format("  of {} that fit {}", line.fits, FormatBytes(options_.job_memory))
+          : fmt::format("  as many as fit {}", FormatBytes(options_.job_memory)));
   std::fflush(stdout);
 }
 
-Status DecodeBench::AddCell(LoadedModel& loaded, int64_t context, int batch, bool job) {
+Status DecodeBench::AddCell(LoadedModel& loaded, int64_t context, int sequences, bool job) {
+  const int batch = std::min(sequences, kMostSequences);
   Line line;
+  line.fits = sequences;
   line.method = method_;
   line.simulated = loaded.kv().method().is_simulated();
   line.job = job;
@@ -155,7 +164,13 @@ Status DecodeBench::RunMethod(const std::string& method) {
     model_options.max_sequences = std::max(model_options.max_sequences, batch);
   }
   if (!options_.job_contexts.empty()) {
-    model_options.max_sequences = std::max(model_options.max_sequences, 128);
+    OSCAR_ASSIGN_OR_RETURN(const auto plan, LoadedModel::Plan(model_options));
+    const uint64_t weights = plan->memory().weight_bytes;
+    const uint64_t pages = options_.job_memory > weights ? options_.job_memory - weights : 0;
+    const uint64_t most = pages / plan->kv().StoredBytes(std::ranges::min(options_.job_contexts));
+    model_options.max_sequences = std::max(
+        {model_options.max_sequences, 128,
+         static_cast<int>(std::min<uint64_t>(most, static_cast<uint64_t>(kMostSequences)))});
   }
   // Positions beyond the trained ones cost the same; answers mean nothing here.
   if (model_options.max_context == 0) {
@@ -265,14 +280,16 @@ void AddDecodeBench(CLI::App& bench, RunFunction& run) {
       ->delimiter(',')
       ->capture_default_str()
       ->check(CLI::Range(1, 512));
+  CLI::Option* const job_memory =
+      command->add_option("--job-memory", options->job_memory,
+                          "Bytes that weights, workspaces and pages may take, such as 128GiB");
+  TakesByteSize(job_memory);
   command
       ->add_option("--job-contexts", options->job_contexts,
                    "Context lengths for as many sequences as fit --job-memory")
       ->delimiter(',')
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 22));
-  TakesByteSize(
-      command->add_option("--job-memory", options->job_memory,
-                          "Bytes that weights, workspaces and pages may take, such as 128GiB"));
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 22))
+      ->needs(job_memory);
   command->add_option("--prompts", options->prompts, "Prompt lengths to time, tokens")
       ->delimiter(',')
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 20));
