@@ -4,8 +4,10 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <cmath>
 #include <cstring>
 
+#include "base/fp8.h"
 #include "base/log.h"
 #include "base/rng.h"
 #include "engine/demo_fixture.h"
@@ -15,17 +17,19 @@
 namespace oscar {
 namespace {
 
+ModelSpec DemoSpec() { return *MakeModelSpec(*ReadModelConfig(OSCAR_DEMO_MODEL)); }
+
 struct GpuModel {
-  explicit GpuModel(KvPlanOptions options, CudaModelOptions cuda = {},
+  explicit GpuModel(const KvPlanOptions& options, const CudaModelOptions& cuda = {},
                     WeightFormat format = WeightFormat::kCheckpoint)
+      : GpuModel(DemoSpec(), *DemoWeights(DemoSpec(), format), options, cuda) {}
+  GpuModel(const ModelSpec& spec, const WeightSource& source, KvPlanOptions options,
+           CudaModelOptions cuda)
       : threads(2) {
-    const auto config = ReadModelConfig(OSCAR_DEMO_MODEL);
-    const auto spec = MakeModelSpec(*config);
-    const auto source = DemoWeights(*spec, format);
     options.order = CodeOrder::kTensorCore;
-    plan = std::move(*KvPlan::Make(*spec, options, simd::WritePage));
+    plan = std::move(*KvPlan::Make(spec, options, simd::WritePage));
     if (cuda.kv_bytes == 0) cuda.kv_bytes = uint64_t{1} << 30;
-    auto loaded = LoadCudaModel(*spec, *source, *plan, threads, cuda);
+    auto loaded = LoadCudaModel(spec, source, *plan, threads, cuda);
     if (!loaded.has_value()) {
       ADD_FAILURE() << loaded.error().ToString();
       std::abort();  // no GPU: the whole program fails, it does not skip
@@ -324,6 +328,7 @@ TEST(CudaModel, DrawsAsTheSamplerDoes) {
                                                          {0.6f, 20, 0.95f, 0.0f},
                                                          {0.9f, 40, 1.0f, 0.0f},
                                                          {1.0f, 0, 0.9f, 0.0f},
+                                                         {1.0f, 0, 1.0f, 0.0f},
                                                          {1.3f, 200, 0.99f, 0.02f},
                                                          {0.8f, 0, 0.5f, 0.1f}}) {
     for (uint64_t seed = 0; seed < 40; ++seed) {
@@ -430,6 +435,212 @@ TEST(CudaModel, TapSeesWhatTheCpuSees) {
     energy += std::pow(double{rows[0][i]}, 2);
   }
   EXPECT_LE(std::sqrt(error / energy), 1e-2);
+}
+
+// Pages, weights and workspaces are all that is taken, and nothing is taken later.
+TEST(CudaModel, MemoryPlanIsWhatIsTaken) {
+  constexpr uint64_t kMiB = 1 << 20;
+  { const GpuModel first(DemoModel::Method("bf16"), Sized(64, 4)); }  // code is loaded
+  const uint64_t before = FindCudaDevice()->free_bytes;
+  GpuModel gpu(DemoModel::Method("bf16"), Sized(16384, 16));
+  const CudaMemoryPlan& memory = gpu.model->memory();
+  const uint64_t planned = memory.weights + memory.activations + memory.pages;
+  const uint64_t taken = before - FindCudaDevice()->free_bytes;
+  std::printf("planned %.1f MiB, taken %.1f MiB\n", static_cast<double>(planned) / kMiB,
+              static_cast<double>(taken) / kMiB);
+  EXPECT_GE(taken, planned);
+  EXPECT_LE(taken, planned + 192 * kMiB);  // graphs, and what the driver rounds up
+  const uint64_t loaded = FindCudaDevice()->free_bytes;
+  const auto tokens = SomeTokens(12000);
+  ASSERT_TRUE(gpu.model->SetTap([](int, size_t, auto, auto, auto) {}).ok());
+  for (int i = 0; i < 2; ++i) {
+    Generator generator(*gpu.model, *gpu.pool);
+    ASSERT_TRUE(generator.Prefill(tokens, 1, {}).ok());
+    for (int step = 0; step < 100; ++step) ASSERT_TRUE(generator.Step(5).has_value());
+  }
+  EXPECT_GE(FindCudaDevice()->free_bytes + 64 * kMiB, loaded);  // code of prompts
+}
+
+// Matrices of some size, norms and biases that are not all the same.
+class WavyWeights : public WeightSource {
+ public:
+  Status LoadRows(const std::string& name, std::span<const int64_t> shape, WeightRows rows,
+                  std::span<float> out) const override {
+    if (shape.size() > 1) {
+      OSCAR_RETURN_IF_ERROR(inner_->LoadRows(name, shape, rows, out));
+      for (float& x : out) x *= 5.0f;
+      return {};
+    }
+    const float middle = name.ends_with("norm.weight") ? 1.0f : 0.0f;
+    for (size_t i = 0; i < out.size(); ++i) {
+      const auto at = static_cast<double>(i + static_cast<size_t>(rows.first) + name.size());
+      out[i] = middle + 0.4f * static_cast<float>(std::sin(0.37 * at));
+    }
+    return {};
+  }
+  Status LoadBf16Rows(const std::string& name, std::span<const int64_t> shape, WeightRows rows,
+                      std::span<Bf16> out) const override {
+    std::vector<float> values(out.size());
+    OSCAR_RETURN_IF_ERROR(LoadRows(name, shape, rows, values));
+    std::ranges::transform(values, out.begin(), ToBf16);
+    return {};
+  }
+  bool Has(const std::string&) const override { return true; }
+  uint64_t Fingerprint() const override { return 1; }
+
+ private:
+  std::unique_ptr<WeightSource> inner_ = MakeRandomWeights(11);
+};
+
+// The CPU's model of any shape and weights.
+struct CpuModelOf {
+  CpuModelOf(const ModelSpec& spec, const WeightSource& source, const KvPlanOptions& options)
+      : plan(std::move(*KvPlan::Make(spec, options, simd::WritePage))),
+        model(std::move(*LoadCpuModel(spec, source, *plan, threads, {}))) {}
+  ThreadPool threads{2};
+  BlockPool pool{uint64_t{1} << 30};
+  std::unique_ptr<KvPlan> plan;
+  std::unique_ptr<Model> model;
+};
+
+double EnergyOf(std::span<const float> x) {
+  double sum = 0.0;
+  for (const float v : x) sum += double{v} * v;
+  return std::sqrt(sum / static_cast<double>(x.size()));
+}
+
+struct ShapeCase {
+  const char *name, *model_type;
+  int heads, kv_heads, head_dim, hidden, intermediate, vocab;
+  bool bias, tied;
+};
+class ShapeTest : public testing::TestWithParam<ShapeCase> {};
+
+// Architectures and sizes that the demo model does not have: prompts by the library's products,
+// steps by the skinny ones, over pages of both kinds.
+TEST_P(ShapeTest, FollowsTheCpu) {
+  const ShapeCase& c = GetParam();
+  ModelConfig config;
+  config.model_type = c.model_type;
+  config.vocab_size = c.vocab;
+  config.hidden_size = c.hidden;
+  config.intermediate_size = c.intermediate;
+  config.num_layers = 2;
+  config.num_attention_heads = c.heads;
+  config.num_kv_heads = c.kv_heads;
+  config.head_dim = config.rotary_dim = c.head_dim;
+  config.rms_norm_eps = 1e-5;
+  config.rope_theta = 10000.0;
+  config.max_position_embeddings = 2048;
+  config.attention_bias = c.bias;
+  config.tie_word_embeddings = c.tied;
+  const auto spec = MakeModelSpec(config);
+  ASSERT_TRUE(spec.has_value()) << spec.error().ToString();
+  const WavyWeights source;
+  for (const char* method : {"bf16", "oscar+"}) {
+    const KvPlanOptions options = DemoModel::Method(method, /*cell=*/256);
+    CpuModelOf cpu(*spec, source, options);
+    GpuModel gpu(*spec, source, options, Sized(256, 4));
+    const auto prompt = SomeTokens(600, c.vocab);
+    const double energy = EnergyOf(LogitsOf(*cpu.model, cpu.pool, prompt, 4));
+    const Followed f = Follow(*cpu.model, cpu.pool, *gpu.model, *gpu.pool, prompt, /*steps=*/80);
+    std::printf("%s on %s: rms %.4f of %.4f, %d of 80 parted\n", c.name, method, f.worst_rms,
+                energy, f.parted);
+    EXPECT_GT(energy, 0.1);
+    // Codes of random rows part more than a model's; a wrong page would show as 1.4.
+    EXPECT_LE(f.worst_rms, (std::string_view(method) == "bf16" ? 0.06 : 0.7) * energy);
+    EXPECT_EQ(f.sealed_pages[0], f.sealed_pages[1]);
+  }
+}
+INSTANTIATE_TEST_SUITE_P(
+    All, ShapeTest,
+    testing::Values(ShapeCase{"LlamaBiases", "llama", 6, 2, 64, 160, 352, 1001, true, false},
+                    ShapeCase{"LlamaAlone", "llama", 4, 4, 64, 256, 512, 515, false, true},
+                    ShapeCase{"QwenWide", "qwen3", 16, 1, 256, 192, 256, 2050, false, false}),
+    [](const auto& shape) { return std::string(shape.param.name); });
+
+// A checkpoint whose FP8 matrices have a scale for each block of 128 x 128, as published ones do.
+class BlockFp8Weights : public WeightSource {
+ public:
+  static constexpr int64_t kSide = 128;
+  Status LoadRows(const std::string& name, std::span<const int64_t> shape, WeightRows rows,
+                  std::span<float> out) const override {
+    if (!IsFp8(name, shape)) return inner_->LoadRows(name, shape, rows, out);
+    const auto width = static_cast<size_t>(shape[1]);
+    const Matrix matrix = Quantized(name, shape[0], shape[1]);
+    const size_t columns = width / kSide;
+    for (size_t i = 0; i < out.size(); ++i) {
+      const size_t row = static_cast<size_t>(rows.first) + i / width, column = i % width;
+      out[i] = F8E4M3ToFloat(matrix.codes[row * width + column]) *
+               matrix.scales[row / kSide * columns + column / kSide];
+    }
+    return {};
+  }
+  Status LoadBf16Rows(const std::string& name, std::span<const int64_t> shape, WeightRows rows,
+                      std::span<Bf16> out) const override {
+    std::vector<float> values(out.size());
+    OSCAR_RETURN_IF_ERROR(LoadRows(name, shape, rows, values));
+    std::ranges::transform(values, out.begin(), ToBf16);
+    return {};
+  }
+  Result<std::optional<Fp8Blocks>> Fp8Of(const std::string& name, int64_t outputs,
+                                         int64_t inputs) const override {
+    const std::vector<int64_t> shape = {outputs, inputs};
+    return IsFp8(name, shape) ? std::optional<Fp8Blocks>({kSide, kSide}) : std::nullopt;
+  }
+  Status LoadFp8(const std::string& name, int64_t outputs, int64_t inputs, std::span<uint8_t> codes,
+                 std::span<float> scales) const override {
+    const Matrix matrix = Quantized(name, outputs, inputs);
+    std::ranges::copy(matrix.codes, codes.begin());
+    std::ranges::copy(matrix.scales, scales.begin());
+    return {};
+  }
+  bool Has(const std::string& name) const override { return inner_->Has(name); }
+  uint64_t Fingerprint() const override { return 2; }
+
+ private:
+  struct Matrix {
+    std::vector<uint8_t> codes;
+    std::vector<float> scales;
+  };
+  static bool IsFp8(const std::string& name, std::span<const int64_t> shape) {
+    return shape.size() == 2 && name.find("_proj") != std::string::npos;
+  }
+  Matrix Quantized(const std::string& name, int64_t outputs, int64_t inputs) const {
+    const auto width = static_cast<size_t>(inputs), columns = width / kSide;
+    std::vector<float> values(static_cast<size_t>(outputs) * width);
+    EXPECT_TRUE(inner_->Load(name, std::vector<int64_t>{outputs, inputs}, values).ok());
+    Matrix matrix{std::vector<uint8_t>(values.size()),
+                  std::vector<float>(values.size() / (kSide * kSide))};
+    const auto scale_of = [&](size_t i) -> float& {
+      return matrix.scales[i / width / kSide * columns + i % width / kSide];
+    };
+    for (size_t i = 0; i < values.size(); ++i) {
+      scale_of(i) = std::max(scale_of(i), std::fabs(values[i]) / kF8E4M3Max);
+    }
+    for (size_t i = 0; i < values.size(); ++i) {
+      matrix.codes[i] = ToF8E4M3(values[i] / scale_of(i));
+    }
+    return matrix;
+  }
+  std::unique_ptr<WeightSource> inner_ = DemoWeights(DemoSpec(), WeightFormat::kCheckpoint);
+};
+
+TEST(CudaModel, Fp8BlocksFollowTheCpu) {
+  const BlockFp8Weights source;
+  const ModelSpec spec = DemoSpec();
+  for (const char* method : {"bf16", "oscar+"}) {
+    const KvPlanOptions options = DemoModel::Method(method, /*cell=*/512);
+    CpuModelOf cpu(spec, source, options);
+    GpuModel gpu(spec, source, options, Sized(512, 8));
+    const bool rotates = gpu.plan->v(0).kind != RotationKind::kNone;
+    const uint64_t expected = spec.Fp8WeightBytes(rotates);
+    EXPECT_GE(gpu.model->weight_bytes() + expected / 50, expected);
+    EXPECT_LE(gpu.model->weight_bytes(), expected + expected / 50);
+    const Followed f = Follow(*cpu.model, cpu.pool, *gpu.model, *gpu.pool, SomeTokens(1000), 100);
+    std::printf("%s: rms %.5f, %d of 100 parted\n", method, f.worst_rms, f.parted);
+    EXPECT_LE(f.worst_rms, BudgetOf(method).rms);
+  }
 }
 
 TEST(CudaModel, RandomWeightsAreTheCpus) {
