@@ -81,6 +81,7 @@ class Evaluator {
   Status PrepareJobs(const LoadedModel& model);
   Status ChooseWindows();
   Status HashSettings();
+  Result<uint64_t> HashModel(const LoadedModel& plan) const;
   Status Load(MethodState& state);
   ModelOptions OptionsOf(const MethodState& state, int cell) const;
   // The yardstick.
@@ -229,22 +230,31 @@ Status Evaluator::ChooseWindows() {
   return {};
 }
 
+// Weights, as they are computed with, and how text becomes tokens.
+Result<uint64_t> Evaluator::HashModel(const LoadedModel& plan) const {
+  const ModelOptions& m = options_.model;
+  uint64_t hash = m.weights_seed + 1;
+  if (!m.random_weights) {
+    OSCAR_ASSIGN_OR_RETURN(const std::unique_ptr<WeightSource> weights,
+                           OpenCheckpointWeights(plan.directory().string()));
+    hash = weights->Fingerprint();
+  }
+  for (const char* name :
+       {"config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"}) {
+    const Result<std::string> file = ReadFile(plan.directory() / name, kMaxConfigBytes);
+    if (file.has_value()) hash = HashText(*file, hash);
+  }
+  return m.weights == WeightFormat::kCheckpoint ? hash : HashText("fp8", hash);
+}
+
 // Everything that decides a score by its content, never by where it lies.
 Status Evaluator::HashSettings() {
   const ModelOptions& m = options_.model;
-  uint64_t& model_hash = model_hash_;
-  model_hash = m.random_weights ? m.weights_seed + 1 : 0;
   for (MethodState& state : methods_) {
     OSCAR_ASSIGN_OR_RETURN(const std::unique_ptr<LoadedModel> plan,
                            LoadedModel::Plan(OptionsOf(state, options_.model.prefill_cell)));
-    if (model_hash == 0) {
-      OSCAR_ASSIGN_OR_RETURN(const std::unique_ptr<WeightSource> weights,
-                             OpenCheckpointWeights(plan->directory().string()));
-      model_hash = weights->Fingerprint();
-      for (const char* name : {"config.json", "tokenizer.json", "tokenizer_config.json"}) {
-        const Result<std::string> file = ReadFile(plan->directory() / name, kMaxConfigBytes);
-        if (file.has_value()) model_hash = HashText(*file, model_hash);
-      }
+    if (model_hash_ == 0) {
+      OSCAR_ASSIGN_OR_RETURN(model_hash_, HashModel(*plan));
     }
     const KvMethod& method = plan->kv().method();
     uint64_t rotation_hash = 0;
@@ -272,7 +282,7 @@ Status Evaluator::HashSettings() {
       cuda_kv_memory_ = static_cast<uint64_t>(share - fixed);
     }
     std::string text =
-        fmt::format("3|{:x}|{}|{:x}|{}|{}|{}|{}|{}|{}|{}|{}|{}", model_hash, plan->kv().Describe(),
+        fmt::format("3|{:x}|{}|{:x}|{}|{}|{}|{}|{}|{}|{}|{}|{}", model_hash_, plan->kv().Describe(),
                     rotation_hash, m.group_dims.value_or(-1), m.sink.value_or(-1),
                     m.recent.value_or(-1), m.k_clip.value_or(-1), m.v_clip.value_or(-1),
                     options_.prefill == EvalPrefill::kExact
@@ -503,6 +513,10 @@ EvalResults Evaluator::Collect() const {
                   {"text", windows_.empty() ? std::string("none")
                                             : fmt::format("{} windows of {} tokens, cell 64",
                                                           windows_.size(), options_.prose_tokens)}};
+  const ModelOptions& m = options_.model;
+  std::string weights = m.random_weights ? fmt::format("random, seed {}", m.weights_seed) : "";
+  if (m.weights == WeightFormat::kFp8) weights += weights.empty() ? "fp8" : ", fp8";
+  if (!weights.empty()) out.settings.emplace_back("weights", std::move(weights));
   for (const EvalTask& task : options_.suite.tasks) {
     std::vector<int64_t> lengths;
     for (const Job& job : jobs_) {

@@ -279,6 +279,34 @@ TEST_F(EvaluationTest, RepeatsResumesAndShares) {
   EXPECT_EQ(std::count(both.begin(), both.end(), '\n'), 16);
 }
 
+// What was measured on other weights or with another template is measured again.
+TEST_F(EvaluationTest, OtherModelsDoNotTakeOldRecords) {
+  const fs::path model = directory_ / "model";
+  fs::create_directories(model);
+  for (const auto& entry : fs::directory_iterator(OSCAR_DEMO_MODEL)) {
+    fs::create_symlink(entry.path(), model / entry.path().filename());
+  }
+  EvalOptions options = Sample("a");
+  options.model.model = model;
+  options.methods = *ParseMethods({"bf16"}, {});
+  options.suite = *ReadSuite(OSCAR_DEMO_MODEL "/eval", {1, {"sort"}});
+  const auto items = [&] {
+    const auto results = Evaluate(options);
+    EXPECT_TRUE(results.has_value()) << results.error().ToString();
+    const std::string lines = *ReadFile(directory_ / "a/items.jsonl", 1 << 20);
+    return std::count(lines.begin(), lines.end(), '\n');
+  };
+  EXPECT_EQ(items(), 1);
+  EXPECT_EQ(items(), 1);
+  options.model.weights = WeightFormat::kFp8;
+  EXPECT_EQ(items(), 2);
+  std::ofstream(model / "chat_template.jinja") << "{{ messages[0].content }}";
+  EXPECT_EQ(items(), 3);
+  const auto results = Evaluate(options);
+  const std::pair<std::string, std::string> weights{"weights", "fp8"};
+  EXPECT_EQ(std::count(results->settings.begin(), results->settings.end(), weights), 1);
+}
+
 // The first cell shared and the rest read by the method: as the method alone, up to one rounding.
 TEST_F(EvaluationTest, SharedCellsGoOnAsOwnOnes) {
   auto plain = LoadedModel::Load(Options("bf16", 256));
