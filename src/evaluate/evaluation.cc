@@ -270,14 +270,18 @@ Status Evaluator::HashSettings() {
       rotation_hash = hash.Digest();
     }
     if (plan->device() == Device::kCuda && m.kv_memory == 0) {
-      // All methods may be loaded at once, beside the one that reads shared prompts.
+      // With shared prompts all methods are loaded at once, beside the one that reads them.
+      const size_t at_once =
+          options_.prefill == EvalPrefill::kMethod ? 1 : options_.methods.size() + 1;
       const double share = kCudaShare * static_cast<double>(plan->memory().available_bytes) /
-                           static_cast<double>(options_.methods.size() + 1);
+                           static_cast<double>(at_once);
       const auto fixed = static_cast<double>(plan->memory().weight_bytes + kCudaFixedBytes);
       if (share <= fixed) {
         return ResourceExhausted(
-            fmt::format("{} methods do not fit {} together; name fewer, or use --device cpu",
-                        options_.methods.size(), plan->device_name()));
+            at_once == 1
+                ? fmt::format("the model does not fit {}; use --device cpu", plan->device_name())
+                : fmt::format("{} methods do not fit {} together; name fewer, or use --device cpu",
+                              options_.methods.size(), plan->device_name()));
       }
       cuda_kv_memory_ = static_cast<uint64_t>(share - fixed);
     }
