@@ -98,7 +98,7 @@ std::string TaskTable(const EvalResults& results, const std::vector<std::string>
 // are any, else the best that was measured.
 struct Accuracy {
   std::string label;
-  std::function<std::optional<double>(const MethodScore&)> of;
+  std::function<std::optional<double>(const MethodScore&)> of, error;
 };
 
 Accuracy AccuracyOf(const EvalResults& results) {
@@ -110,15 +110,18 @@ Accuracy AccuracyOf(const EvalResults& results) {
     return m.MeanStrict(results.short_tasks);
   };
   const auto strict = [](const MethodScore& m) { return m.MeanStrict(); };
+  const auto strict_error = [](const MethodScore& m) { return m.StrictError(); };
   if (!results.short_tasks.empty() && any(without_short)) {
-    return {"mean strict score, long tasks, %", without_short};
+    return {"mean strict score, long tasks, %", without_short,
+            [&results](const MethodScore& m) { return m.StrictError(results.short_tasks); }};
   }
   if (any(strict)) {
     return {results.short_tasks.empty() ? "mean strict score, %"
                                         : "mean strict score, all tasks (none is long), %",
-            strict};
+            strict, strict_error};
   }
-  return {"mean answer score, %", [](const MethodScore& m) { return m.MeanAnswer(); }};
+  return {"mean answer score, %", [](const MethodScore& m) { return m.MeanAnswer(); },
+          [](const MethodScore& m) { return m.AnswerError(); }};
 }
 
 std::string Pareto(const EvalResults& results) {
@@ -128,7 +131,10 @@ std::string Pareto(const EvalResults& results) {
     const std::optional<double> bits = BitsAt(method, 131072);
     const std::optional<double> mean = accuracy.of(method);
     if (!bits.has_value()) continue;
-    if (mean.has_value()) stored.push_back({method.label, *bits, *mean, method.simulated});
+    if (mean.has_value()) {
+      stored.push_back(
+          {method.label, *bits, *mean, method.simulated, accuracy.error(method).value_or(0)});
+    }
     if (method.text.has_value()) {
       text.push_back({method.label, *bits, -method.text->nll, method.simulated});
     }
@@ -146,7 +152,14 @@ std::string Pareto(const EvalResults& results) {
     options.y.label = "log-likelihood, nats a token";
     out += "<div>" + ScatterChart(text, true, options) + "</div>";
   }
-  return out + "</div>\n";
+  out += "</div>\n";
+  if (!stored.empty()) {
+    out +=
+        "<p class=\"note\">Bars of the first chart: one standard error of the mean, had other "
+        "items "
+        "been drawn. Methods answer the same items, so they differ from one another by less.</p>\n";
+  }
+  return out;
 }
 
 // In as many rows of charts as the names of the tasks need to stand beside one another.

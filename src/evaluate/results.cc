@@ -6,6 +6,7 @@
 #include <charconv>
 #include <cmath>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <set>
 #include <type_traits>
 #include <utility>
@@ -75,6 +76,31 @@ std::optional<double> Deviation(const std::vector<double>& values) {
   double sum = 0;
   for (double value : values) sum += (value - mean) * (value - mean);
   return std::sqrt(sum / static_cast<double>(values.size() - 1));
+}
+
+// One score of every task that has it, in percent, and the variance of that among draws of items.
+struct TaskScores {
+  std::vector<double> values, variances;
+
+  std::optional<double> ErrorOfMean() const {
+    if (values.empty()) return std::nullopt;
+    return std::sqrt(std::accumulate(variances.begin(), variances.end(), 0.0)) /
+           static_cast<double>(values.size());
+  }
+};
+
+TaskScores ScoresOf(const MethodScore& method, std::optional<double> TaskScore::*score,
+                    const std::vector<std::string>& without) {
+  TaskScores out;
+  for (const auto& [name, task] : method.tasks) {
+    if (std::find(without.begin(), without.end(), name) != without.end()) continue;
+    const std::optional<double>& value = task.*score;
+    if (!value.has_value()) continue;
+    out.values.push_back(*value);
+    out.variances.push_back(*value * (100 - *value) /
+                            static_cast<double>(std::max<int64_t>(task.items, 1)));
+  }
+  return out;
 }
 
 // A star where some of it was never measured.
@@ -285,20 +311,19 @@ TaskScore ScoreTask(const std::vector<const ItemRecord*>& records) {
 }
 
 std::optional<double> MethodScore::MeanStrict(const std::vector<std::string>& without) const {
-  std::vector<double> values;
-  for (const auto& [name, score] : tasks) {
-    if (std::find(without.begin(), without.end(), name) != without.end()) continue;
-    if (score.strict.has_value()) values.push_back(*score.strict);
-  }
-  return Mean(values);
+  return Mean(ScoresOf(*this, &TaskScore::strict, without).values);
 }
 
 std::optional<double> MethodScore::MeanAnswer() const {
-  std::vector<double> values;
-  for (const auto& [name, score] : tasks) {
-    if (score.answer.has_value()) values.push_back(*score.answer);
-  }
-  return Mean(values);
+  return Mean(ScoresOf(*this, &TaskScore::answer, {}).values);
+}
+
+std::optional<double> MethodScore::StrictError(const std::vector<std::string>& without) const {
+  return ScoresOf(*this, &TaskScore::strict, without).ErrorOfMean();
+}
+
+std::optional<double> MethodScore::AnswerError() const {
+  return ScoresOf(*this, &TaskScore::answer, {}).ErrorOfMean();
 }
 
 double MethodScore::MeanBits() const {

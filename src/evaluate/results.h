@@ -79,6 +79,10 @@ struct MethodScore {
   // Means of tasks; none where no task has the score.
   std::optional<double> MeanStrict(const std::vector<std::string>& without = {}) const;
   std::optional<double> MeanAnswer() const;
+  // Standard errors of those means, in points: what another draw of as many items would move them
+  // by. Exact for scores of 0 and 1, an upper bound for parts of a score.
+  std::optional<double> StrictError(const std::vector<std::string>& without = {}) const;
+  std::optional<double> AnswerError() const;
   double MeanBits() const;
   uint64_t PeakBytes() const;
   int64_t Failed() const;

@@ -236,6 +236,32 @@ TEST(Report, AccuracyIsCalledWhatItIs) {
   EXPECT_THAT(RenderEvalReport(results), testing::HasSubstr("mean answer score, %"));
 }
 
+TEST(MethodScore, ErrorsOfMeansAreThoseOfTheItems) {
+  MethodScore method;
+  EXPECT_FALSE(method.StrictError().has_value());
+  method.tasks["a"].items = 25;
+  method.tasks["a"].strict = 50;  // 50 (100 - 50) / 25 = 10^2
+  EXPECT_DOUBLE_EQ(*method.StrictError(), 10);
+  method.tasks["b"].items = 100;
+  method.tasks["b"].strict = 100;  // could not be told from a perfect one
+  EXPECT_DOUBLE_EQ(*method.StrictError(), 5);
+  EXPECT_DOUBLE_EQ(*method.StrictError({"a"}), 0);
+  EXPECT_FALSE(method.AnswerError().has_value());
+  method.tasks["b"].answer = 80;  // 80 x 20 / 100 = 4^2
+  EXPECT_DOUBLE_EQ(*method.AnswerError(), 4);
+}
+
+TEST(Svg, DrawsErrorsWithinTheChart) {
+  const ChartPoint sure{"one", 2, 30, false, 0}, unsure{"two", 3, 30, false, 20};
+  const std::string bare = ScatterChart({sure}, false, {});
+  EXPECT_THAT(bare, testing::Not(testing::HasSubstr("<path")));
+  const std::string chart = ScatterChart({sure, unsure}, false, {});
+  ExpectWellFormed(chart);
+  EXPECT_THAT(chart, testing::HasSubstr("<path"));
+  EXPECT_THAT(chart, testing::HasSubstr(">50</text>"));  // the axis reaches both ends
+  EXPECT_THAT(chart, testing::HasSubstr(">10</text>"));
+}
+
 TEST(Svg, LeavesOutWhatCannotBeDrawn) {
   ChartOptions options;
   options.y.log_scale = true;

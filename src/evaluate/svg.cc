@@ -193,7 +193,8 @@ std::string ScatterChart(const std::vector<ChartPoint>& points, bool frontier,
                          const ChartOptions& o) {
   Range xs, ys;
   for (const ChartPoint& point : points) {
-    if (std::isfinite(point.x) && std::isfinite(point.y)) xs.Add(point.x), ys.Add(point.y);
+    if (!std::isfinite(point.x) || !std::isfinite(point.y)) continue;
+    xs.Add(point.x), ys.Add(point.y - point.y_error), ys.Add(point.y + point.y_error);
   }
   if (xs.low > xs.high) return "<p>No data.</p>\n";
   const Scale x(o.x, xs.low, xs.high, kLeft, o.width - kRight);
@@ -253,6 +254,13 @@ std::string ScatterChart(const std::vector<ChartPoint>& points, bool frontier,
       out += fmt::format(
           "<line x1=\"{:.1f}\" y1=\"{:.1f}\" x2=\"{:.1f}\" y2=\"{:.1f}\" class=\"leader\"/>\n", px,
           py, left ? px - 7 : px + 7, ty - 4);
+    }
+    if (points[i].y_error > 0) {
+      out += fmt::format(
+          "<path d=\"M{0:.1f} {1:.1f}V{2:.1f}M{3:.1f} {1:.1f}h8M{3:.1f} {2:.1f}h8\" fill=\"none\" "
+          "stroke=\"{4}\" stroke-width=\"1.2\"/>\n",
+          px, y.At(points[i].y - points[i].y_error), y.At(points[i].y + points[i].y_error), px - 4,
+          ColorOf(i));
     }
     out += fmt::format(
         "<circle cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"5\" fill=\"{}\" stroke=\"{}\" "

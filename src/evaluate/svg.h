@@ -39,6 +39,7 @@ struct ChartPoint {
   std::string label;
   double x = 0, y = 0;
   bool hollow = false;
+  double y_error = 0;  // drawn as a bar up and down; 0: none
 };
 std::string ScatterChart(const std::vector<ChartPoint>& points, bool frontier,
                          const ChartOptions& options);
