@@ -208,8 +208,15 @@ Result<Calibration> Calibrate(const CalibrateOptions& options) {
   }
   if (options.text.max_sequence + options.generate > model->max_context()) {
     return Unexpected(OutOfRange(
-        fmt::format("sequences of {} tokens and {} generated ones do not fit the context of {}",
+        fmt::format("sequences of {} tokens and {} generated ones do not fit the context of {}; "
+                    "lower --max-length or --generate",
                     options.text.max_sequence, options.generate, model->max_context())));
+  }
+  if (text.num_tokens < model->spec().head_dim) {
+    LogWarning(
+        "{} tokens do not span the {} dimensions of a head: the rotation is fitted to chance; give "
+        "more with --tokens or --data",
+        text.num_tokens, model->spec().head_dim);
   }
   Calibration out;
   if (options.generate > 0) {
