@@ -163,6 +163,8 @@ Result<std::function<Result<int64_t>(std::string_view)>> MakeTokenCounter(const 
     request.now = 0;
     OSCAR_ASSIGN_OR_RETURN(const std::vector<TokenId> tokens, chat->Encode(request, *tokenizer));
     overhead = static_cast<int64_t>(tokens.size());
+  } else if (chat.error().code() != StatusCode::kNotFound) {
+    return Unexpected(chat.error());
   }
   return [tokenizer, overhead](std::string_view text) -> Result<int64_t> {
     OSCAR_ASSIGN_OR_RETURN(const std::vector<TokenId> tokens, tokenizer->Encode(text));
@@ -363,7 +365,13 @@ Status RunReport(const ReportArguments& arguments) {
   if (!arguments.against.empty()) {
     OSCAR_ASSIGN_OR_RETURN(const std::vector<ItemRecord> items, ReadItems(input));
     OSCAR_ASSIGN_OR_RETURN(const std::vector<ItemRecord> others, ReadItems(arguments.against));
-    fmt::print("{}", ComparisonToTable(CompareRuns(items, others)));
+    const Comparison comparison = CompareRuns(items, others);
+    if (comparison.tasks.empty()) {
+      return NotFound(fmt::format(
+          "{} and {} have no item in common that has a strict score, which needs a reference",
+          input.string(), arguments.against.string()));
+    }
+    fmt::print("{}", ComparisonToTable(comparison));
     return {};
   }
   if (fs::is_directory(input)) input /= "results.json";

@@ -74,7 +74,21 @@ TEST_F(EvalCommand, ValuesThatWouldBeReadAsOthersAreRefused) {
               AllOf(StartsWith("--seed"), HasSubstr("2^32")));
 }
 
+TEST_F(EvalCommand, ABrokenTemplateIsNotCountedAsNone) {
+  std::filesystem::create_directories(dir_ / "model");
+  for (const char* name : {"tokenizer.json", "tokenizer_config.json", "config.json"}) {
+    std::filesystem::copy_file(std::filesystem::path(OSCAR_DEMO_MODEL) / name,
+                               dir_ / "model" / name);
+  }
+  const std::string ruler =
+      "--endpoint nowhere --suite vt --length 1024 --samples 1 --model " + Path("model");
+  EXPECT_THAT(Error(ruler), HasSubstr("--endpoint nowhere"));
+  std::ofstream(dir_ / "model/chat_template.jinja") << "{% for";
+  EXPECT_THAT(Error(ruler), HasSubstr("template"));
+}
+
 TEST_F(EvalCommand, NamesMustBeKnown) {
+  EXPECT_THAT(Error("--suite " + Path("one") + " --kv bf16,oscar+@"), StartsWith("--kv oscar+@: "));
   EXPECT_THAT(ServerError("--tasks nosuch"), AllOf(HasSubstr("nosuch"), HasSubstr("sort")));
   EXPECT_THAT(ServerError("--limit 1,nosuch=3"), AllOf(HasSubstr("nosuch"), HasSubstr("sort")));
   EXPECT_THAT(ServerError("--limit 1,sort=3"), HasSubstr("nowhere"));
@@ -116,6 +130,16 @@ class ReportCommand : public CommandTest {
 TEST_F(ReportCommand, AComparisonWritesNothing) {
   EXPECT_THAT(std::string(Run("a --against b --out c").message()),
               AllOf(HasSubstr("--out"), HasSubstr("--against")));
+}
+
+TEST_F(ReportCommand, NothingToCompareIsAnError) {
+  std::ofstream(dir_ / "a.jsonl") << R"({"method":"m","task":"t","id":"1","strict":true})"
+                                  << "\n";
+  std::ofstream(dir_ / "b.jsonl") << R"({"method":"m","task":"t","id":"2","strict":true})"
+                                  << "\n";
+  EXPECT_TRUE(Run(Path("a.jsonl") + " --against " + Path("a.jsonl")).ok());
+  EXPECT_THAT(std::string(Run(Path("a.jsonl") + " --against " + Path("b.jsonl")).message()),
+              HasSubstr("no item in common"));
 }
 
 }  // namespace

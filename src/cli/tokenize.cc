@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "cli/command.h"
+#include "cli/validators.h"
 #include "engine/loaded_model.h"
 #include "text/tokenizer.h"
 #include "text/unicode.h"
@@ -118,6 +119,7 @@ void AddTokenizeCommand(CLI::App& app, RunFunction& run) {
   command
       ->add_option("--model", options->model,
                    "Folder of a model, or a tokenizer.json; default: the demo model")
+      ->check(NotEmpty())
       ->type_name("DIR");
   command->add_flag("--decode", options->decode, "Read ids, write text");
   command->add_flag("--parse-special", options->parse_special,

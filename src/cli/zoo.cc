@@ -254,8 +254,10 @@ void AddZooCommand(CLI::App& app, RunFunction& run) {
         verify ? "The same as list, and fail (exit code 1) where one is broken or does not fit"
                : "Show every rotation below a directory, and what is wrong with it");
     command->add_option("directory", options->root, "Where to look, with all below")->required();
-    command->add_option("--model", options->model,
-                        "Also check that each fits this model: layers, head dimension, weights");
+    command
+        ->add_option("--model", options->model,
+                     "Also check that each fits this model: layers, head dimension, weights")
+        ->check(NotEmpty());
     command->add_option("--tolerance", options->tolerance, "Largest max |R R^T - I| that passes")
         ->capture_default_str()
         ->check(NonNegative());

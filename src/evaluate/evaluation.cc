@@ -676,6 +676,10 @@ Result<std::vector<EvalMethod>> ParseMethods(const std::vector<std::string>& nam
     EvalMethod method{name, name.substr(0, at), {}};
     OSCAR_ASSIGN_OR_RETURN(const KvMethodInfo info, FindKvMethod(method.kv));
     const std::string own = at == std::string::npos ? "" : name.substr(at + 1);
+    if (own.empty() && at != std::string::npos) {
+      return Unexpected(InvalidArgument(
+          fmt::format("--kv {}: names no rotation after the @; give a directory or none", name)));
+    }
     if (!own.empty() && own != "none") {
       method.rotation = own;
     } else if (own.empty() && info.takes_rotation) {

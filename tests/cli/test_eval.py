@@ -58,6 +58,7 @@ def test_failed_requests_never_raise_a_score(oscar, peer, tmp_path):
 @pytest.mark.parametrize("command", [
     ("generate", "--prompt", "x", "--model"), ("generate", "--prompt", "x", "--rotation"), ("generate", "--messages"),
     ("eval", "--suite", "vt", "--out", "nowhere", "--haystack"), ("eval", "--out", "nowhere", "--text"),
+    ("zoo", "verify", "nowhere", "--model"), ("tokenize", "--model"),
 ])
 def test_an_empty_value_chooses_no_default(oscar, command):
     """As from a script's variable that is not set."""
