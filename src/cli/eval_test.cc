@@ -52,10 +52,10 @@ TEST_F(EvalCommand, OptionsThatWouldDoNothingAreRefused) {
 }
 
 TEST_F(EvalCommand, OptionsThatNoMethodUsesAreRefused) {
-  const std::string suite = "--suite " + Path("one") + " ";
+  const std::string suite = "--suite " + Path("one") + " ", plain = suite + "--kv bf16 ";
   for (const std::string option :
        {"--sink 64", "--recent 64", "--prefill-cell 64", "--group 32", "--k-clip 0.9"}) {
-    EXPECT_THAT(Error(suite + "--kv bf16 " + option),
+    EXPECT_THAT(Error(plain + option),
                 AllOf(StartsWith(option.substr(0, option.find(' '))), HasSubstr("no effect")));
   }
   EXPECT_THAT(Error(suite + "--kv bf16,kivi --rotation x"), StartsWith("--rotation: "));
