@@ -23,7 +23,9 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <semaphore>
 #include <string_view>
+#include <thread>
 
 #include "evaluate/confinement.h"
 
@@ -224,6 +226,23 @@ class TemporaryDirectory {
   std::string path_;
 };
 
+// Programs have limits of time, so no more of them run at once than there are processors, however
+// many threads ask.
+class ProcessorSlot {
+ public:
+  ProcessorSlot() { Slots().acquire(); }
+  ~ProcessorSlot() { Slots().release(); }
+  ProcessorSlot(const ProcessorSlot&) = delete;
+  ProcessorSlot& operator=(const ProcessorSlot&) = delete;
+
+ private:
+  static std::counting_semaphore<>& Slots() {
+    static std::counting_semaphore<> slots(
+        std::max(static_cast<int>(std::thread::hardware_concurrency()), 1));
+    return slots;
+  }
+};
+
 struct Usage {
   int64_t files = 0;
   uint64_t bytes = 0;
@@ -345,6 +364,7 @@ Result<SandboxResult> RunPython(const std::vector<std::pair<std::string, std::st
         "python3 is not on the PATH, and the tests of this task are Python: install it, or leave "
         "the task out"));
   }
+  const ProcessorSlot slot;
   OSCAR_ASSIGN_OR_RETURN(const TemporaryDirectory directory, TemporaryDirectory::Make());
   for (const auto& [name, content] : files) {
     std::ofstream file(fs::path(directory.path()) / name, std::ios::binary);

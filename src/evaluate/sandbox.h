@@ -2,7 +2,7 @@
 // threads, output and space on the disk, no network, no further processes, no signals or changes to
 // other processes (a seccomp filter), and a directory of its own, removed afterwards, as the only
 // place to write (Landlock; where the kernel has none, no place at all). Reading is not restricted.
-// Blocks the caller; safe from any thread.
+// Blocks the caller, also while as many run as there are processors; safe from any thread.
 #pragma once
 
 #include <cstddef>

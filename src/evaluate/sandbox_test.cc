@@ -7,11 +7,14 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <optional>
+#include <sstream>
 #include <string>
+#include <thread>
 #include <vector>
 
 namespace oscar {
@@ -256,6 +259,32 @@ TEST_F(SandboxTest, NeedsADirectoryForTemporaryFiles) {
   before == nullptr ? unsetenv("TMPDIR") : setenv("TMPDIR", kept.c_str(), 1);
   ASSERT_FALSE(result.has_value());
   EXPECT_NE(result.error().message().find("TMPDIR"), std::string::npos);
+}
+
+// Else their limits of time would be those of a share of a processor.
+TEST_F(SandboxTest, RunsNoMoreAtOnceThanThereAreProcessors) {
+  const int processors = std::max(static_cast<int>(std::thread::hardware_concurrency()), 1);
+  const int count = 3 * processors + 1;
+  std::vector<std::pair<double, int>> changes(2 * static_cast<size_t>(count));
+  std::vector<std::thread> threads;
+  for (int i = 0; i < count; ++i) {
+    threads.emplace_back([&, i] {
+      const auto result = RunPython({{"program.py",
+                                      "import time\nbegin = time.monotonic()\ntime.sleep(0.3)\n"
+                                      "print(begin, time.monotonic())"}},
+                                    limits_);
+      double begin = 0, end = 0;
+      if (result.has_value()) std::istringstream(result->output) >> begin >> end;
+      EXPECT_GT(end, begin);
+      changes[2 * static_cast<size_t>(i)] = {begin, 1};
+      changes[2 * static_cast<size_t>(i) + 1] = {end, -1};
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  std::sort(changes.begin(), changes.end());
+  int running = 0, most = 0;
+  for (const auto& [time, change] : changes) most = std::max(most, running += change);
+  EXPECT_LE(most, processors);
 }
 
 TEST_F(SandboxTest, OnlyTheSecretConfirms) {
