@@ -119,6 +119,7 @@ Result<std::unique_ptr<LoadedModel>> LoadedModel::Plan(const ModelOptions& optio
     longest = std::max(longest, static_cast<int64_t>(
                                     rope.factor * static_cast<double>(rope.original_max_position)));
   }
+  loaded->spec_.max_positions = longest;
   loaded->max_context_ = options.max_context > 0 ? options.max_context : longest;
   if (loaded->max_context_ > longest) {
     return Unexpected(InvalidArgument(
