@@ -306,7 +306,7 @@ Status CudaDecoder::Load(const WeightSource& source) {
   positions_ = options_.max_context > 0 ? options_.max_context : spec_.max_positions;
   // Tables hold whatever may run; steps of more than the largest graph take extra launches.
   const int table_rows = std::max(256, 2 * options_.max_sequences);
-  options_.max_sequences = std::clamp(options_.max_sequences, 1, std::ranges::max(gpu::kBuckets));
+  options_.max_sequences = gpu::BucketFor(options_.max_sequences);
   options_.max_batch_tokens =
       std::clamp(options_.max_batch_tokens, options_.max_sequences, 1 << 16);
   logit_rows_ = std::max(options_.max_sequences, kMinLogitRows);

@@ -31,7 +31,8 @@ Status CheckCudaPlan(const ModelSpec& spec, const KvPlan& plan);
 
 struct CudaModelOptions {
   int max_batch_tokens = 4096;
-  // Sequences of one decode graph; passes may hold more, at the cost of extra launches.
+  // Sequences of the largest decode graph, rounded up to a bucket, 512 at most; passes may hold
+  // more, at the cost of extra launches.
   int max_sequences = 128;
   int64_t max_context = 0;  // tokens; 0: the model's
   uint64_t kv_bytes = 0;    // of pages; 0: what the device has left

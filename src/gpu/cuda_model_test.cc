@@ -398,6 +398,14 @@ TEST(CudaModel, RunningAheadChangesNoAnswer) {
   }
 }
 
+// Nobody's steps are launched kernel by kernel because of a number between two graphs.
+TEST(CudaModel, StepsOfAsManyAsAskedForAreCaptured) {
+  for (const auto& [asked, drawn] : {std::pair{100, 112}, {64, 64}, {4096, 512}}) {
+    const GpuModel gpu(DemoModel::Method("bf16"), Sized(512, asked));
+    EXPECT_EQ(gpu.model->max_draws(), drawn);
+  }
+}
+
 TEST(CudaModel, Fp8TakesHalfTheBytes) {
   GpuModel plain(DemoModel::Method("bf16"), Sized(64, 4));
   GpuModel quantized(DemoModel::Method("bf16"), Sized(64, 4), WeightFormat::kFp8);

@@ -101,11 +101,10 @@ Result<PlannedPass> PassPlanner::Plan(std::span<const ForwardItem> items, int la
   }
   size_t padded = rows;
   if (chunks == 0) {
-    const auto* bucket =
-        std::ranges::find_if(kBuckets, [&](int size) { return static_cast<size_t>(size) >= rows; });
-    if (bucket != std::end(kBuckets) && *bucket <= largest_bucket) {
+    const int bucket = BucketFor(static_cast<int>(rows));
+    if (bucket <= largest_bucket && rows <= static_cast<size_t>(bucket)) {
       planned.captured = true;
-      padded = static_cast<size_t>(*bucket);
+      padded = static_cast<size_t>(bucket);
     }
   }
   const Layout at =

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <memory>
 #include <span>
 #include <vector>
@@ -20,6 +21,14 @@ namespace oscar::gpu {
 // Rows that a captured step may have.
 inline constexpr int kBuckets[] = {1,  2,  4,   8,   12,  16,  24,  32,  40,  48,  56,  64,
                                    80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512};
+// The smallest that holds `rows`, or the largest where none does.
+constexpr int BucketFor(int rows) {
+  for (const int bucket : kBuckets) {
+    if (bucket >= rows) return bucket;
+  }
+  return kBuckets[std::size(kBuckets) - 1];
+}
+static_assert(BucketFor(1) == 1 && BucketFor(9) == 12 && BucketFor(4096) == 512);
 
 // What a pass computes, and where its inputs lie on the device. The first `decodes` rows are
 // generated tokens, the rest are prompt chunks in order.
