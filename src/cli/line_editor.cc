@@ -46,6 +46,9 @@ Glyph GlyphAt(std::string_view text, size_t at) {
   if (size <= 0) return {"?", 1, 1};
   const auto bytes = static_cast<size_t>(size);
   const utf8proc_category_t category = utf8proc_category(code);
+  if (category == UTF8PROC_CATEGORY_ZL || category == UTF8PROC_CATEGORY_ZP) {
+    return {"\u21B5", 1, bytes};
+  }
   if (category == UTF8PROC_CATEGORY_CC || category == UTF8PROC_CATEGORY_CF) return {"", 0, bytes};
   return {text.substr(at, bytes), utf8proc_charwidth(code), bytes};
 }

@@ -140,6 +140,9 @@ TEST(LineBuffer, ShowsWhatIsAroundTheCursor) {
   EXPECT_EQ(column, 8);
   Typed(buffer, "\x15\x1b[200~a\rb\x1b[31m\x1b[201~");
   EXPECT_EQ(buffer.Render(10, &column), "a\u21b5b[31m");  // cannot drive the terminal
+  Typed(buffer, "\x15\x1b[200~a\u2028b\u0085c\u202ed\x1b[201~");
+  EXPECT_EQ(buffer.Render(10, &column), "a\u21b5bcd");
+  EXPECT_EQ(column, 5);
   buffer.Clear();
   Typed(buffer, "\xe4\xbd");  // half a character has arrived
   buffer.Render(10, &column);
