@@ -13,6 +13,7 @@
 #include "engine/demo_fixture.h"
 #include "engine/generator.h"
 #include "engine/sampler.h"
+#include "rotation/rotation_file.h"
 
 namespace oscar {
 namespace {
@@ -65,14 +66,18 @@ TEST(CudaModel, GoldenChatsOnABf16Cache) {
 struct MethodCase {
   const char* name;
   WeightFormat weights = WeightFormat::kCheckpoint;
+  bool rotated = false;  // by the model's calibrated rotation
+  int group_dims = 0;    // 0: the method's own
 };
 class MethodTest : public testing::TestWithParam<MethodCase> {};
 
 // Prompts with history in every form, then generated tokens across several seals, both fed the
 // CPU's choices: the logits must stay together all the way.
 TEST_P(MethodTest, FollowsTheCpu) {
-  const auto& [name, weights] = GetParam();
-  const KvPlanOptions method = DemoModel::Method(name, /*cell=*/512);
+  const auto& [name, weights, rotated, group_dims] = GetParam();
+  KvPlanOptions method = DemoModel::Method(name, /*cell=*/512);
+  if (group_dims > 0) method.group_dims = group_dims;
+  if (rotated) method.rotation = *LoadRotation(OSCAR_DEMO_MODEL "/rotation");
   DemoModel cpu(method, 8, uint64_t{1} << 30, weights);
   GpuModel gpu(method, Sized(512, 8), weights);
   const Followed f =
@@ -85,11 +90,15 @@ TEST_P(MethodTest, FollowsTheCpu) {
   EXPECT_EQ(f.sealed_pages[0], f.sealed_pages[1]);
 }
 
-INSTANTIATE_TEST_SUITE_P(All, MethodTest,
-                         testing::Values(MethodCase{"bf16"}, MethodCase{"bf16", WeightFormat::kFp8},
-                                         MethodCase{"oscar+", WeightFormat::kFp8},
-                                         MethodCase{"oscar+"}, MethodCase{"saw-int4"},
-                                         MethodCase{"quarot"}));
+INSTANTIATE_TEST_SUITE_P(
+    All, MethodTest,
+    testing::Values(MethodCase{"bf16"}, MethodCase{"bf16", WeightFormat::kFp8},
+                    MethodCase{"oscar+", WeightFormat::kFp8}, MethodCase{"oscar+"},
+                    MethodCase{"saw-int4"}, MethodCase{"quarot"},
+                    MethodCase{"oscar", WeightFormat::kCheckpoint, true},
+                    MethodCase{"oscar+", WeightFormat::kCheckpoint, true},
+                    MethodCase{"oscar+", WeightFormat::kFp8, true, 32},
+                    MethodCase{"saw-int4", WeightFormat::kCheckpoint, false, 64}));
 
 // The 2-bit codes that both write for the same prompt. They part where a number lies within
 // rounding of a boundary between codes, more so the deeper the layer.
