@@ -225,14 +225,21 @@ Status DecodeBench::WriteFiles() const {
   if (!options_.csv.empty()) {
     std::string csv =
         "kv,simulated,job,context,batch,tokens_per_second,seconds_per_step,seconds_alone,"
-        "weight_bytes,kv_bytes,roof_seconds,needed_bytes\n";
+        "weight_bytes,kv_bytes,roof_seconds,of_roof,needed_bytes\n";
     for (const Line& line : lines_) {
       const DecodeBenchRow& row = line.row;
-      csv += fmt::format(
-          "{},{},{},{},{},{:.4f},{:.8f},{:.8f},{},{},{},{}\n", line.method, line.simulated ? 1 : 0,
-          line.job ? 1 : 0, row.context, row.batch, row.tokens_per_second, row.seconds_per_step,
-          row.seconds_alone, row.weight_bytes, row.kv_bytes,
-          roof_ > 0 ? fmt::format("{:.8f}", RoofSeconds(row)) : "", line.needed_bytes);
+      // What was not measured stays empty: zeros would look like numbers.
+      std::string measured = ",,,,,,";
+      if (row.seconds_per_step > 0.0) {
+        measured =
+            fmt::format("{:.4f},{:.8f},{:.8f},{},{},", row.tokens_per_second, row.seconds_per_step,
+                        row.seconds_alone, row.weight_bytes, row.kv_bytes);
+        measured += roof_ > 0 ? fmt::format("{:.8f},{:.4f}", RoofSeconds(row),
+                                            RoofSeconds(row) / row.seconds_per_step)
+                              : ",";
+      }
+      csv += fmt::format("{},{},{},{},{},{},{}\n", line.method, line.simulated ? 1 : 0,
+                         line.job ? 1 : 0, row.context, row.batch, measured, line.needed_bytes);
     }
     OSCAR_RETURN_IF_ERROR(WriteFileAtomically(options_.csv, csv));
   }
