@@ -311,6 +311,14 @@ Status RunEval(const EvalArguments& arguments) {
   OSCAR_RETURN_IF_ERROR(SetSampling(
       options.suite, [&](const SamplingOptions& base) { return arguments.sampling.Apply(base); },
       arguments.repeats));
+  const bool draws = std::ranges::any_of(options.suite.tasks, [](const EvalTask& task) {
+    return task.sampling.has_value() && task.sampling->temperature > 0;
+  });
+  if (const std::string list = GivenOf(arguments, {"--top-k", "--top-p", "--min-p"});
+      !draws && !list.empty()) {
+    return InvalidArgument(fmt::format(
+        "{}: the outputs of these tasks are greedy; add --temperature to draw them", list));
+  }
   for (EvalTask& task : options.suite.tasks) {
     for (EvalItem& item : task.items) {
       if (arguments.max_tokens > 0) item.max_tokens = arguments.max_tokens;
@@ -470,7 +478,9 @@ void AddEvalCommand(CLI::App& app, RunFunction& run) {
   command->add_option("--text-windows", arguments->prose_windows, "Windows of 4096 tokens")
       ->capture_default_str()
       ->check(CLI::Range(0, 1024));
-  AddSamplingOptions(*command, arguments->sampling);
+  AddSamplingOptions(*command, arguments->sampling, "are each task's: greedy, or as published");
+  command->get_option("--seed")->description(
+      "Of draws, by default 0, and RULER's items, by default 42");
   command->add_option("--out", arguments->out, "Directory for results; a stopped run goes on there")
       ->required();
   command->callback([arguments, command, &run] {

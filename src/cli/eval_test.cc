@@ -45,6 +45,11 @@ TEST_F(EvalCommand, OptionsThatWouldDoNothingAreRefused) {
   }
   EXPECT_THAT(ServerError("--model " OSCAR_DEMO_MODEL), StartsWith("--model: "));
   EXPECT_THAT(ServerError("--length 2048"), HasSubstr("only with RULER"));
+  for (const std::string option : {"--top-k 5", "--top-p 0.9", "--min-p 0.1"}) {
+    EXPECT_THAT(ServerError(option), AllOf(StartsWith(option.substr(0, option.find(' '))),
+                                           HasSubstr("greedy; add --temperature")));
+    EXPECT_THAT(ServerError(option + " --temperature 0.6"), HasSubstr("nowhere"));
+  }
   EXPECT_THAT(Error("--suite " + Path("one") + " --parallel 2"), HasSubstr("only with --endpoint"));
   EXPECT_THAT(
       Error("--suite vt --samples 1 --length 1024 --endpoint nowhere --model " OSCAR_DEMO_MODEL),

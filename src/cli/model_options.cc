@@ -140,8 +140,8 @@ Status CheckTemplateArguments(const std::string& text) {
   return {};
 }
 
-void AddSamplingOptions(CLI::App& command, SamplingArguments& arguments) {
-  const char* group = "Sampling (defaults come from the model's generation_config.json)";
+void AddSamplingOptions(CLI::App& command, SamplingArguments& arguments, const char* defaults) {
+  const std::string group = fmt::format("Sampling (defaults {})", defaults);
   command.add_option("--temperature", arguments.temperature, "0 takes the most likely token")
       ->check(NumberThat("between 0 and 100", [](double x) { return x >= 0 && x <= 100; }))
       ->group(group);

@@ -30,8 +30,10 @@ struct SamplingArguments {
   std::optional<uint64_t> seed;
   SamplingOptions Apply(SamplingOptions defaults) const;
 };
-// Ranges are those of SamplingOptions::Validate, told before a model is loaded.
-void AddSamplingOptions(CLI::App& command, SamplingArguments& arguments);
+// Ranges are those of SamplingOptions::Validate, told before a model is loaded. `defaults` says in
+// help where those of unset options come from.
+void AddSamplingOptions(CLI::App& command, SamplingArguments& arguments,
+                        const char* defaults = "come from the model's generation_config.json");
 
 // Of chat and generate; empty is none.
 Status CheckTemplateArguments(const std::string& text);
