@@ -140,7 +140,7 @@ std::vector<std::vector<std::string>> Sentences(std::string_view text, std::set<
       words.resize(std::min(words.size(), kMaxWords - count));
       count += words.size();
       all.insert(words.begin(), words.end());
-      out.push_back(std::move(words));
+      if (!words.empty()) out.push_back(std::move(words));
     }
     at = end + 1;
   }
