@@ -24,7 +24,7 @@ bool Products::IsSkinny(const DeviceMatrix& matrix, int rows) const {
   // FP8 matrices are read once a launch. Multiplying them out (a byte read, two written, two read
   // by the product) costs as much as two launches.
   const int limit = matrix.is_fp8() ? 2 * SkinnyRows(wide_) : kBf16Rows;
-  return (rows <= limit || blas_ == nullptr || invariant_) &&
+  return skinny_ && (rows <= limit || blas_ == nullptr || invariant_) &&
          FitsSkinny(matrix.inputs, matrix.is_fp8());
 }
 
@@ -58,7 +58,10 @@ Status Products::Of(const DeviceMatrix& matrix, const Bf16* x, void* out, int ou
     return {};
   }
   if (blas_ == nullptr) {
-    return Unimplemented(fmt::format("a product with {} inputs needs cuBLASLt", matrix.inputs));
+    return Unimplemented(
+        skinny_ ? fmt::format("a product with {} inputs needs cuBLASLt", matrix.inputs)
+                : "this GPU has too little shared memory for products without cuBLASLt, and for "
+                  "--batch-invariant; use --device cpu");
   }
   OSCAR_ASSIGN_OR_RETURN(const DeviceMatrix expanded, Expanded(matrix, rows, stream));
   OSCAR_RETURN_IF_ERROR(blas_->Product(expanded.weights, x, out, out_stride, matrix.outputs,
@@ -71,7 +74,7 @@ Status Products::OfNormed(const DeviceMatrix& matrix, const NormedInput& x, void
                           int out_stride, int rows, ProductOutput output, const float* bias,
                           Stream stream) {
   // A norm inside the product rounds otherwise than one before it, so batches would show.
-  if (rows <= kNormedRows && FitsSkinny(matrix.inputs, matrix.is_fp8()) && !invariant_) {
+  if (skinny_ && rows <= kNormedRows && FitsSkinny(matrix.inputs, matrix.is_fp8()) && !invariant_) {
     SkinnyArguments args;
     args.matrix = matrix;
     args.residual = x.x;

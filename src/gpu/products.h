@@ -23,11 +23,14 @@ struct NormedInput {
 class Products {
  public:
   // `blas` null: every product by the skinny kernels. `scratch` holds the largest FP8 matrix in
-  // BF16. `invariant`: one kernel for any number of rows.
-  Products(std::unique_ptr<Blas> blas, Bf16* scratch, bool invariant)
+  // BF16. `invariant`: one kernel for any number of rows. Without `skinny` every product is the
+  // library's.
+  Products(std::unique_ptr<Blas> blas, Bf16* scratch, bool invariant,
+           bool skinny = TakesSkinnyLaunches())
       : blas_(std::move(blas)),
         scratch_(scratch),
         invariant_(invariant),
+        skinny_(skinny),
         wide_(!invariant && TakesWideLaunches()) {}
 
   // out [rows, out_stride] of x [rows, inputs]; `bias` [outputs] or null. kSiluMul only where
@@ -47,6 +50,7 @@ class Products {
   std::unique_ptr<Blas> blas_;
   Bf16* scratch_;
   bool invariant_;
+  bool skinny_;
   bool wide_;  // FP8 matrices take kFp8SkinnyRows a launch
 };
 

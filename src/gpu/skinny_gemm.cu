@@ -22,6 +22,8 @@
 // Norm       for few rows x may be the fp32 residual stream: its RMSNorm is then a factor of the
 //            result, because every block sees the whole row anyway.
 // Bound      memory: 2 bytes of weights, or 1, a product row and k.
+#include <algorithm>
+
 #include "base/fp8.h"
 #include "cuda/cuda_status.h"
 #include "cuda/kernels/ptx.cuh"
@@ -377,6 +379,15 @@ Choice Choose(ProductOutput output, int rows, bool norm, bool invariant) {
   return {};
 }
 
+// Whether a block may have that much, and a little beside it.
+bool HasShared(int bytes) {
+  int device = 0, most = 0;
+  return cudaGetDevice(&device) == cudaSuccess &&
+         cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device) ==
+             cudaSuccess &&
+         most >= bytes + 1024;
+}
+
 }  // namespace
 
 uint64_t DeviceMatrix::bytes() const {
@@ -386,14 +397,13 @@ uint64_t DeviceMatrix::bytes() const {
                     sizeof(float);
 }
 
+bool TakesSkinnyLaunches() {
+  return HasShared(
+      std::max({Fit<1, 1>::kSharedBytes, Fit<1, 2>::kSharedBytes, Fit<2, 2>::kSharedBytes}));
+}
+
 bool TakesWideLaunches() {
-  constexpr int kMost = Fit<4, 4>::kSharedBytes > Fit<4, 2>::kSharedBytes ? Fit<4, 4>::kSharedBytes
-                                                                          : Fit<4, 2>::kSharedBytes;
-  int device = 0, bytes = 0;
-  return cudaGetDevice(&device) == cudaSuccess &&
-         cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device) ==
-             cudaSuccess &&
-         bytes >= kMost + 1024;
+  return HasShared(std::max(Fit<4, 4>::kSharedBytes, Fit<4, 2>::kSharedBytes));
 }
 
 Status LaunchSkinny(const SkinnyArguments& args, Stream stream) {

@@ -17,7 +17,9 @@ using cuda::Stream;
 // number of them.
 inline constexpr int kSkinnyRows = 16, kFp8SkinnyRows = 32;
 constexpr int SkinnyRows(bool wide) { return wide ? kFp8SkinnyRows : kSkinnyRows; }
-// Whether this device has the shared memory for more than kSkinnyRows of them.
+// Whether this device has the shared memory for any of them (consumer cards have not), and for more
+// than kSkinnyRows.
+bool TakesSkinnyLaunches();
 bool TakesWideLaunches();
 
 enum class ProductOutput : uint8_t {
