@@ -47,8 +47,17 @@ Result<std::vector<Entry>> FindRotations(const fs::path& root) {
            at(root, fs::directory_options::skip_permission_denied, error),
        end;
        at != end; at.increment(error)) {
-    if (error || directories.size() > kMaxEntries) break;
+    if (error) break;
+    if (directories.size() > kMaxEntries) {  // what was not looked at must not pass for sound
+      return Unexpected(
+          OutOfRange(fmt::format("{}: has more than {} directories below it; name one of them",
+                                 root.string(), kMaxEntries)));
+    }
     if (at->is_directory(error)) directories.insert(at->path());
+  }
+  if (error) {
+    return Unexpected(Unavailable(
+        fmt::format("{}: cannot be listed to its end: {}", root.string(), error.message())));
   }
   std::vector<Entry> out;
   for (const fs::path& directory : directories) {
