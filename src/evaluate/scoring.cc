@@ -45,14 +45,11 @@ std::string_view FirstLine(std::string_view text) {
   return text.substr(0, text.find('\n'));
 }
 
-// What follows the last </think>, with the indentation of its first line.
-std::string_view AfterReasoning(std::string_view output) {
-  constexpr std::string_view kClose = "</think>";
-  const size_t at = output.rfind(kClose);
-  if (at != std::string_view::npos) output.remove_prefix(at + kClose.size());
-  const size_t first = output.find_first_not_of(" \t\r\n");
-  const size_t line = first == std::string_view::npos ? first : output.rfind('\n', first);
-  return line == std::string_view::npos ? output : output.substr(line + 1);
+// From the first line that is not blank, with its indentation.
+std::string_view WithoutBlankLines(std::string_view text) {
+  const size_t first = text.find_first_not_of(" \t\r\n");
+  const size_t line = first == std::string_view::npos ? first : text.rfind('\n', first);
+  return line == std::string_view::npos ? text : text.substr(line + 1);
 }
 
 template <typename Score>
@@ -95,7 +92,7 @@ Result<double> ScoreOutput(Scorer scorer, const EvalItem& item, std::string_view
     case Scorer::kChoice:
       return ReadAnswer(scorer, output) == item.answer ? 1.0 : 0.0;
     case Scorer::kHumanEval:
-      return HumanEvalScore(item, AfterReasoning(output));
+      return HumanEvalScore(item, WithoutBlankLines(whole));
     case Scorer::kLiveCode:
       return LiveCodeScore(item, text);
     case Scorer::kTokenF1:
