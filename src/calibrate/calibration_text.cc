@@ -160,6 +160,11 @@ Result<CalibrationText> ReadCalibrationText(const CalibrationTextOptions& option
     OSCAR_RETURN_IF_ERROR(AddSample(options, tokenizer, chat, collector));
   } else if (options.data.extension() == ".jsonl") {
     OSCAR_RETURN_IF_ERROR(ReadLines(options, tokenizer, chat, collector, out));
+  } else if (options.data.extension() == ".json") {  // read as text it would be mostly marks
+    return Unexpected(InvalidArgument(fmt::format(
+        "{}: JSON is read by lines, one record with text, prompt or messages each; give a .jsonl "
+        "or plain text",
+        options.data.string())));
   } else {
     OSCAR_ASSIGN_OR_RETURN(const std::string text, ReadFile(options.data, kMaxDataBytes));
     const Result<std::vector<int32_t>> tokens = tokenizer.Encode(text);
@@ -172,7 +177,7 @@ Result<CalibrationText> ReadCalibrationText(const CalibrationTextOptions& option
   if (out.num_tokens == 0) {
     return Unexpected(OutOfRange(fmt::format(
         "{}: holds no text to calibrate on{}", options.data.string(),
-        out.warnings.empty() ? "" : fmt::format(" ({} lines left out)", out.warnings.size()))));
+        out.warnings.empty() ? "" : fmt::format("; the first reason: {}", out.warnings[0]))));
   }
   return out;
 }

@@ -64,6 +64,19 @@ TEST_F(CalibrationTextTest, NamesTheFileThatIsNotUtf8) {
       << text.error().message();
 }
 
+TEST_F(CalibrationTextTest, SaysWhyThereIsNothing) {
+  const auto error = [&](const char* name, const char* content) {
+    options_.data = directory_ / name;
+    std::ofstream(options_.data) << content;
+    const auto text = ReadCalibrationText(options_, tokenizer_, &chat_);
+    return text.has_value() ? std::string() : std::string(text.error().message());
+  };
+  EXPECT_NE(error("a.jsonl", "\n{\"id\": 1}\n").find("a.jsonl:2: left out: a record needs"),
+            std::string::npos);
+  EXPECT_NE(error("b.json", "[\"words\"]").find("give a .jsonl"), std::string::npos);
+  EXPECT_NE(error("c.txt", "").find("no text"), std::string::npos);
+}
+
 TEST_F(CalibrationTextTest, ReadsLinesAndNamesBrokenOnes) {
   options_.data = directory_ / "d.jsonl";
   std::ofstream(options_.data) << R"({"text":"plain words here"})"
