@@ -31,6 +31,7 @@ constexpr std::array<std::string_view, 11> kTasks = {"niah_single_1",
 
 constexpr std::string_view kNoiseLine =
     "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again.";
+constexpr std::string_view kSpace = " \t\r\n";
 constexpr uint64_t kMaxHaystackBytes = uint64_t{1} << 30;
 constexpr int kMaxDraws = 4;      // of one item, to come closer to the length
 constexpr int64_t kShort = 4096;  // below it, RULER takes smaller steps and lighter lists
@@ -146,10 +147,10 @@ class NeedleGenerator : public Generator {
       : task_(task), length_(options.length), seed_(options.seed) {
     if (task.haystack != Haystack::kEssay) return;
     for (size_t at = 0; at < options.essays.size();) {
-      const size_t first = options.essays.find_first_not_of(" \t\r\n", at);
+      const size_t first = options.essays.find_first_not_of(kSpace, at);
       if (first == std::string_view::npos) break;
       const size_t end =
-          std::min(options.essays.find_first_of(" \t\r\n", first), options.essays.size());
+          std::min(options.essays.find_first_of(kSpace, first), options.essays.size());
       words_.push_back(options.essays.substr(first, end - first));
       at = end;
     }
@@ -431,9 +432,10 @@ Result<std::unique_ptr<Generator>> MakeGenerator(std::string_view name,
                                                  const RulerOptions& options) {
   for (const NeedleTask& task : kNeedleTasks) {
     if (task.name != name) continue;
-    if (task.haystack == Haystack::kEssay && options.essays.empty()) {
-      return Unexpected(InvalidArgument(
-          fmt::format("{} hides its needles in prose: name a text with --haystack", name)));
+    if (task.haystack == Haystack::kEssay &&
+        options.essays.find_first_not_of(kSpace) == std::string_view::npos) {
+      return Unexpected(InvalidArgument(fmt::format(
+          "{} hides its needles in prose: name a text that has words with --haystack", name)));
     }
     return std::make_unique<NeedleGenerator>(task, options);
   }

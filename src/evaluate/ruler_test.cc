@@ -201,6 +201,15 @@ TEST(Ruler, OnlyTasksInProseNeedEssays) {
   }
 }
 
+TEST(Ruler, ProseMustHaveWords) {
+  for (const char* essays : {"", " \n\t "}) {
+    const auto task = MakeRulerTask("niah_single_2", Options(2000, essays));
+    ASSERT_FALSE(task.has_value());
+    EXPECT_NE(task.error().message().find("--haystack"), std::string::npos);
+  }
+  EXPECT_TRUE(MakeRulerTask("niah_single_2", Options(2000, "word")).has_value());
+}
+
 TEST(Ruler, ReadsHaystacksAndNamesTheirFile) {
   const fs::path directory =
       fs::temp_directory_path() / ("oscar_haystack_" + std::to_string(::getpid()));
