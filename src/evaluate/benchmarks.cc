@@ -48,6 +48,13 @@ Result<json> ParseObject(std::string_view line) {
   return record;
 }
 
+// Scores of two items with one id would be one.
+Status CheckNew(const EvalTask& task, const std::string& id) {
+  const bool is_new = std::none_of(task.items.begin(), task.items.end(),
+                                   [&](const EvalItem& item) { return item.id == id; });
+  return is_new ? Status() : InvalidArgument(fmt::format("id \"{}\" is there twice", id));
+}
+
 Result<std::string> Text(const json& record, const char* name) {
   const auto found = record.find(name);
   if (found != record.end() && found->is_string()) return found->get<std::string>();
@@ -82,6 +89,7 @@ Result<EvalTask> ReadGsm8k(const fs::path& path, const SuiteOptions& options,
                       item.id = fmt::format("gsm8k/{}", index);
                       item.prompt = question + "\n" + kBoxedInstruction;
                       item.answer = FinalAnswer(std::string_view(answer).substr(mark + 4));
+                      if (item.answer.empty()) return InvalidArgument("nothing follows ####");
                       item.max_tokens = 2048;
                       task.items.push_back(std::move(item));
                       return {};
@@ -104,6 +112,7 @@ Result<EvalTask> ReadMath(std::string_view name, const fs::path& path, const Sui
                                Text(record, record.contains("problem") ? "problem" : "question"));
         item.prompt += std::string("\n") + kBoxedInstruction;
         OSCAR_ASSIGN_OR_RETURN(item.answer, Text(record, "answer"));
+        if (FinalAnswer(item.answer).empty()) return InvalidArgument("\"answer\" is empty");
         item.id = fmt::format("{}/{}", name, index);
         item.max_tokens = kReasoningTokens;
         task.items.push_back(std::move(item));
@@ -124,6 +133,7 @@ Result<EvalTask> ReadHumanEval(const fs::path& path, const SuiteOptions& options
         OSCAR_ASSIGN_OR_RETURN(const json record, ParseObject(line));
         EvalItem item;
         OSCAR_ASSIGN_OR_RETURN(item.id, Text(record, "task_id"));
+        if (Status status = CheckNew(task, item.id); !status.ok()) return status;
         OSCAR_ASSIGN_OR_RETURN(item.tests_prompt, Text(record, "prompt"));
         OSCAR_ASSIGN_OR_RETURN(item.tests, Text(record, "test"));
         OSCAR_ASSIGN_OR_RETURN(item.entry_point, Text(record, "entry_point"));
@@ -204,6 +214,7 @@ Result<EvalTask> ReadLiveCode(const fs::path& path, const SuiteOptions& options,
         OSCAR_ASSIGN_OR_RETURN(const json record, ParseObject(line));
         EvalItem item;
         OSCAR_ASSIGN_OR_RETURN(item.id, Text(record, "question_id"));
+        if (Status status = CheckNew(task, item.id); !status.ok()) return status;
         OSCAR_ASSIGN_OR_RETURN(const std::string question, Text(record, "question_content"));
         OSCAR_ASSIGN_OR_RETURN(const std::string starter, Text(record, "starter_code"));
         OSCAR_ASSIGN_OR_RETURN(const std::string public_tests, Text(record, "public_test_cases"));
@@ -366,6 +377,7 @@ Result<EvalTask> ReadLongBenchSet(const LongBenchSet& set, const fs::path& path,
                       OSCAR_ASSIGN_OR_RETURN(const std::string context, Text(record, "context"));
                       OSCAR_ASSIGN_OR_RETURN(const std::string input, Text(record, "input"));
                       OSCAR_ASSIGN_OR_RETURN(item.answers, Texts(record, "answers"));
+                      if (item.answers.empty()) return InvalidArgument("\"answers\" holds none");
                       OSCAR_ASSIGN_OR_RETURN(item.classes, Texts(record, "all_classes"));
                       const json length = record.value("length", json());
                       if (!length.is_number())

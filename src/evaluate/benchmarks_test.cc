@@ -1,5 +1,6 @@
 #include "evaluate/benchmarks.h"
 
+#include <fmt/core.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -116,6 +117,34 @@ TEST_F(BenchmarksTest, LiveCodeReadsPublishedRecords) {
   const bool confined =
       RunPython({{"trial.py", "pass"}}, {}).has_value() && SandboxWarning().empty();
   EXPECT_EQ(suite->warnings.size(), confined ? 0u : 1u);
+}
+
+// No output could be right.
+TEST_F(BenchmarksTest, RecordsWithoutAnAnswerAreLeftOut) {
+  const auto why = [&](const char* name, const fs::path& path) {
+    const auto suite = ReadBenchmark(name, path, {});
+    if (!suite.has_value()) return std::string(suite.error().message());
+    return suite->warnings.empty() ? std::string() : suite->warnings[0];
+  };
+  EXPECT_NE(why("gsm8k", Write("g.jsonl", "{\"question\": \"q\", \"answer\": \"2 #### \"}\n"))
+                .find("g.jsonl:1: left out: nothing follows ####"),
+            std::string::npos);
+  EXPECT_NE(why("math500", Write("m.jsonl", "{\"problem\": \"q\", \"answer\": \" \"}\n"))
+                .find("m.jsonl:1: left out: \"answer\" is empty"),
+            std::string::npos);
+  for (const char* answers : {"[]", "null"}) {
+    Write("qasper_e.jsonl",
+          fmt::format("{{\"input\": \"\", \"context\": \"\", \"length\": 5, \"answers\": {}}}\n",
+                      answers));
+    EXPECT_NE(why("longbench-e", directory_).find("\"answers\" holds none"), std::string::npos);
+  }
+  const std::string code =
+      "{\"task_id\": \"a\", \"prompt\": \"\", \"test\": \"\", \"entry_point\": \"f\"}\n";
+  const auto twice = ReadBenchmark("humaneval", Write("h.jsonl", code + code), {});
+  ASSERT_TRUE(twice.has_value());
+  EXPECT_EQ(twice->tasks[0].items.size(), 1u);
+  EXPECT_NE(twice->warnings.back().find("h.jsonl:2: left out: id \"a\" is there twice"),
+            std::string::npos);
 }
 
 TEST_F(BenchmarksTest, EmptyOrBrokenFilesSayWhy) {
