@@ -32,6 +32,12 @@ class MappedFile {
   std::string path_;
 };
 
+// What lies there. Where that cannot be found out, as in a directory that is closed to us, the
+// answer is no: reading will say why. The library's own throw.
+bool Exists(const std::filesystem::path& path);
+bool IsDirectory(const std::filesystem::path& path);
+bool IsRegularFile(const std::filesystem::path& path);
+
 // Reads a whole small file. `max_bytes` bounds memory against hostile or mistaken paths.
 Result<std::string> ReadFile(const std::filesystem::path& path, uint64_t max_bytes);
 

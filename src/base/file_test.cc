@@ -37,6 +37,17 @@ TEST_F(FileTest, WritesThenMapsTheSameBytes) {
   EXPECT_EQ(NumFiles(), 1u);
 }
 
+TEST_F(FileTest, SaysWhatLiesThereWithoutThrowing) {
+  const fs::path file = directory_ / "f";
+  ASSERT_TRUE(WriteFileAtomically(file, "x").ok());
+  EXPECT_TRUE(Exists(file) && IsRegularFile(file) && !IsDirectory(file));
+  EXPECT_TRUE(Exists(directory_) && IsDirectory(directory_) && !IsRegularFile(directory_));
+  for (const fs::path& none :
+       {directory_ / "none", file / "below", fs::path(std::string(5000, 'a'))}) {
+    EXPECT_FALSE(Exists(none) || IsRegularFile(none) || IsDirectory(none));
+  }
+}
+
 TEST_F(FileTest, EmptyFileIsAnEmptySpan) {
   ASSERT_TRUE(WriteFileAtomically(directory_ / "e", "").ok());
   auto file = MappedFile::Open(directory_ / "e");

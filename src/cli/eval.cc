@@ -272,8 +272,8 @@ Result<EvalSuite> MakeSuite(const EvalArguments& arguments, const std::string& n
         directory, DemoModelFor("the demo suite comes", "name a directory with --suite DIR"));
     directory /= "eval";
   }
-  if (!fs::is_directory(directory)) return Unexpected(UnknownSuite(name));
-  if (fs::exists(directory / "heldout_prose.json")) prose = directory / "heldout_prose.json";
+  if (!IsDirectory(directory)) return Unexpected(UnknownSuite(name));
+  if (Exists(directory / "heldout_prose.json")) prose = directory / "heldout_prose.json";
   return ReadSuite(directory, options);
 }
 
@@ -382,7 +382,7 @@ Status RunReport(const ReportArguments& arguments) {
     fmt::print("{}", ComparisonToTable(comparison));
     return {};
   }
-  if (fs::is_directory(input)) input /= "results.json";
+  if (IsDirectory(input)) input /= "results.json";
   OSCAR_ASSIGN_OR_RETURN(const std::string text, ReadFile(input, uint64_t{1} << 28));
   OSCAR_ASSIGN_OR_RETURN(const EvalResults results, ResultsFromJson(text, input.string()));
   const fs::path out = arguments.out.empty() ? input.parent_path() : arguments.out;

@@ -11,6 +11,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error_text.h"
+#include "base/file.h"
 #include "base/progress.h"
 #include "cli/command.h"
 #include "io/hf_config.h"
@@ -230,8 +231,8 @@ Status InspectModel(const InspectOptions& options, const fs::path& config_path) 
   ordered_json out = ConfigToJson(config);
   const fs::path directory = config_path.parent_path();
   const bool has_weights =
-      fs::is_directory(options.path) && (fs::exists(directory / "model.safetensors") ||
-                                         fs::exists(directory / "model.safetensors.index.json"));
+      IsDirectory(options.path) && (Exists(directory / "model.safetensors") ||
+                                    Exists(directory / "model.safetensors.index.json"));
   if (has_weights) {
     OSCAR_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::Open(directory));
     out["weights"] = TensorsToJson("checkpoint", checkpoint.tensors());
@@ -258,12 +259,11 @@ bool LooksLikeRotation(const SafetensorsFile& file) {
 
 Status RunInspect(const InspectOptions& options) {
   const fs::path path = options.path;
-  std::error_code error;
-  if (!fs::exists(path, error)) {
+  if (!Exists(path)) {
     return NotFound(fmt::format("{}: no such file or directory", options.path));
   }
-  if (fs::is_directory(path, error)) {
-    if (fs::exists(path / "config.json")) return InspectModel(options, path / "config.json");
+  if (IsDirectory(path)) {
+    if (Exists(path / "config.json")) return InspectModel(options, path / "config.json");
     return InspectRotation(options);
   }
   if (path.extension() == ".json") return InspectModel(options, path);

@@ -7,6 +7,7 @@
 #include <fstream>
 #include <numeric>
 
+#include "base/file.h"
 #include "base/log.h"
 #include "base/progress.h"
 #include "rotation/rotation_file.h"
@@ -88,7 +89,7 @@ Result<std::unique_ptr<LoadedModel>> LoadedModel::Plan(const ModelOptions& optio
   if (options.model.empty()) {
     OSCAR_ASSIGN_OR_RETURN(loaded->directory_, FindDemoModel());
   }
-  const bool is_file = fs::is_regular_file(loaded->directory_);
+  const bool is_file = IsRegularFile(loaded->directory_);
   OSCAR_ASSIGN_OR_RETURN(loaded->config_, is_file ? ReadModelConfigFile(loaded->directory_)
                                                   : ReadModelConfig(loaded->directory_));
   ModelConfig& config = loaded->config_;

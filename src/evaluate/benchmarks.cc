@@ -399,7 +399,7 @@ Result<EvalSuite> ReadLongBench(const fs::path& path, const SuiteOptions& option
     const fs::path file = path / fmt::format("{}_e.jsonl", set.name);
     suite.names.push_back(fmt::format("{}_e", set.name));
     if (!options.Takes(suite.names.back())) continue;
-    if (!fs::exists(file)) {
+    if (!Exists(file)) {
       suite.warnings.push_back(
           fmt::format("{}: not there, so {} is left out", file.string(), set.name));
       continue;

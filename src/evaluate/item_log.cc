@@ -72,7 +72,7 @@ Status ItemLog::Append(ItemRecord record) {
 
 Result<std::vector<ItemRecord>> ReadItems(const std::filesystem::path& path) {
   std::filesystem::path file = path;
-  if (std::filesystem::is_directory(file)) file /= "items.jsonl";
+  if (IsDirectory(file)) file /= "items.jsonl";
   OSCAR_ASSIGN_OR_RETURN(const std::string text, ReadFile(file, kMaxLogBytes));
   return ParseItems(text, file, "the item is left out");
 }

@@ -238,7 +238,7 @@ Result<EvalSuite> ReadSuite(const fs::path& directory, const SuiteOptions& optio
   }
   std::sort(files.begin(), files.end());
   std::optional<CodePointText> haystack;
-  if (fs::exists(directory / kHaystackName)) {
+  if (Exists(directory / kHaystackName)) {
     const fs::path file = directory / kHaystackName;
     OSCAR_ASSIGN_OR_RETURN(std::string text, ReadFile(file, kMaxHaystackBytes));
     OSCAR_ASSIGN_OR_RETURN(haystack, CodePointText::Create(std::move(text), file.string()));

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "base/file.h"
 #include "base/json.h"
 #include "engine/generator.h"
 #include "engine/loaded_model.h"
@@ -160,7 +161,7 @@ Result<std::unique_ptr<LanguageModel>> LanguageModel::Load(const ModelOptions& o
   OSCAR_ASSIGN_OR_RETURN(const std::unique_ptr<LoadedModel> plan, LoadedModel::Plan(options));
   // A config file alone (random weights) has its tokenizer beside it, or none at all.
   std::filesystem::path folder = plan->directory();
-  if (std::filesystem::is_regular_file(folder)) folder = folder.parent_path();
+  if (IsRegularFile(folder)) folder = folder.parent_path();
   OSCAR_ASSIGN_OR_RETURN(Tokenizer tokenizer, Tokenizer::Load(folder));
   std::optional<ChatTemplate> chat;
   Result<ChatTemplate> found = ChatTemplate::Load(folder);

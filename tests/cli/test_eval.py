@@ -64,3 +64,14 @@ def test_an_empty_value_chooses_no_default(oscar, command):
     """As from a script's variable that is not set."""
     run = oscar(*command, "", ok=False)
     assert run.returncode == 2 and f"{command[-1]}: is empty" in run.stderr
+
+
+@pytest.mark.parametrize("command", [
+    ("eval", "--out", "nowhere", "--suite", "NAME"), ("eval", "--out", "nowhere", "--suite", "longbench-e=NAME"),
+    ("report", "NAME"), ("report", "nowhere", "--against", "NAME"), ("inspect", "NAME"),
+    ("generate", "--prompt", "x", "--model", "NAME"), ("generate", "--messages", "NAME"), ("zoo", "list", "NAME"),
+])
+def test_a_name_that_cannot_be_looked_up_is_an_ordinary_error(oscar, command):
+    """As one in a directory that is closed to the user."""
+    run = oscar(*(part.replace("NAME", "a" * 5000) for part in command), ok=False)
+    assert "filesystem error" not in run.stderr
