@@ -300,6 +300,29 @@ Result<EvalSuite> MakeSuites(const EvalArguments& arguments, fs::path& prose) {
   return suite;
 }
 
+// The same of options that only some tasks have a use for.
+Status CheckTasks(const EvalArguments& arguments, const EvalSuite& suite) {
+  const bool draws = std::ranges::any_of(suite.tasks, [](const EvalTask& task) {
+    return task.sampling.has_value() && task.sampling->temperature > 0;
+  });
+  if (const std::string list = GivenOf(arguments, {"--top-k", "--top-p", "--min-p"});
+      !draws && !list.empty()) {
+    return InvalidArgument(fmt::format(
+        "{}: the outputs of these tasks are greedy; add --temperature to draw them", list));
+  }
+  for (const EvalTask& task : suite.tasks) {
+    const bool has_references = std::ranges::any_of(
+        task.items, [](const EvalItem& item) { return !item.reference.empty(); });
+    if (arguments.strict_only && !has_references) {
+      return InvalidArgument(
+          fmt::format("--strict-only: {} has no references, so that nothing of it would be scored; "
+                      "leave the option or the task out",
+                      task.name));
+    }
+  }
+  return {};
+}
+
 Status RunEval(const EvalArguments& arguments) {
   OSCAR_RETURN_IF_ERROR(CheckOptions(arguments));
   EvalOptions options;
@@ -311,14 +334,7 @@ Status RunEval(const EvalArguments& arguments) {
   OSCAR_RETURN_IF_ERROR(SetSampling(
       options.suite, [&](const SamplingOptions& base) { return arguments.sampling.Apply(base); },
       arguments.repeats));
-  const bool draws = std::ranges::any_of(options.suite.tasks, [](const EvalTask& task) {
-    return task.sampling.has_value() && task.sampling->temperature > 0;
-  });
-  if (const std::string list = GivenOf(arguments, {"--top-k", "--top-p", "--min-p"});
-      !draws && !list.empty()) {
-    return InvalidArgument(fmt::format(
-        "{}: the outputs of these tasks are greedy; add --temperature to draw them", list));
-  }
+  OSCAR_RETURN_IF_ERROR(CheckTasks(arguments, options.suite));
   for (EvalTask& task : options.suite.tasks) {
     for (EvalItem& item : task.items) {
       if (arguments.max_tokens > 0) item.max_tokens = arguments.max_tokens;

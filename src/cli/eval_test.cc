@@ -70,6 +70,8 @@ TEST_F(EvalCommand, OptionsThatNoMethodUsesAreRefused) {
   EXPECT_THAT(Error(suite + "--text prose.json --text-windows 0"), StartsWith("--text: "));
   EXPECT_THAT(Error(suite + "--text none --text-windows 2"), StartsWith("--text-windows: "));
   EXPECT_THAT(Error(suite + "--text-windows 2"), HasSubstr("heldout_prose.json"));
+  EXPECT_THAT(Error(suite + "--strict-only"),
+              AllOf(StartsWith("--strict-only: sort "), HasSubstr("no references")));
 }
 
 TEST_F(EvalCommand, ValuesThatWouldBeReadAsOthersAreRefused) {
