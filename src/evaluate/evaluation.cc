@@ -12,6 +12,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 #include <tuple>
+#include <utility>
 
 #include "base/check.h"
 #include "base/file.h"
@@ -116,6 +117,7 @@ class Evaluator {
   std::vector<MethodState> methods_;
   std::vector<std::vector<int32_t>> windows_;
   uint64_t windows_hash_ = 0;
+  int num_layers_ = 0;
   uint64_t model_hash_ = 0;
   std::vector<std::vector<double>> spectra_;
   std::string model_name_;
@@ -324,6 +326,7 @@ Status Evaluator::Prepare() {
   ModelOptions plain = PlainOptions(options_.model.prefill_cell);
   OSCAR_ASSIGN_OR_RETURN(const std::unique_ptr<LoadedModel> plan, LoadedModel::Plan(plain));
   model_name_ = plan->directory().filename().string();
+  num_layers_ = plan->spec().num_layers;
   OSCAR_RETURN_IF_ERROR(PrepareJobs(*plan));
   if (!options_.prose.empty()) {
     OSCAR_ASSIGN_OR_RETURN(
@@ -573,7 +576,7 @@ Status Evaluator::RunSpectra(const std::optional<LayerErrorProbe>& probe,
       values.push_back(value);
     }
   }
-  if (!spectra_.empty()) return {};
+  if (std::cmp_equal(spectra_.size(), num_layers_)) return {};  // fewer: stopped in the middle
   OSCAR_RETURN_IF_ERROR(capture());
   OSCAR_ASSIGN_OR_RETURN(spectra_, probe->QuerySpectra());
   for (size_t layer = 0; layer < spectra_.size(); ++layer) {

@@ -279,6 +279,25 @@ TEST_F(EvaluationTest, RepeatsResumesAndShares) {
   EXPECT_EQ(std::count(both.begin(), both.end(), '\n'), 16);
 }
 
+TEST_F(EvaluationTest, SpectraThatWereCutOffAreMeasuredAgain) {
+  EvalOptions options = Sample("a");
+  options.methods = *ParseMethods({"bf16"}, {});
+  options.suite = *ReadSuite(OSCAR_DEMO_MODEL "/eval", {1, {"sort"}});
+  options.prose = OSCAR_DEMO_MODEL "/eval/heldout_prose.json";
+  options.prose_windows = 1;
+  options.prose_tokens = 512;
+  const auto whole = Evaluate(options);
+  ASSERT_TRUE(whole.has_value()) << whole.error().ToString();
+  ASSERT_EQ(whole->spectra.size(), 8u);
+  const std::string lines = *ReadFile(directory_ / "a/items.jsonl", 1 << 20);
+  const size_t third = lines.find(R"("id":"3")", lines.find("(model)"));
+  ASSERT_NE(third, std::string::npos);
+  std::ofstream(directory_ / "a/items.jsonl") << lines.substr(0, lines.rfind('\n', third) + 1);
+  const auto again = Evaluate(options);
+  ASSERT_TRUE(again.has_value()) << again.error().ToString();
+  EXPECT_EQ(again->spectra, whole->spectra);
+}
+
 // What was measured on other weights or with another template is measured again.
 TEST_F(EvaluationTest, OtherModelsDoNotTakeOldRecords) {
   const fs::path model = directory_ / "model";
