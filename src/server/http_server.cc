@@ -18,6 +18,7 @@
 #include <exception>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <system_error>
 #include <thread>
 
@@ -149,7 +150,11 @@ class Server final : public HttpServer, private httplib::Server {
     if (acceptor_.joinable()) acceptor_.join();
     if (listener_ >= 0) ::close(std::exchange(listener_, -1));
     std::unique_lock lock(mutex_);
-    return all_done_.wait_for(lock, grace, [this] { return connections_ == 0; });
+    if (all_done_.wait_for(lock, grace, [this] { return connections_ == 0; })) return true;
+    // Reads and writes in progress fail from here on: no client may hold the process any longer.
+    cut_off_ = true;
+    for (const int fd : open_) ::shutdown(fd, SHUT_RDWR);
+    return false;
   }
 
  private:
@@ -225,12 +230,33 @@ class Server final : public HttpServer, private httplib::Server {
   void ConnectionThread(int fd) {
     try {
       SocketChannel channel(fd, wake_, options_.write_timeout);
+      const OpenEntry entry(*this, fd);  // gone before the number is free for another socket
       ServeConnection(channel);
     } catch (const std::exception& error) {
       LogError("server: connection: {}", error.what());
     }
     EndConnection();
   }
+
+  // A connection's socket in open_.
+  class OpenEntry {
+   public:
+    OpenEntry(Server& server, int fd) : server_(server), fd_(fd) {
+      std::lock_guard lock(server_.mutex_);
+      server_.open_.insert(fd_);
+      if (server_.cut_off_) ::shutdown(fd_, SHUT_RDWR);
+    }
+    ~OpenEntry() {
+      std::lock_guard lock(server_.mutex_);
+      server_.open_.erase(fd_);
+    }
+    OpenEntry(const OpenEntry&) = delete;
+    OpenEntry& operator=(const OpenEntry&) = delete;
+
+   private:
+    Server& server_;
+    const int fd_;
+  };
 
   void ServeConnection(SocketChannel& channel) {
     bool first = true;
@@ -453,7 +479,9 @@ class Server final : public HttpServer, private httplib::Server {
   std::atomic<bool> stopping_{false};
   mutable std::mutex mutex_;
   std::condition_variable all_done_;
-  int connections_ = 0;  // guarded by mutex_
+  int connections_ = 0;   // guarded by mutex_
+  std::set<int> open_;    // their sockets; guarded by mutex_
+  bool cut_off_ = false;  // guarded by mutex_
   std::jthread acceptor_;
 };
 

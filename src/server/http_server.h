@@ -40,8 +40,8 @@ class HttpServer {
   virtual int port() const = 0;
   // `handler` must outlive the server.
   virtual void Start(HttpHandler& handler) = 0;
-  // Closes the listener and idle connections, waits up to `grace` for requests in progress.
-  // Returns whether all had ended.
+  // Closes the listener and idle connections, waits up to `grace` for requests in progress and
+  // cuts off those that are left. Returns whether all had ended.
   virtual bool Stop(std::chrono::milliseconds grace) = 0;
   virtual int num_connections() const = 0;
 };

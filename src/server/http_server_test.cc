@@ -157,6 +157,21 @@ TEST(HttpServer, ATricklingHeadDoesNotResetItsDeadline) {
   EXPECT_LT(std::chrono::steady_clock::now() - begin, milliseconds(2000));
 }
 
+TEST(HttpServer, StoppingCutsOffClientsThatDoNotEnd) {
+  TestServer server(Says("x"));
+  RawClient head(server.http->port()), body(server.http->port());
+  head.Send("GET /hea");
+  body.Send("POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{\"pro");
+  while (server.http->num_connections() < 2) std::this_thread::sleep_for(milliseconds(1));
+  std::this_thread::sleep_for(milliseconds(50));
+  const auto begin = std::chrono::steady_clock::now();
+  EXPECT_FALSE(server.http->Stop(milliseconds(100)));
+  EXPECT_TRUE(server.http->Stop(milliseconds(4000)));
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(4));
+  EXPECT_TRUE(head.WaitClosed());
+  EXPECT_TRUE(body.WaitClosed());
+}
+
 TEST(HttpServer, MalformedRequests) {
   TestServer server(Says("x"), {}, Quick());
   ExpectErrorObject(Send(server, "garbage\r\n\r\n"), 400);

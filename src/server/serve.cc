@@ -45,7 +45,7 @@ Status Shutdown(ApiServer& api, HttpServer& http, const ServedModel& model, mill
     api.Abort();
     WaitForRequests(api, kAbortGrace);
   }
-  if (!http.Stop(kCloseGrace)) LogWarning("{} connections still open", http.num_connections());
+  if (!http.Stop(kCloseGrace)) LogWarning("connections were still open and have been cut off");
   if (!clean)
     return {StatusCode::kDeadlineExceeded, "some requests were cancelled by the shutdown"};
   LogInfo("all requests have ended");
