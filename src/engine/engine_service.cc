@@ -87,6 +87,7 @@ class Service : public EngineService {
                          ? std::min(options.max_context, model.spec().max_positions)
                          : model.spec().max_positions),
         budget_(pool.budget()),
+        places_(options.max_running),
         scheduler_(model, pool, threads, options) {
     scheduler_.CountInto(&stats_);
     thread_ = std::jthread([this](const std::stop_token& stop) { Run(stop); });
@@ -149,8 +150,9 @@ class Service : public EngineService {
   const uint64_t budget_;
 
   mutable std::mutex inbox_mutex_;
-  std::vector<std::unique_ptr<Sequence>> inbox_;  // guarded by inbox_mutex_, like the next four
+  std::vector<std::unique_ptr<Sequence>> inbox_;  // guarded by inbox_mutex_, like the next five
   int64_t waiting_ = 0;                           // inbox and the scheduler's queue
+  int64_t places_;                                // of the batch that newcomers find free
   int64_t in_flight_ = 0;                         // requests that have not ended
   bool draining_ = false;
   Status health_;
@@ -243,7 +245,7 @@ Result<std::unique_ptr<RequestHandle>> Service::Submit(EngineRequest request) {
   {
     const std::lock_guard lock(inbox_mutex_);
     OSCAR_RETURN_IF_ERROR(health_);
-    if (waiting_ >= options_.max_waiting) {
+    if (waiting_ >= options_.max_waiting + places_) {
       return Unexpected(ResourceExhausted(
           fmt::format("the queue is full: {} requests wait; try again later", waiting_)));
     }
@@ -296,6 +298,8 @@ void Service::Publish(bool measure) {
   const std::lock_guard lock(inbox_mutex_);
   const auto arrived = static_cast<int64_t>(inbox_.size());
   waiting_ = stats.waiting + arrived;
+  // Where some had to stay outside, for want of memory if not of places, nobody gets in at once.
+  places_ = stats.waiting > 0 ? 0 : std::max<int64_t>(0, options_.max_running - stats.running);
   in_flight_ = stats.running + waiting_;
 }
 

@@ -601,6 +601,25 @@ TEST(EngineService, Rule5_AFullQueueRefuses) {
   EXPECT_EQ(engine.Ask(FakeRequest(4, 10, 5)).tokens.size(), 5u);
 }
 
+TEST(EngineService, Rule5_WhatTheBatchHasRoomForDoesNotQueue) {
+  EngineServiceOptions options;
+  options.max_running = 4;
+  options.max_waiting = 0;
+  FakeEngine engine(4096, options);
+  engine.model.pass_time = milliseconds(1);
+  std::vector<std::unique_ptr<RequestHandle>> handles;
+  // The choices of one request: all at once, before the engine has looked.
+  for (int i = 0; i < 4; ++i) handles.push_back(engine.Submit(FakeRequest(i, 10, 100000)));
+  EXPECT_EQ(engine.service->Submit(FakeRequest(4, 10, 5)).error().code(),
+            StatusCode::kResourceExhausted);
+  ASSERT_TRUE(Eventually([&] { return engine.service->Stats().running == 4; }));
+  EXPECT_EQ(engine.service->Submit(FakeRequest(4, 10, 5)).error().code(),
+            StatusCode::kResourceExhausted);
+  handles.clear();
+  ASSERT_TRUE(Eventually([&] { return engine.Idle(); }));
+  EXPECT_EQ(engine.Ask(FakeRequest(4, 10, 5)).tokens.size(), 5u);
+}
+
 TEST(EngineService, Rule5_DrainLetsRunningRequestsFinish) {
   FakeEngine engine;
   auto handle = engine.Submit(FakeRequest(1, 500, 200));
