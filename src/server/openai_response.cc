@@ -90,6 +90,8 @@ Json CompletionLogprobs(const std::vector<LogprobEntry>& entries, int64_t* char_
     for (const LogprobCandidate& candidate : entry.top) {
       candidates[CompletionToken(candidate.bytes)] = LogprobNumber(candidate.logprob);
     }
+    // The token itself is always among them, so there may be one more than was asked for.
+    candidates.emplace(CompletionToken(entry.bytes), LogprobNumber(*entry.logprob));
     top.push_back(std::move(candidates));
   }
   return {{"tokens", std::move(tokens)},

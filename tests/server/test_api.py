@@ -204,8 +204,10 @@ def test_prompt_logprobs(server):
         assert own["decoded_token"] == choice["logprobs"]["tokens"][at]
         ranks = sorted(entry["rank"] for entry in scores[at].values())
         assert ranks[:3] == [1, 2, 3] and len(scores[at]) == (3 if own["rank"] <= 3 else 4)
-        # Asking for three beside the prompt's tokens changes nothing elsewhere.
-        assert len(choice["logprobs"]["top_logprobs"][at]) == 1
+        # Asking for three beside the prompt's tokens changes nothing elsewhere: the likeliest, and the token itself.
+        top = choice["logprobs"]["top_logprobs"][at]
+        assert len(top) == (1 if own["rank"] == 1 else 2)
+        assert top[choice["logprobs"]["tokens"][at]] == choice["logprobs"]["token_logprobs"][at]
     assert all(len(top) == 1 for top in choice["logprobs"]["top_logprobs"][len(ids):])
     plain = server.post("/v1/completions", {**fields, "echo": False, "prompt_logprobs": 0}).json()["choices"][0]
     assert [list(e) for e in plain["prompt_logprobs"][1:]] == [[str(i)] for i in ids[1:]]
