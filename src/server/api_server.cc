@@ -4,6 +4,7 @@
 #include <strings.h>
 
 #include <algorithm>
+#include <cctype>
 #include <random>
 #include <utility>
 
@@ -68,6 +69,15 @@ bool IsJson(std::string_view content_type) {
 bool IsPlainId(std::string_view id) {
   return !id.empty() && id.size() <= 128 &&
          std::all_of(id.begin(), id.end(), [](unsigned char c) { return c > 0x20 && c < 0x7f; });
+}
+
+// What a preflight may ask for: names of headers, repeated in the answer. Clients of the API send
+// many of their own (X-Stainless-...).
+bool IsHeaderList(std::string_view text) {
+  return !text.empty() && text.size() <= 4096 &&
+         std::all_of(text.begin(), text.end(), [](unsigned char c) {
+           return std::isalnum(c) != 0 || c == '-' || c == '_' || c == ',' || c == ' ';
+         });
 }
 
 HttpResponse MethodNotAllowed(std::string_view allowed) {
@@ -230,8 +240,11 @@ void ApiServer::Finish(const HttpRequest& request, HttpResponse& response) {
     response.headers.emplace_back("Access-Control-Expose-Headers", "X-Request-Id, Retry-After");
     if (request.method == "OPTIONS") {
       response.headers.emplace_back("Access-Control-Allow-Methods", "GET, POST, OPTIONS");
+      const std::string* wanted = FindHeader(request.headers, "Access-Control-Request-Headers");
       response.headers.emplace_back("Access-Control-Allow-Headers",
-                                    "Authorization, Content-Type, X-Api-Key, X-Request-Id");
+                                    wanted != nullptr && IsHeaderList(*wanted)
+                                        ? *wanted
+                                        : "Authorization, Content-Type, X-Api-Key, X-Request-Id");
       response.headers.emplace_back("Access-Control-Max-Age", "600");
     }
     return;

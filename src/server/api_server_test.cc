@@ -405,6 +405,11 @@ TEST(ApiServer, CorsIsOptIn) {
             "");
   const RawReply preflight = open.Call("OPTIONS", "/v1/chat/completions", "", origin);
   EXPECT_THAT(preflight.Header("Access-Control-Allow-Headers"), HasSubstr("Authorization"));
+  // The official clients send headers of their own, and more of them with each version.
+  const RawReply sdk =
+      open.Call("OPTIONS", "/v1/chat/completions", "",
+                origin + "Access-Control-Request-Headers: authorization,x-stainless-lang\r\n");
+  EXPECT_EQ(sdk.Header("Access-Control-Allow-Headers"), "authorization,x-stainless-lang");
 }
 
 TEST(ApiServer, LoadingReadyDraining) {
