@@ -464,6 +464,8 @@ TEST(ApiServer, SmallEndpoints) {
   EXPECT_EQ(tokens["count"], Ids("Hello world").size());
   EXPECT_EQ(server.Post("/detokenize", {{"tokens", Ids("Hello world")}}).json()["prompt"],
             "Hello world");
+  ExpectError(server.Post("/detokenize", {{"tokens", {DemoTokenizer().vocab_size()}}}), 400,
+              "invalid_request_error", "invalid_value");
   EXPECT_EQ(server.Post("/apply-template", TestServer::Chat()).json()["prompt"],
             "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n");
   const Json props = server.Call("GET", "/props").json();

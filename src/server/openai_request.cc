@@ -155,6 +155,17 @@ Status ValidateSampling(const GenerationParams& params, const RequestLimits& lim
   return params.sampling.Validate(limits.vocab_size);
 }
 
+std::optional<ApiError> CheckVocabulary(const char* name, const std::vector<int32_t>& ids,
+                                        const RequestLimits& limits) {
+  for (const int32_t id : ids) {
+    if (id >= limits.vocab_size) {
+      return InvalidValue(name, fmt::format("'{}' holds {}; the vocabulary ends at {}", name, id,
+                                            limits.vocab_size - 1));
+    }
+  }
+  return std::nullopt;
+}
+
 // Closes the reading of a request: the first error wins, then the sampler's own checks.
 std::optional<ApiError> Conclude(const FieldReader& fields, const GenerationParams& params,
                                  const RequestLimits& limits) {
@@ -165,13 +176,7 @@ std::optional<ApiError> Conclude(const FieldReader& fields, const GenerationPara
   if (params.max_tokens.has_value() && params.min_tokens > *params.max_tokens) {
     return InvalidValue("min_tokens", "'min_tokens' must not exceed 'max_tokens'");
   }
-  for (const int32_t id : params.stop_token_ids) {
-    if (id >= limits.vocab_size) {
-      return InvalidValue("stop_token_ids",
-                          fmt::format("'stop_token_ids' holds {}; the vocabulary ends at {}", id,
-                                      limits.vocab_size - 1));
-    }
-  }
+  if (auto error = CheckVocabulary("stop_token_ids", params.stop_token_ids, limits)) return error;
   if (GetLogLevel() <= LogLevel::kDebug) {
     for (const std::string& name : fields.Unknown()) {
       // Names come from outside: quoted and bounded as JSON strings are.
@@ -395,6 +400,9 @@ ApiResult<DetokenizeRequest> ParseDetokenizeRequest(std::string_view body,
   if (fields.Find("tokens") == nullptr) fields.Fail(MissingParameter("tokens"));
   fields.TokenIds("tokens", size_t{1} << 20, &request.tokens);
   if (!fields.ok()) return tl::unexpected(fields.error());
+  if (auto error = CheckVocabulary("tokens", request.tokens, limits)) {
+    return tl::unexpected(std::move(*error));
+  }
   return request;
 }
 
