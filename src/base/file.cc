@@ -28,7 +28,8 @@ Status ErrnoStatus(std::string_view path, std::string_view action, int error) {
 
 // Opens a regular file for reading and reports its size.
 Result<std::pair<int, uint64_t>> OpenRegular(const std::string& path) {
-  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  // A pipe would otherwise wait for somebody to write before it could be refused.
+  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (fd < 0) return Unexpected(ErrnoStatus(path, "open", errno));
   struct stat info {};
   if (::fstat(fd, &info) != 0) {

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <csignal>
 #include <fstream>
@@ -64,6 +66,17 @@ TEST_F(FileTest, ErrorsNamePathAndCause) {
   ASSERT_TRUE(WriteFileAtomically(directory_ / "big", "123456").ok());
   EXPECT_EQ(ReadFile(directory_ / "big", 5).error().code(), StatusCode::kOutOfRange);
   EXPECT_EQ(WriteFileAtomically(directory_ / "no" / "such", "x").code(), StatusCode::kNotFound);
+}
+
+TEST_F(FileTest, RefusesAPipeThatNobodyWritesTo) {
+  const fs::path pipe = directory_ / "pipe";
+  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+  ::alarm(20);  // ends the test where opening waits for a writer
+  for (const Status& status : {MappedFile::Open(pipe).error(), ReadFile(pipe, 100).error()}) {
+    EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+    EXPECT_NE(status.message().find("pipe: not a regular file"), std::string::npos);
+  }
+  ::alarm(0);
 }
 
 TEST_F(FileTest, AbandonedWriterLeavesOldFileAndNoTemporary) {
