@@ -6,6 +6,7 @@
 #include <cctype>
 #include <cstdio>
 #include <exception>
+#include <new>
 
 #include "base/log.h"
 #include "cli/command.h"
@@ -91,7 +92,10 @@ int Main(int argc, char** argv) {
 int main(int argc, char** argv) {
   try {
     return oscar::cli::Main(argc, argv);
-  } catch (const std::exception& error) {  // bad_alloc and its kin
+  } catch (const std::bad_alloc&) {
+    std::fprintf(stderr, "oscar: out of memory\n");
+    return 1;
+  } catch (const std::exception& error) {
     std::fprintf(stderr, "oscar: %s\n", error.what());
     return 1;
   }

@@ -82,6 +82,24 @@ TEST_P(LoadingInParts, GivesTheSameBits) {
   }
 }
 
+// A config that promises more than any memory holds is told apart from the checkpoint before room
+// is made for it.
+TEST(Loading, ChecksShapesBeforeItAllocates) {
+  for (const bool tied : {false, true}) {
+    ModelSpec spec = MakeSpec(tied);
+    const auto plan = MakePlan(spec, "bf16");
+    const auto source = OpenCheckpointWeights(OSCAR_DEMO_MODEL);
+    ASSERT_TRUE(source.has_value());
+    spec.vocab_size = 1 << 24;
+    spec.hidden = 1 << 20;
+    ThreadPool threads(1);
+    const auto model = LoadCpuModel(spec, **source, *plan, threads, {});
+    ASSERT_FALSE(model.has_value());
+    EXPECT_NE(model.error().message().find("expected [16777216, 1048576]"), std::string::npos)
+        << model.error().ToString();
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(All, LoadingInParts,
                          testing::Values("bf16", "quarot", "oscar+", "calibrated"),
                          [](const auto& test) {

@@ -96,6 +96,7 @@ class CpuModel : public Model {
     return PackTensor<Bf16>(source, name, outputs, inputs, first_row, PackedMatrix::kPanel, staging,
                             matrix, [](int, std::span<Bf16>) {});
   }
+  Status CheckShapes(const WeightSource& source) const;
   Status LoadLayer(const WeightSource& source, int index, Staging& staging);
   void Embed(int32_t token, std::span<float> out) const;
   void GrowBuffers(size_t num_rows);
@@ -149,7 +150,46 @@ class CpuModel : public Model {
   simd::AttentionWorkspace attention_;
 };
 
+// All tensors, before room is made for any: a config may promise what no memory holds, and what the
+// last layer lacks is told before the others are read.
+Status CpuModel::CheckShapes(const WeightSource& source) const {
+  const TensorNames& names = spec_.names;
+  const int64_t hidden = spec_.hidden, middle = spec_.intermediate;
+  const int64_t q = int64_t{spec_.num_heads} * spec_.head_dim;
+  const int64_t kv = int64_t{spec_.num_kv_heads} * spec_.head_dim;
+  const auto check = [&](const std::string& pattern, int layer,
+                         const std::vector<int64_t>& shape) -> Status {
+    if (pattern.empty()) return {};
+    return source.CheckShape(fmt::format(fmt::runtime(pattern), layer), shape);
+  };
+  OSCAR_RETURN_IF_ERROR(check(names.embedding, 0, {spec_.vocab_size, hidden}));
+  OSCAR_RETURN_IF_ERROR(check(names.head, 0, {spec_.vocab_size, hidden}));
+  OSCAR_RETURN_IF_ERROR(check(names.final_norm, 0, {hidden}));
+  for (int i = 0; i < spec_.num_layers; ++i) {
+    for (const auto& [pattern, shape] :
+         {std::pair<const std::string&, std::vector<int64_t>>(names.attention_norm, {hidden}),
+          {names.feed_forward_norm, {hidden}},
+          {names.q_norm, {spec_.head_dim}},
+          {names.k_norm, {spec_.head_dim}},
+          {names.q, {q, hidden}},
+          {names.k, {kv, hidden}},
+          {names.v, {kv, hidden}},
+          {names.o, {hidden, q}},
+          {names.q_bias, {q}},
+          {names.k_bias, {kv}},
+          {names.v_bias, {kv}},
+          {names.o_bias, {hidden}},
+          {names.gate, {middle, hidden}},
+          {names.up, {middle, hidden}},
+          {names.down, {hidden, middle}}}) {
+      OSCAR_RETURN_IF_ERROR(check(pattern, i, shape));
+    }
+  }
+  return {};
+}
+
 Status CpuModel::Load(const WeightSource& source) {
+  OSCAR_RETURN_IF_ERROR(CheckShapes(source));
   const TensorNames& names = spec_.names;
   Progress progress("loading weights", static_cast<uint64_t>(spec_.num_layers) + 1, "layers");
   fingerprint_ = source.Fingerprint();

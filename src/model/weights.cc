@@ -113,6 +113,10 @@ class CheckpointWeights : public WeightSource {
   }
 
   bool Has(const std::string& name) const override { return checkpoint_.Find(name) != nullptr; }
+  Status CheckShape(const std::string& name, std::span<const int64_t> shape) const override {
+    const auto found = Find(name, shape);
+    return found.has_value() ? Status() : found.error();
+  }
 
   uint64_t Fingerprint() const override {
     // Names, shapes and a sample of every tensor: cheap, and any two real models differ in it.
@@ -346,6 +350,9 @@ class QuantizedWeights : public WeightSource {
     return Quantize(name, std::vector<int64_t>{outputs, inputs}, {0, outputs}, codes, scales);
   }
   bool Has(const std::string& name) const override { return source_->Has(name); }
+  Status CheckShape(const std::string& name, std::span<const int64_t> shape) const override {
+    return source_->CheckShape(name, shape);
+  }
   std::optional<std::pair<uint64_t, uint64_t>> RandomStream(
       const std::string& name) const override {
     return source_->RandomStream(name);

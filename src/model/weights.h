@@ -58,6 +58,8 @@ class WeightSource {
   virtual Status LoadFp8(const std::string& name, int64_t outputs, int64_t inputs,
                          std::span<uint8_t> codes, std::span<float> scales) const;
   virtual bool Has(const std::string& name) const = 0;
+  // Whether a tensor of this shape can be loaded, as Load would say it, from its description alone.
+  virtual Status CheckShape(const std::string&, std::span<const int64_t>) const { return {}; }
   // Random sources: the Philox (seed, stream) that Load's numbers of this name come from, so that a
   // device can draw the same ones itself.
   virtual std::optional<std::pair<uint64_t, uint64_t>> RandomStream(const std::string&) const {
