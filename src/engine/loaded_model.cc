@@ -148,39 +148,48 @@ Result<std::unique_ptr<LoadedModel>> LoadedModel::Plan(const ModelOptions& optio
                               .WithContext(fmt::format("{} for {}", options.rotation.string(),
                                                        loaded->directory_.string())));
   }
-  MemoryPlan& memory = loaded->memory_;
-  memory.available_bytes = AvailableMemory();
+  loaded->memory_.available_bytes = AvailableMemory();
   OSCAR_RETURN_IF_ERROR(loaded->ChooseDevice(options, plan));
-  memory.weight_bytes = 2 * loaded->spec_.num_parameters();
+  OSCAR_RETURN_IF_ERROR(loaded->PlanMemory(options));
+  return loaded;
+}
+
+Status LoadedModel::PlanMemory(const ModelOptions& options) {
+  MemoryPlan& memory = memory_;
+  memory.weight_bytes = 2 * spec_.num_parameters();
   const bool is_fp8 = options.weights == WeightFormat::kFp8 ||
-                      (!options.random_weights && !config.quantization_method.empty());
-  if (is_fp8 && loaded->device_ == Device::kCuda) {
-    memory.weight_bytes =
-        loaded->spec_.Fp8WeightBytes(loaded->plan_->v(0).kind != RotationKind::kNone);
+                      (!options.random_weights && !config_.quantization_method.empty());
+  if (is_fp8 && device_ == Device::kCuda) {
+    memory.weight_bytes = spec_.Fp8WeightBytes(plan_->v(0).kind != RotationKind::kNone);
   }
-  memory.open_page_bytes = loaded->plan_->cache().open.bytes();
-  memory.sealed_page_bytes = loaded->plan_->cache().sealed.bytes();
+  memory.open_page_bytes = plan_->cache().open.bytes();
+  memory.sealed_page_bytes = plan_->cache().sealed.bytes();
   memory.kv_bytes = options.kv_memory;
   if (memory.kv_bytes == 0) {
-    const double share = loaded->device_ == Device::kCuda ? kShareOfFreeOnCuda : kShareOfFree;
+    const double share = device_ == Device::kCuda ? kShareOfFreeOnCuda : kShareOfFree;
     const double free = share * static_cast<double>(memory.available_bytes) -
                         static_cast<double>(memory.weight_bytes);
     memory.kv_bytes = static_cast<uint64_t>(std::max(free, 0.0));
   }
   if (memory.kv_bytes < memory.open_page_bytes && options.kv_memory == 0 &&
-      loaded->device_ == Device::kCuda) {
-    return Unexpected(ResourceExhausted(fmt::format(
+      device_ == Device::kCuda) {
+    return ResourceExhausted(fmt::format(
         "{} has {} free, of which weights take {}: no room for the cache; free some of it, try "
         "--weights fp8, or use --device cpu",
-        loaded->device_name_, FormatBytes(memory.available_bytes),
-        FormatBytes(memory.weight_bytes))));
+        device_name_, FormatBytes(memory.available_bytes), FormatBytes(memory.weight_bytes)));
+  }
+  if (memory.kv_bytes < memory.open_page_bytes && options.kv_memory == 0) {
+    return ResourceExhausted(fmt::format(
+        "weights take {} and {} of memory are free: no room for the cache; free some of "
+        "it, or say what the cache gets with --kv-memory",
+        FormatBytes(memory.weight_bytes), FormatBytes(memory.available_bytes)));
   }
   if (memory.kv_bytes < memory.open_page_bytes) {
-    return Unexpected(ResourceExhausted(fmt::format(
+    return ResourceExhausted(fmt::format(
         "the KV cache budget of {} does not hold one page of 64 tokens ({}); raise --kv-memory",
-        FormatBytes(memory.kv_bytes), FormatBytes(memory.open_page_bytes))));
+        FormatBytes(memory.kv_bytes), FormatBytes(memory.open_page_bytes)));
   }
-  return loaded;
+  return {};
 }
 
 // Makes the plan in the order of pages that the device reads.
@@ -231,6 +240,8 @@ Result<std::unique_ptr<LoadedModel>> LoadedModel::Load(const ModelOptions& optio
     OSCAR_ASSIGN_OR_RETURN(
         source, OpenCheckpointWeights(loaded->directory_.string(),
                                       {config.fp8_block_rows, config.fp8_block_columns}));
+    OSCAR_ASSIGN_OR_RETURN(const bool has_grown, FollowCheckpoint(*source, &loaded->spec_));
+    if (has_grown) OSCAR_RETURN_IF_ERROR(loaded->PlanMemory(options));
     // Shapes agree for any model of a family; the weights tell its members apart.
     const std::string fingerprint = fmt::format("{:016x}", source->Fingerprint());
     if (!loaded->rotation_model_.empty() && loaded->rotation_model_ != fingerprint) {

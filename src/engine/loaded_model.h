@@ -51,6 +51,8 @@ class LoadedModel {
  private:
   LoadedModel() = default;
   Status ChooseDevice(const ModelOptions& options, const KvPlanOptions& plan);
+  // What weights take and the cache gets, of the memory that is free.
+  Status PlanMemory(const ModelOptions& options);
   std::filesystem::path directory_;
   ModelConfig config_;
   ModelSpec spec_;

@@ -58,7 +58,7 @@ ModelSpec MakeCommonSpec(const ModelConfig& config) {
   TensorNames& names = spec.names;
   names.embedding = "model.embed_tokens.weight";
   names.final_norm = "model.norm.weight";
-  if (!config.tie_word_embeddings) names.head = "lm_head.weight";
+  (config.tie_word_embeddings ? names.tied_head : names.head) = "lm_head.weight";
   names.attention_norm = "model.layers.{}.input_layernorm.weight";
   names.feed_forward_norm = "model.layers.{}.post_attention_layernorm.weight";
   names.q = attention + "q_proj.weight";

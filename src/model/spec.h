@@ -14,7 +14,9 @@ namespace oscar {
 
 // Names of a checkpoint's tensors; "{}" stands for the layer number. Empty: there is none.
 struct TensorNames {
-  std::string embedding, final_norm, head;
+  std::string embedding, final_norm;
+  std::string head;       // empty: the embedding is the head as well
+  std::string tied_head;  // where a checkpoint may keep a head all the same; see FollowCheckpoint
   std::string attention_norm, feed_forward_norm;
   std::string q, k, v, o, q_bias, k_bias, v_bias, o_bias, q_norm, k_norm;
   std::string gate, up, down;

@@ -15,6 +15,7 @@
 #include "base/check.h"
 #include "base/error_text.h"
 #include "base/fp8.h"
+#include "base/log.h"
 #include "base/rng.h"
 
 namespace oscar {
@@ -412,6 +413,33 @@ Result<std::unique_ptr<WeightSource>> OpenCheckpointWeights(const std::string& d
                                                             Fp8Blocks blocks) {
   OSCAR_ASSIGN_OR_RETURN(Checkpoint checkpoint, Checkpoint::Open(directory));
   return std::make_unique<CheckpointWeights>(std::move(checkpoint), blocks);
+}
+
+Result<bool> FollowCheckpoint(const WeightSource& source, ModelSpec* spec) {
+  TensorNames& names = spec->names;
+  if (!names.head.empty() || names.tied_head.empty() || !source.Has(names.tied_head)) return false;
+  if (!source.Has(names.embedding)) {
+    names.embedding = names.tied_head;
+    return false;
+  }
+  const std::vector<int64_t> shape = {spec->vocab_size, spec->hidden};
+  const int64_t at_once = std::max<int64_t>((int64_t{1} << 18) / spec->hidden, 1);
+  std::vector<Bf16> embedding, head;
+  for (int64_t row = 0; row < shape[0]; row += at_once) {
+    const WeightRows rows{row, std::min(at_once, shape[0] - row)};
+    embedding.resize(static_cast<size_t>(rows.count * shape[1]));
+    head.resize(embedding.size());
+    OSCAR_RETURN_IF_ERROR(source.LoadBf16Rows(names.embedding, shape, rows, embedding));
+    OSCAR_RETURN_IF_ERROR(source.LoadBf16Rows(names.tied_head, shape, rows, head));
+    if (embedding == head) continue;
+    LogWarning(
+        "config.json ties the head to the embedding, but the checkpoint has {}, which differs: it "
+        "is used; set tie_word_embeddings to false to say so",
+        names.tied_head);
+    names.head = std::exchange(names.tied_head, "");
+    return true;
+  }
+  return false;
 }
 
 std::unique_ptr<WeightSource> QuantizeWeights(std::unique_ptr<WeightSource> source,

@@ -73,6 +73,10 @@ class WeightSource {
 // known by their shape. Scales are looked for beside a matrix as NAME_scale_inv and NAME_scale.
 Result<std::unique_ptr<WeightSource>> OpenCheckpointWeights(const std::string& directory,
                                                             Fp8Blocks blocks = {128, 128});
+// Where a config ties the head to the embedding, the checkpoint has the last word: a head of its
+// own beside the embedding was trained apart from it and is used, and one alone is the embedding as
+// well. Changes the names of `spec`; true where the model has become larger by a head.
+Result<bool> FollowCheckpoint(const WeightSource& source, ModelSpec* spec);
 // Gaussian matrices of standard deviation 0.02 and unit norms: the right shapes and magnitudes, no
 // meaning. The same seed gives the same model.
 std::unique_ptr<WeightSource> MakeRandomWeights(uint64_t seed);

@@ -7,6 +7,8 @@
 #include <cmath>
 #include <filesystem>
 #include <span>
+#include <tuple>
+#include <utility>
 
 #include "io/safetensors.h"
 
@@ -122,6 +124,66 @@ TEST_F(StoredWeights, MustBeFinite) {
   }
   EXPECT_FALSE(Load(DType::kF32, 3.4e38f, true).ok());  // beyond BF16
   EXPECT_THAT(Load(DType::kI32, 1.0f, true).message(), HasSubstr("oscar_stored_weights: tensor"));
+}
+
+// What transformers makes of a config that ties the head: the head it finds where that differs from
+// the embedding, and one matrix under either name where it does not.
+class TiedHead : public testing::Test {
+ protected:
+  void SetUp() override {
+    spec_.vocab_size = 700;
+    spec_.hidden = 1024;  // rows are compared in several parts
+    spec_.names.embedding = "model.embed_tokens.weight";
+    spec_.names.tied_head = "lm_head.weight";
+    embedding_.resize(size_t{700} * 1024);
+    const std::vector<int64_t> shape = {700, 1024};
+    ASSERT_TRUE(MakeRandomWeights(8)->LoadBf16("w", shape, embedding_).ok());
+    head_ = embedding_;
+  }
+  Result<bool> Follow(bool with_embedding, bool with_head) {
+    std::vector<TensorView> views;
+    for (const auto& [name, values, wanted] :
+         {std::tuple("model.embed_tokens.weight", &embedding_, with_embedding),
+          std::tuple("lm_head.weight", &head_, with_head)}) {
+      if (wanted) {
+        views.push_back({name, DType::kBf16, {700, 1024}, std::as_bytes(std::span(*values))});
+      }
+    }
+    const auto path = std::filesystem::path(testing::TempDir()) / "oscar_tied_head";
+    std::filesystem::create_directories(path);
+    EXPECT_TRUE(WriteSafetensors(path / "model.safetensors", views, {}).ok());
+    return FollowCheckpoint(**OpenCheckpointWeights(path.string()), &spec_);
+  }
+  ModelSpec spec_;
+  std::vector<Bf16> embedding_, head_;
+};
+
+TEST_F(TiedHead, IsTheEmbeddingWhereTheCheckpointHasNoOther) {
+  EXPECT_FALSE(*Follow(/*with_embedding=*/true, /*with_head=*/false));
+  EXPECT_EQ(spec_.names.head, "");
+  EXPECT_FALSE(*Follow(true, true));
+  EXPECT_EQ(spec_.names.head, "");
+  EXPECT_EQ(spec_.names.embedding, "model.embed_tokens.weight");
+}
+
+TEST_F(TiedHead, IsTheCheckpointsWhereItDiffers) {
+  head_[size_t{699} * 1024 + 5] = ToBf16(3.0f);
+  const uint64_t tied = spec_.num_parameters();
+  EXPECT_TRUE(*Follow(true, true));
+  EXPECT_EQ(spec_.names.head, "lm_head.weight");
+  EXPECT_EQ(spec_.num_parameters(), tied + 700 * 1024);
+}
+
+TEST_F(TiedHead, StandsForTheEmbeddingWhereThatIsMissing) {
+  EXPECT_FALSE(*Follow(false, true));
+  EXPECT_EQ(spec_.names.head, "");
+  EXPECT_EQ(spec_.names.embedding, "lm_head.weight");
+}
+
+TEST_F(TiedHead, OfAnUntiedModelIsLeftAlone) {
+  spec_.names.head = std::exchange(spec_.names.tied_head, "");
+  EXPECT_FALSE(*Follow(false, true));
+  EXPECT_EQ(spec_.names.embedding, "model.embed_tokens.weight");
 }
 
 // Rows are the same numbers alone and with others, wherever in a piece, a block of scales or a draw
