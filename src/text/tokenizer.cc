@@ -157,8 +157,9 @@ std::vector<Piece> Tokenizer::Rep::FindAdded(std::string_view text, const TrustM
     }
     if (emitted < begin) pieces.push_back({emitted, begin, -1});
     pieces.push_back({begin, end, found});
+    // The search goes on behind the token itself, not behind what it strips: a token of white space
+    // that stands there is found as well, and text goes on where that one ends.
     emitted = end;
-    at = std::max(at, end);
   }
   if (emitted < text.size()) pieces.push_back({emitted, text.size(), -1});
   return pieces;

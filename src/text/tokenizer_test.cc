@@ -127,6 +127,22 @@ TEST(TokenizerTest, SpecialTokensNeedTrustedBytes) {
   EXPECT_EQ(encode({{"<", false}, {"<s>", true}}), (Ids{'<', 300}));
 }
 
+// Expected ids are those of the tokenizers library: the search for tokens goes on right behind one
+// that strips, so that a token of spaces there is both stripped and found.
+TEST(TokenizerTest, FindsTokensInStrippedSpace) {
+  json file = SmallFile();
+  file["added_tokens"].push_back(
+      {{"id", 301}, {"content", "<m>"}, {"lstrip", true}, {"rstrip", true}});
+  file["added_tokens"].push_back({{"id", 302}, {"content", "  "}, {"normalized", false}});
+  file["added_tokens"][1]["normalized"] = false;
+  const auto tokenizer = Tokenizer::FromJson(file.dump(), "small");
+  ASSERT_TRUE(tokenizer.has_value()) << tokenizer.error().message();
+  EXPECT_EQ(tokenizer->Encode("x<m> y").value(), (Ids{'x', 301, 'y'}));
+  EXPECT_EQ(tokenizer->Encode("x<m>  y").value(), (Ids{'x', 301, 302, 'y'}));
+  EXPECT_EQ(tokenizer->Encode("x<m>   y").value(), (Ids{'x', 301, 302, ' ', 'y'}));
+  EXPECT_EQ(tokenizer->Encode("x<m>  <m>  y").value(), (Ids{'x', 301, 302, 301, 302, 'y'}));
+}
+
 TEST(TokenizerTest, TrustSurvivesNormalisation) {
   json file = SmallFile();
   file["normalizer"] = {{"type", "NFC"}};
