@@ -225,6 +225,24 @@ def test_model_text_stays_text(page):
     }})()""")
 
 
+def test_text_of_any_shape_is_drawn(page):
+    # What a model that repeats itself may say: quotes in quotes without end, ticks that nothing closes.
+    took = page.js("""(() => {
+        const ticks = Array.from({length: 200}, (_, i) => '`'.repeat(i) + 'a').join(' ');
+        const begin = performance.now();
+        for (const text of ['>'.repeat(20000) + ' deep', ticks]) {
+          const root = document.createElement('div');
+          renderMarkdown(root, text);
+          if (!root.textContent.endsWith(text.slice(-2))) throw new Error(root.textContent.slice(-20));
+        }
+        const root = document.createElement('div');
+        renderMarkdown(root, 'a `` b `c` d');
+        if (root.innerHTML !== '<p>a `` b <code>c</code> d</p>') throw new Error(root.innerHTML);
+        return performance.now() - begin;
+      })()""")
+    assert took < 3000
+
+
 def test_themes(page):
     light = page.js("getComputedStyle(document.body).backgroundColor")
     page.scheme("dark")

@@ -103,7 +103,7 @@ async function* frames(body) {
 // ---------------------------------------------------------------- Markdown, as nodes
 
 const INLINE = new RegExp([
-  '(`+)([^]*?[^`])\\1(?!`)',                        // 1,2  code
+  '(`+)(?!`)(?:([^]*?[^`])\\1(?!`))?',              // 1,2  code; a run of ticks that nothing closes is one find, or its every part would be tried
   '\\*\\*([^\\s*](?:[^]*?[^\\s])?)\\*\\*',           // 3    strong
   '\\*([^\\s*](?:[^*]*?[^\\s*])?)\\*',               // 4    emphasis
   '~~([^~]+)~~',                                    // 5    struck
@@ -125,7 +125,7 @@ function inline(text, depth = 0) {
     if (!found) break;
     if (found.index > 0) nodes.push(text.slice(0, found.index));
     const [whole, ticks, code, strong, emphasis, struck, label, target, address, escaped] = found;
-    if (ticks) nodes.push(make('code', {}, code));
+    if (ticks) nodes.push(code === undefined ? ticks : make('code', {}, code));
     else if (strong) nodes.push(make('strong', {}, ...inline(strong, depth + 1)));
     else if (emphasis) nodes.push(make('em', {}, ...inline(emphasis, depth + 1)));
     else if (struck) nodes.push(make('s', {}, ...inline(struck, depth + 1)));
@@ -241,7 +241,9 @@ function coloured(code) {
   return nodes;
 }
 
-function blockNode(block) {
+const MAX_QUOTES = 16;  // one in another; what is deeper keeps its marks
+
+function blockNode(block, depth = 0) {
   const text = block.lines.join('\n');
   switch (block.kind) {
     case 'code':
@@ -254,7 +256,8 @@ function blockNode(block) {
       return make('h' + Math.min(marks.length + 2, 6), {}, ...inline(title || ''));
     }
     case 'rule': return make('hr');
-    case 'quote': return make('blockquote', {}, ...blocksOf(text).map(blockNode));
+    case 'quote':
+      return make('blockquote', {}, ...(depth < MAX_QUOTES ? blocksOf(text).map((inner) => blockNode(inner, depth + 1)) : [text]));
     case 'list': return listNode(block.lines);
     case 'table': return tableNode(block.lines);
     default: return make('p', {}, ...inline(text));
