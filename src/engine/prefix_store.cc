@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstring>
 #include <fstream>
+#include <iterator>
 
 #include "base/file.h"
 #include "base/log.h"
@@ -64,6 +65,15 @@ Result<PageRecord> Parse(const std::string& text, uint64_t key, uint64_t name, s
   return record;
 }
 
+// Unchecked, and zeros where the file is too short.
+Header ReadHeader(const std::filesystem::path& path) {
+  Header header{};
+  std::ifstream stream(path, std::ios::binary);
+  stream.read(reinterpret_cast<char*>(&header), sizeof(header));
+  header.index = std::min(header.index, 1u << 24);
+  return header;
+}
+
 bool ParseName(const std::filesystem::path& path, uint64_t* hash) {
   const std::string stem = path.stem().string();
   if (path.extension() != ".page" || stem.size() != 16) return false;
@@ -110,8 +120,7 @@ Result<std::unique_ptr<PrefixStore>> PrefixStore::Open(const std::filesystem::pa
   std::filesystem::create_directories(store->folder_, error);
   struct Found {
     std::filesystem::file_time_type time;
-    std::filesystem::path path;
-    uint64_t bytes;
+    File file;
   };
   std::vector<Found> found;
   auto entries = std::filesystem::directory_iterator(store->folder_, error);
@@ -122,14 +131,17 @@ Result<std::unique_ptr<PrefixStore>> PrefixStore::Open(const std::filesystem::pa
   for (const auto& entry : entries) {
     std::error_code ignored;
     if (!entry.is_regular_file(ignored)) continue;
-    found.push_back({entry.last_write_time(ignored), entry.path(), entry.file_size(ignored)});
+    File file{entry.path(), entry.file_size(ignored)};
+    if (ParseName(file.path, &file.hash)) {
+      const Header header = ReadHeader(file.path);
+      file.parent = header.parent;
+      file.index = header.index;
+    }
+    found.push_back({entry.last_write_time(ignored), std::move(file)});
   }
   std::ranges::sort(found, {}, &Found::time);
-  for (const Found& file : found) {
-    store->files_.emplace_back(file.path, file.bytes);
-    store->bytes_ += file.bytes;
-  }
-  store->Trim();
+  for (Found& one : found) store->Remember(std::move(one.file));
+  store->Trim(/*written=*/0);
   store->thread_ =
       std::jthread([raw = store.get()](const std::stop_token& stop) { raw->WriteLoop(stop); });
   return store;
@@ -142,11 +154,38 @@ PrefixStore::~PrefixStore() {
   thread_.join();
 }
 
-void PrefixStore::Trim() {
+void PrefixStore::Remember(File file) {
+  if (const auto before = pages_.find(file.hash); before != pages_.end()) {
+    bytes_ -= before->second->bytes;  // it was damaged, or did not fit when it was to be loaded
+    files_.erase(before->second);
+    pages_.erase(before);
+  }
+  bytes_ += file.bytes;
+  files_.push_back(std::move(file));
+  const File& added = files_.back();
+  if (added.hash == 0) return;
+  pages_[added.hash] = std::prev(files_.end());
+  uint64_t parent = added.parent;
+  for (int64_t left = added.index; left > 0; --left) {
+    const auto at = pages_.find(parent);
+    if (at == pages_.end()) break;
+    files_.splice(files_.end(), files_, at->second);
+    parent = at->second->parent;
+  }
+}
+
+void PrefixStore::Trim(uint64_t written) {
   while (bytes_ > max_bytes_ && !files_.empty()) {
+    const File& file = files_.front();
     std::error_code ignored;
-    std::filesystem::remove(files_.front().first, ignored);
-    bytes_ -= files_.front().second;
+    std::filesystem::remove(file.path, ignored);
+    bytes_ -= file.bytes;
+    pages_.erase(file.hash);
+    // What goes may come again, but not at once where one history alone is over the limit.
+    if (file.hash != written) {
+      const std::lock_guard lock(mutex_);
+      known_.erase(file.hash);
+    }
     files_.pop_front();
   }
 }
@@ -164,10 +203,7 @@ void PrefixStore::Load(size_t open_bytes, size_t sealed_bytes,
   for (const auto& entry : std::filesystem::directory_iterator(folder_, error)) {
     Found file{0, 0, entry.path()};
     if (!ParseName(file.path, &file.hash)) continue;  // a temporary that a crash left
-    Header header{};
-    std::ifstream stream(file.path, std::ios::binary);
-    stream.read(reinterpret_cast<char*>(&header), sizeof(header));  // checked below, all of it
-    file.index = header.index;
+    file.index = ReadHeader(file.path).index;
     found.push_back(std::move(file));
   }
   std::ranges::sort(found, {}, &Found::index);
@@ -181,7 +217,10 @@ void PrefixStore::Load(size_t open_bytes, size_t sealed_bytes,
       LogWarning("{}: ignored: {}", file.path.string(), record.error().message());
       continue;
     }
-    known_.insert(file.hash);
+    {
+      const std::lock_guard lock(mutex_);
+      known_.insert(file.hash);
+    }
     if (!body(std::move(*record))) return;
   }
 }
@@ -206,6 +245,12 @@ void PrefixStore::Flush() {
 }
 
 Status PrefixStore::Write(const PageRecord& record) {
+  if (record.index > 0 && !pages_.contains(record.parent)) {
+    // Nothing would ever lead to it. Where its parent may come again, so may it.
+    const std::lock_guard lock(mutex_);
+    if (!known_.contains(record.parent)) known_.erase(record.hash);
+    return {};
+  }
   Header header{};
   std::memcpy(header.magic, kMagic, sizeof(kMagic));
   header.key = key_;
@@ -224,9 +269,8 @@ Status PrefixStore::Write(const PageRecord& record) {
   OSCAR_RETURN_IF_ERROR(writer.Write(bytes));
   OSCAR_RETURN_IF_ERROR(writer.Write(std::as_bytes(std::span(&checksum, 1))));
   OSCAR_RETURN_IF_ERROR(writer.Commit());
-  files_.emplace_back(path, bytes.size() + sizeof(checksum));
-  bytes_ += files_.back().second;
-  Trim();
+  Remember({path, bytes.size() + sizeof(checksum), record.parent, record.hash, record.index});
+  Trim(record.hash);
   return {};
 }
 

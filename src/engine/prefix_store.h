@@ -12,10 +12,12 @@
 #include <deque>
 #include <filesystem>
 #include <functional>
+#include <list>
 #include <memory>
 #include <mutex>
 #include <span>
 #include <thread>
+#include <unordered_map>
 #include <unordered_set>
 #include <vector>
 
@@ -38,7 +40,8 @@ struct PageRecord {
 
 class PrefixStore {
  public:
-  // Makes `folder`/<key> if need be. `max_bytes` bounds the files of this key; the oldest go first.
+  // Makes `folder`/<key> if need be. `max_bytes` bounds the files of this key: those go first that
+  // were written longest ago, pages before the ones they continue, which alone make them usable.
   static Result<std::unique_ptr<PrefixStore>> Open(const std::filesystem::path& folder,
                                                    uint64_t key, uint64_t max_bytes);
   ~PrefixStore();  // writes what is still queued
@@ -49,7 +52,10 @@ class PrefixStore {
             const std::function<bool(PageRecord record)>& body);
   // False when the queue is full: the page may be offered again.
   bool Put(PageRecord record);
-  bool Has(uint64_t hash) const { return known_.contains(hash); }
+  bool Has(uint64_t hash) const {
+    const std::lock_guard lock(mutex_);
+    return known_.contains(hash);
+  }
   // Waits until everything queued is on disk. For tests and for an orderly end.
   void Flush();
 
@@ -57,21 +63,31 @@ class PrefixStore {
   PrefixStore(std::filesystem::path folder, uint64_t key, uint64_t max_bytes);
   void WriteLoop(const std::stop_token& stop);
   Status Write(const PageRecord& record);
-  void Trim();
+  struct File {
+    std::filesystem::path path;
+    uint64_t bytes = 0;
+    uint64_t parent = 0;
+    uint64_t hash = 0;  // 0: no page
+    int64_t index = 0;
+  };
+  void Remember(File file);
+  // Back to the limit; `written` is the page that was just written, if any.
+  void Trim(uint64_t written);
 
   const std::filesystem::path folder_;
   const uint64_t key_;
   const uint64_t max_bytes_;
-  std::unordered_set<uint64_t> known_;  // queued or on disk; the engine thread's
 
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
+  std::unordered_set<uint64_t> known_;  // queued or on disk; guarded by mutex_
   std::condition_variable_any changed_;
   std::deque<PageRecord> queue_;  // guarded by mutex_
   uint64_t queued_bytes_ = 0;     // guarded by mutex_
   bool writing_ = false;          // guarded by mutex_
 
-  // The writer's: what is on disk, oldest first.
-  std::deque<std::pair<std::filesystem::path, uint64_t>> files_;
+  // The writer's: what is on disk, in the order in which it goes, and pages by their hashes.
+  std::list<File> files_;
+  std::unordered_map<uint64_t, std::list<File>::iterator> pages_;
   uint64_t bytes_ = 0;
   std::jthread thread_;  // last: joins before the state above goes
 };

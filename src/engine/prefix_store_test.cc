@@ -143,6 +143,42 @@ TEST_F(PrefixStoreTest, SpaceIsBounded) {
   EXPECT_GT(bytes, 1000u);
 }
 
+// A page is of use only with all that it continues, so the beginnings of histories go last.
+TEST_F(PrefixStoreTest, WhatIsLeftAtTheLimitCanStillBeUsed) {
+  const std::vector<PageRecord> chain = Chain(12);
+  constexpr uint64_t kFile = 48 + 4 * 64 + 8;  // beside the payload
+  constexpr uint64_t kLimit = 6 * (kFile + 100) + 100;
+  const auto indices = [&] {
+    std::vector<int64_t> found;
+    for (const PageRecord& record : LoadAll()) found.push_back(record.index);
+    return found;
+  };
+  {
+    auto store = Open(kLimit);
+    for (const PageRecord& record : chain) ASSERT_TRUE(store->Put(record));
+    store->Flush();
+    // Too long for the folder by itself: what did not stay is not offered again and again.
+    EXPECT_TRUE(store->Has(chain.back().hash));
+  }
+  EXPECT_EQ(indices(), (std::vector<int64_t>{0, 1, 2, 3, 4, 5}));
+  // The order survives, as far as the folder is made smaller.
+  Open(kLimit - 2 * (kFile + 100));
+  EXPECT_EQ(indices(), (std::vector<int64_t>{0, 1, 2, 3}));
+
+  // Another history takes the place of the old one's end; that may be written again.
+  auto store = Open(kLimit - 2 * (kFile + 100));
+  store->Load(200, 100, [](const PageRecord&) { return true; });
+  PageRecord other = chain[1];
+  other.tokens = FakeTokens(9, 64);
+  other.hash = XXH3_64bits_withSeed(other.tokens.data(), 4 * 64, other.parent);
+  ASSERT_TRUE(store->Put(other));
+  store->Flush();
+  EXPECT_FALSE(store->Has(chain[3].hash));
+  EXPECT_TRUE(store->Has(chain[2].hash));
+  EXPECT_TRUE(store->Has(chain[0].hash));
+  EXPECT_TRUE(store->Has(other.hash));
+}
+
 TEST_F(PrefixStoreTest, AnUnusableFolderIsAnError) {
   std::ofstream(folder_.string()) << "a file";
   EXPECT_FALSE(PrefixStore::Open(folder_, 1, 1000).has_value());
