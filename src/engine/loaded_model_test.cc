@@ -1,7 +1,13 @@
-// What a model directory and its options are made into before weights are read.
+// What a model directory and its options are made into.
 #include "engine/loaded_model.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <string>
+
+#include "base/file.h"
 
 namespace oscar {
 namespace {
@@ -26,6 +32,34 @@ TEST(LoadedModel, StretchedPositionsAreTheModels) {
   EXPECT_EQ(PositionsWith("yarn:4", 100000), 131072);
   EXPECT_EQ(PositionsWith("linear:1.5"), 49152);
   EXPECT_EQ(PositionsWith("none"), 32768);
+}
+
+// The checkpoint has a head of its own, whatever its config says.
+TEST(LoadedModel, KeepsTheCheckpointsHead) {
+  namespace fs = std::filesystem;
+  const fs::path from = OSCAR_TEST_DATA "/tiny-llama/bf16";
+  const fs::path to =
+      fs::path(testing::TempDir()) / ("oscar_tied_by_config_" + std::to_string(::getpid()));
+  fs::create_directories(to);
+  for (const auto& entry : fs::directory_iterator(from)) {
+    if (entry.path().filename() == "config.json") continue;
+    fs::create_symlink(fs::absolute(entry.path()), to / entry.path().filename());
+  }
+  std::string config = *ReadFile(from / "config.json", 1 << 16);
+  const std::string untied = "\"tie_word_embeddings\": false";
+  ASSERT_NE(config.find(untied), std::string::npos);
+  config.replace(config.find(untied), untied.size(), "\"tie_word_embeddings\": true");
+  ASSERT_TRUE(WriteFileAtomically(to / "config.json", config).ok());
+  ModelOptions options;
+  options.model = to;
+  options.device = Device::kCpu;
+  options.kv = "bf16";
+  options.num_threads = 1;
+  const auto loaded = LoadedModel::Load(options);
+  fs::remove_all(to);
+  ASSERT_TRUE(loaded.has_value()) << loaded.error().ToString();
+  EXPECT_EQ((*loaded)->spec().names.head, "lm_head.weight");
+  EXPECT_EQ((*loaded)->memory().weight_bytes, 2 * (*loaded)->spec().num_parameters());
 }
 
 }  // namespace
