@@ -277,6 +277,11 @@ TEST(HttpServer, AClientThatDoesNotReadIsCancelled) {
   EXPECT_GT(server.engine.cancelled(), 0);
 }
 
+TEST(Serve, AddressesCanBeUsedAsPrinted) {
+  EXPECT_EQ(ServerUrl("127.0.0.1", 8000), "http://127.0.0.1:8000");
+  EXPECT_EQ(ServerUrl("::1", 8000), "http://[::1]:8000");
+}
+
 TEST(Serve, AFailedEngineEndsTheServerWithAnError) {
   FakeEngine engine(Says("x"));
   auto model = std::make_shared<ServedModel>();

@@ -54,6 +54,12 @@ Status Shutdown(ApiServer& api, HttpServer& http, const ServedModel& model, mill
 
 }  // namespace
 
+std::string ServerUrl(const std::string& host, int port) {
+  // The colons of an IPv6 address are not the port's.
+  if (host.find(':') != std::string::npos) return fmt::format("http://[{}]:{}", host, port);
+  return fmt::format("http://{}:{}", host, port);
+}
+
 Status RunServer(const ServeOptions& options, const LoadFunction& load) {
   SignalWatch signals;
   // In the order of destruction, reversed: the model outlives the handlers, they the connections.
@@ -63,7 +69,7 @@ Status RunServer(const ServeOptions& options, const LoadFunction& load) {
   ApiServer api(std::move(api_options));
   OSCAR_ASSIGN_OR_RETURN(const std::unique_ptr<HttpServer> http, HttpServer::Bind(options.http));
   http->Start(api);
-  const std::string url = fmt::format("http://{}:{}", options.http.host, http->port());
+  const std::string url = ServerUrl(options.http.host, http->port());
   LogInfo("listening on {}, loading the model", url);
   const bool local = options.http.host == "127.0.0.1" || options.http.host == "localhost" ||
                      options.http.host == "::1";
