@@ -157,7 +157,8 @@ def test_monitor_shows_the_cache_as_it_is(page, server):
     assert sum(widths) == pytest.approx(100 * sequence["bits_per_element"] / 16, abs=0.5)
     label = page.js("document.querySelector('#sequences canvas').getAttribute('aria-label')")
     assert f"{letters.count('q')} quantised" in label
-    # Pixels, not only numbers: a sealed page is lower than an open one.
+    # Pixels, not only numbers: a sealed page is lower than an open one, after the frames that it takes to shrink.
+    page.js("new Promise((done) => { let left = 60; const next = () => left-- ? requestAnimationFrame(next) : done(); next(); })")
     heights = page.js("""(() => {
         const pixels = document.querySelector('#sequences canvas').getContext('2d').getImageData(0, 0, 12, 40).data;
         const tall = (page) => Array.from({length: 40}, (_, y) => pixels[(y * 12 + page * 6 + 2) * 4 + 3]).filter((a) => a > 200).length;
