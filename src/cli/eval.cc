@@ -20,6 +20,7 @@
 #include "evaluate/benchmarks.h"
 #include "evaluate/comparison.h"
 #include "evaluate/endpoint_evaluation.h"
+#include "evaluate/eval_items.h"
 #include "evaluate/evaluation.h"
 #include "evaluate/item_log.h"
 #include "evaluate/report.h"

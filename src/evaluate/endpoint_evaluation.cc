@@ -9,6 +9,7 @@
 
 #include "base/log.h"
 #include "base/progress.h"
+#include "evaluate/eval_items.h"
 #include "evaluate/item_log.h"
 #include "evaluate/prompts.h"
 #include "evaluate/scoring.h"

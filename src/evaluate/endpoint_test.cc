@@ -12,6 +12,7 @@
 #include <thread>
 
 #include "evaluate/endpoint_evaluation.h"
+#include "evaluate/eval_items.h"
 
 namespace oscar {
 namespace {

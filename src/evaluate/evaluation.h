@@ -10,7 +10,6 @@
 
 #include <cstdint>
 #include <filesystem>
-#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -63,19 +62,6 @@ struct EvalOptions {
   std::filesystem::path out;
   bool show_progress = true;
 };
-
-// Settles how outputs are drawn: `overrides` changes what each task publishes (greedy where it
-// publishes nothing), `repeats` too unless 0. kInvalidArgument for repeats of greedy outputs.
-Status SetSampling(EvalSuite& suite,
-                   const std::function<SamplingOptions(SamplingOptions)>& overrides, int repeats);
-std::string DescribeSampling(const EvalSuite& suite);
-// Of everything in an item and its task that decides a score.
-uint64_t HashItem(const EvalTask& task, const EvalItem& item);
-
-// The record of an item that has no output.
-ItemRecord FailedRecord(const EvalTask& task, const EvalItem& item, int repeat);
-// "a, b, c, d, e and 4 more".
-std::string ListSome(const std::vector<std::string>& list);
 
 // Writes items.jsonl as it goes; the caller writes the rest. An item that does not fit the model's
 // context counts as wrong and is named in the warnings; kOutOfRange where none fits.

@@ -7,6 +7,7 @@
 
 #include "base/file.h"
 #include "engine/generator.h"
+#include "evaluate/eval_items.h"
 #include "evaluate/layer_errors.h"
 #include "evaluate/sequence_runner.h"
 #include "evaluate/text_metrics.h"
