@@ -5,6 +5,7 @@
 #include <CLI/App.hpp>
 #include <CLI/Config.hpp>
 #include <CLI/Formatter.hpp>
+#include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
 
@@ -145,9 +146,9 @@ void AddSamplingOptions(CLI::App& command, SamplingArguments& arguments, const c
   command.add_option("--temperature", arguments.temperature, "0 takes the most likely token")
       ->check(NumberThat("between 0 and 100", [](double x) { return x >= 0 && x <= 100; }))
       ->group(group);
-  command.add_option("--top-k", arguments.top_k, "Keep the k most likely tokens; 0 is off")
-      ->check(NumberThat("a whole number from 0 to 1000000000",
-                         [](double x) { return x >= 0 && x <= 1e9 && x == std::floor(x); }))
+  command.add_option("--top-k", arguments.top_k, "Keep the k most likely tokens; 0 or -1 is off")
+      ->check(NumberThat("a whole number from -1 to 1000000000",
+                         [](double x) { return x >= -1 && x <= 1e9 && x == std::floor(x); }))
       ->group(group);
   command.add_option("--top-p", arguments.top_p, "Keep tokens up to this total probability")
       ->check(NumberThat("above 0 and at most 1",
@@ -173,7 +174,7 @@ void AddSamplingOptions(CLI::App& command, SamplingArguments& arguments, const c
 
 SamplingOptions SamplingArguments::Apply(SamplingOptions o) const {
   o.temperature = temperature.value_or(o.temperature);
-  o.top_k = top_k.value_or(o.top_k);
+  o.top_k = std::max(top_k.value_or(o.top_k), 0);
   o.top_p = top_p.value_or(o.top_p);
   o.min_p = min_p.value_or(o.min_p);
   o.repetition_penalty = repetition_penalty.value_or(o.repetition_penalty);

@@ -26,7 +26,7 @@ void AddModelOptions(CLI::App& command, ModelArguments& arguments);
 struct SamplingArguments {
   std::optional<float> temperature, top_p, min_p, repetition_penalty, presence_penalty,
       frequency_penalty;
-  std::optional<int> top_k;
+  std::optional<int> top_k;  // -1 is 0
   std::optional<uint64_t> seed;
   SamplingOptions Apply(SamplingOptions defaults) const;
 };

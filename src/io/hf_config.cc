@@ -291,7 +291,9 @@ void ReadGeneration(const Fields& fields, ModelConfig* config) {
   take(&config->temperature, fields.Real("temperature", 0, 100));
   take(&config->top_p, fields.Real("top_p", 0, 1));
   take(&config->min_p, fields.Real("min_p", 0, 1));
-  take(&config->top_k, fields.Int("top_k", 0, kMaxVocab));
+  if (const auto top_k = fields.Int("top_k", -1, kMaxVocab)) {
+    config->top_k = std::max(*top_k, 0);  // servers of such models write -1 for off
+  }
   take(&config->repetition_penalty, fields.Real("repetition_penalty", 1e-6, 100));
   if (auto ids = fields.TokenIds("eos_token_id", config->vocab_size); !ids.empty()) {
     config->eos_token_ids = std::move(ids);

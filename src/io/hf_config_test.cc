@@ -376,6 +376,17 @@ TEST_F(HfConfigDirectory, GenerationConfigWins) {
   EXPECT_EQ(parsed->do_sample, true);
   EXPECT_EQ(parsed->temperature, 0.5);
 
+  // Both ways to write "off".
+  for (const char* off : {R"({"top_k": -1})", R"({"top_k": 0})"}) {
+    Spill(directory_ / "generation_config.json", off);
+    parsed = ReadModelConfig(directory_);
+    ASSERT_TRUE(parsed.has_value()) << MessageOf(parsed);
+    EXPECT_EQ(parsed->top_k, 0);
+  }
+  Spill(directory_ / "generation_config.json", R"({"top_k": -2})");
+  EXPECT_THAT(MessageOf(ReadModelConfig(directory_)),
+              HasSubstr("generation_config.json: top_k: -2 is not between -1 and"));
+
   Spill(directory_ / "generation_config.json", R"({"eos_token_id": "end"})");
   EXPECT_THAT(MessageOf(ReadModelConfig(directory_)),
               HasSubstr("generation_config.json: eos_token_id: must be an integer"));

@@ -55,6 +55,12 @@ def test_output_that_is_lost_is_an_error(oscar, format):
     assert run.returncode == 1 and "cannot write to standard output" in run.stderr
 
 
+def test_top_k_is_off_at_0_and_at_minus_1(oscar):
+    args = ("generate", "--prompt", "The captain", "--max-tokens", 20, "--temperature", 2, "--seed", 3, "--json", "--top-k")
+    zero, minus, one = (oscar.json(*args, k)["token_ids"] for k in (0, -1, 1))
+    assert zero == minus != one
+
+
 def test_seed_repeats(oscar):
     args = ("generate", "--prompt", "The captain", "--max-tokens", 20, "--temperature", 1, "--json", "--seed")
     first, again, other = (oscar.json(*args, seed)["token_ids"] for seed in (3, 3, 4))
@@ -111,7 +117,7 @@ def replace_json(directory, name, change):
         ("gpu is not auto, cpu or cuda", lambda d: None, ["--device", "gpu"]),
         ("-1 is not 0 or more", lambda d: None, ["--max-tokens", "-1"]),
         ("--top-p: 0 is not above 0 and at most 1", lambda d: None, ["--top-p", "0"]),
-        ("--top-k: -1 is not", lambda d: None, ["--top-k", "-1"]),
+        ("--top-k: -2 is not", lambda d: None, ["--top-k", "-2"]),
         ("--temperature: nan is not", lambda d: None, ["--temperature", "nan"]),
         ("--weights-seed requires --random-weights", lambda d: None, ["--weights-seed", "1"]),
         ("--sink: --kv bf16", lambda d: None, ["--kv", "bf16", "--sink", "128"]),
