@@ -120,6 +120,12 @@ Result<std::unique_ptr<LoadedModel>> LoadedModel::Plan(const ModelOptions& optio
     longest = std::max(longest, static_cast<int64_t>(
                                     rope.factor * static_cast<double>(rope.original_max_position)));
   }
+  if (config.sliding_window > 0 && config.sliding_window < longest) {
+    return Unexpected(Unimplemented(fmt::format(
+        "{}: config.json: sliding_window: {}: layers that see less than the stretched context of "
+        "{} are not supported",
+        loaded->directory_.string(), config.sliding_window, longest)));
+  }
   loaded->spec_.max_positions = longest;
   loaded->max_context_ = options.max_context > 0 ? options.max_context : longest;
   if (loaded->max_context_ > longest) {

@@ -34,6 +34,30 @@ TEST(LoadedModel, StretchedPositionsAreTheModels) {
   EXPECT_EQ(PositionsWith("none"), 32768);
 }
 
+// A window hides nothing in a context no longer than itself.
+TEST(LoadedModel, AStretchBeyondTheWindowIsRefused) {
+  namespace fs = std::filesystem;
+  std::string config = *ReadFile(OSCAR_TEST_DATA "/tiny-llama/bf16/config.json", 1 << 16);
+  config.insert(config.find('{') + 1, "\"sliding_window\": 512, ");
+  const fs::path file =
+      fs::path(testing::TempDir()) / ("oscar_window_" + std::to_string(::getpid()) + ".json");
+  ASSERT_TRUE(WriteFileAtomically(file, config).ok());
+  ModelOptions options;
+  options.model = file;
+  options.random_weights = true;
+  options.device = Device::kCpu;
+  options.kv = "bf16";
+  options.kv_memory = uint64_t{1} << 30;
+  const auto plain = LoadedModel::Plan(options);
+  options.rope_scaling = "yarn:2";
+  const auto stretched = LoadedModel::Plan(options);
+  fs::remove(file);
+  ASSERT_TRUE(plain.has_value()) << plain.error().ToString();
+  ASSERT_FALSE(stretched.has_value());
+  EXPECT_NE(stretched.error().message().find("sliding_window"), std::string::npos)
+      << stretched.error().ToString();
+}
+
 // The checkpoint has a head of its own, whatever its config says.
 TEST(LoadedModel, KeepsTheCheckpointsHead) {
   namespace fs = std::filesystem;

@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "base/error_text.h"
 #include "base/file.h"
@@ -42,6 +44,9 @@ class Fields {
     const auto at = object_.find(key);
     return at == object_.end() || at->is_null() ? nullptr : &*at;
   }
+
+  // Where "unset" and null are not the same.
+  bool Has(const char* key) const { return object_.contains(key); }
 
   void Fail(std::string_view key, std::string_view message) const {
     if (status_->ok()) *status_ = DataLoss(fmt::format("{}{}: {}", prefix_, key, message));
@@ -263,24 +268,34 @@ void ReadShape(const Fields& fields, ModelConfig* config) {
   config->num_experts_per_token = fields.Int("num_experts_per_tok", 0, kMaxExperts).value_or(0);
 }
 
-// Qwen configs carry a window that is off unless use_sliding_window says otherwise; others mean
-// what they state.
+// Which layers slide is for layer_types to say, where a config has it. Without, Qwen configs carry
+// a window that is off unless use_sliding_window says otherwise, and then for the layers from
+// max_window_layers on alone; others mean what they state.
 void ReadSlidingWindow(const Fields& fields, ModelConfig* config) {
-  const bool off_by_default = config->model_type.rfind("qwen", 0) == 0;
-  const bool used = fields.Bool("use_sliding_window").value_or(!off_by_default);
-  const int window = fields.Int("sliding_window", 0, kMaxPositions).value_or(0);
-  config->uses_sliding_window = used && window > 0;
-  config->sliding_window = config->uses_sliding_window ? window : 0;
-  const Json* types = fields.Find("layer_types");
-  if (types == nullptr) return;
-  if (!types->is_array()) {
-    fields.Fail("layer_types", "must be a list of names");
+  if (const Json* types = fields.Find("layer_types")) {
+    if (!types->is_array()) return fields.Fail("layer_types", "must be a list of names");
+    if (std::cmp_not_equal(types->size(), config->num_layers)) {
+      return fields.Fail("layer_types",
+                         fmt::format("{} names for {} layers", types->size(), config->num_layers));
+    }
+    for (const Json& type : *types) {
+      if (!config->other_layer_type.empty() || type == "full_attention") continue;
+      config->other_layer_type = type.is_string() ? type.get<std::string>() : type.dump();
+    }
     return;
   }
-  for (const Json& type : *types) {
-    if (!config->other_layer_type.empty() || type == "full_attention") continue;
-    config->other_layer_type = type.is_string() ? type.get<std::string>() : type.dump();
+  const bool is_qwen = config->model_type.rfind("qwen", 0) == 0;
+  const bool used = fields.Bool("use_sliding_window").value_or(!is_qwen);
+  constexpr int kQwenWindow = 4096, kQwenFullLayers = 28;  // where nothing is stated
+  const int unstated = is_qwen && !fields.Has("sliding_window") ? kQwenWindow : 0;
+  const int window = fields.Int("sliding_window", 0, kMaxPositions).value_or(unstated);
+  if (!used) return;
+  if (config->model_type == "qwen2" || config->model_type == "qwen3") {
+    const int full = fields.Int("max_window_layers", 0, std::numeric_limits<int>::max())
+                         .value_or(kQwenFullLayers);
+    if (full >= config->num_layers) return;
   }
+  config->sliding_window = window;
 }
 
 void ReadGeneration(const Fields& fields, ModelConfig* config) {
@@ -292,7 +307,7 @@ void ReadGeneration(const Fields& fields, ModelConfig* config) {
   take(&config->top_p, fields.Real("top_p", 0, 1));
   take(&config->min_p, fields.Real("min_p", 0, 1));
   if (const auto top_k = fields.Int("top_k", -1, kMaxVocab)) {
-    config->top_k = std::max(*top_k, 0);  // servers of such models write -1 for off
+    config->top_k = std::max(*top_k, 0);  // -1 is off, as vLLM has it
   }
   take(&config->repetition_penalty, fields.Real("repetition_penalty", 1e-6, 100));
   if (auto ids = fields.TokenIds("eos_token_id", config->vocab_size); !ids.empty()) {

@@ -51,8 +51,7 @@ struct ModelConfig {
   bool tie_word_embeddings = false;
   bool attention_bias = false;  // as stated; some model types have biases without saying so
   bool mlp_bias = false;
-  bool uses_sliding_window = false;
-  int sliding_window = 0;        // tokens; 0 unless uses_sliding_window
+  int sliding_window = 0;        // tokens that some layer sees, its own among them; 0: all
   std::string other_layer_type;  // first of "layer_types" that is not full attention; may be empty
   std::string hidden_act = "silu";
   std::string torch_dtype;          // "bfloat16"; empty where not stated

@@ -323,24 +323,55 @@ TEST(HfConfig, CommandLineScaling) {
   }
 }
 
+// As transformers decides which layers slide.
 TEST(HfConfig, SlidingWindow) {
   json config = Valid();
   config["sliding_window"] = 512;
+  config["max_window_layers"] = 1;
   EXPECT_EQ(Parse(config)->sliding_window, 0);  // Qwen: off unless switched on
   config["use_sliding_window"] = true;
   EXPECT_EQ(Parse(config)->sliding_window, 512);
-  EXPECT_TRUE(Parse(config)->uses_sliding_window);
-  config.erase("use_sliding_window");
-  config["model_type"] = "mistral";
+  config["max_window_layers"] = 2;  // the layers from there on: none of two
+  EXPECT_EQ(Parse(config)->sliding_window, 0);
+  config.erase("max_window_layers");  // 28
+  EXPECT_EQ(Parse(config)->sliding_window, 0);
+  config["num_hidden_layers"] = 29;
   EXPECT_EQ(Parse(config)->sliding_window, 512);
+  config.erase("sliding_window");
+  EXPECT_EQ(Parse(config)->sliding_window, 4096);
+  config["sliding_window"] = nullptr;
+  EXPECT_EQ(Parse(config)->sliding_window, 0);
+}
+
+TEST(HfConfig, SlidingWindowOfOtherTypes) {
+  for (const char* type : {"llama", "mistral"}) {
+    json config = Valid();
+    config["model_type"] = type;
+    EXPECT_EQ(Parse(config)->sliding_window, 0);
+    config["sliding_window"] = 512;
+    config["max_window_layers"] = 2;  // means nothing to them
+    EXPECT_EQ(Parse(config)->sliding_window, 512);
+    config["use_sliding_window"] = false;
+    EXPECT_EQ(Parse(config)->sliding_window, 0);
+  }
 }
 
 TEST(HfConfig, LayerTypes) {
   json config = Valid();
   config["layer_types"] = {"full_attention", "full_attention"};
   EXPECT_EQ(Parse(config)->other_layer_type, "");
-  config["layer_types"] = {"full_attention", "linear_attention", "sliding_attention"};
+  // They decide, not the window.
+  config["sliding_window"] = 512;
+  config["use_sliding_window"] = true;
+  config["max_window_layers"] = 0;
+  EXPECT_EQ(Parse(config)->sliding_window, 0);
+  config["model_type"] = "llama";
+  EXPECT_EQ(Parse(config)->sliding_window, 0);
+  config["layer_types"] = {"linear_attention", "sliding_attention"};
   EXPECT_EQ(Parse(config)->other_layer_type, "linear_attention");
+  EXPECT_THAT(ErrorWith("layer_types", {"full_attention"}),
+              HasSubstr("layer_types: 1 names for 2 layers"));
+  EXPECT_THAT(ErrorWith("layer_types", "full_attention"), HasSubstr("must be a list of names"));
 }
 
 TEST(HfConfig, NotAConfig) {

@@ -84,8 +84,11 @@ Result<ModelSpec> MakeModelSpec(const ModelConfig& config) {
       return Unexpected(Unimplemented(fmt::format(
           "config.json: hidden_act \"{}\": only silu is supported", config.hidden_act)));
     }
-    if (config.uses_sliding_window) {
-      return Unexpected(Unimplemented("config.json: sliding-window attention is not supported"));
+    if (config.sliding_window > 0 && config.sliding_window < config.max_position_embeddings) {
+      return Unexpected(Unimplemented(fmt::format(
+          "config.json: sliding_window: {}: layers that see less than the context of {} are not "
+          "supported",
+          config.sliding_window, config.max_position_embeddings)));
     }
     if (!config.other_layer_type.empty()) {
       return Unexpected(Unimplemented(

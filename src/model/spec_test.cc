@@ -19,6 +19,7 @@ ModelConfig Plain(const char* model_type) {
   config.num_kv_heads = 2;
   config.head_dim = config.rotary_dim = 64;
   config.rms_norm_eps = 1e-6;
+  config.max_position_embeddings = 4096;
   return config;
 }
 
@@ -33,7 +34,7 @@ TEST(ModelSpec, RefusesWhatItWouldIgnore) {
       {[](ModelConfig* c) { c->rotary_dim = 32; }, "partial_rotary_factor: rotating 32 of"},
       {[](ModelConfig* c) { c->other_layer_type = "linear_attention"; },
        "layer_types has 'linear_attention'"},
-      {[](ModelConfig* c) { c->uses_sliding_window = true; }, "sliding-window"},
+      {[](ModelConfig* c) { c->sliding_window = 4095; }, "sliding_window: 4095"},
       {[](ModelConfig* c) { c->hidden_act = "gelu"; }, "only silu"},
       {[](ModelConfig* c) { c->model_type = "qwen3_moe"; }, "model_type \"qwen3_moe\""},
   };
@@ -47,6 +48,12 @@ TEST(ModelSpec, RefusesWhatItWouldIgnore) {
       EXPECT_THAT(spec.error().message(), HasSubstr(item.expected));
     }
   }
+}
+
+TEST(ModelSpec, AWindowAsLongAsTheContextIsNone) {
+  ModelConfig config = Plain("llama");
+  config.sliding_window = 4096;
+  EXPECT_TRUE(MakeModelSpec(config).has_value());
 }
 
 TEST(ModelSpec, CountsItsBytes) {

@@ -112,7 +112,7 @@ def replace_json(directory, name, change):
         ("unknown KV method", lambda d: None, ["--kv", "int3"]),
         ("mlp_bias", lambda d: replace_json(d, "config.json", lambda c: c.update(mlp_bias=True)), []),
         ("partial_rotary_factor", lambda d: replace_json(d, "config.json", lambda c: c.update(partial_rotary_factor=0.5)), []),
-        ("linear_attention", lambda d: replace_json(d, "config.json", lambda c: c.update(layer_types=["linear_attention"])), []),
+        ("linear_attention", lambda d: replace_json(d, "config.json", lambda c: c.update(layer_types=["linear_attention"] * c["num_hidden_layers"])), []),
         ("-5 is not a size in bytes", lambda d: None, ["--kv-memory", "-5"]),
         ("gpu is not auto, cpu or cuda", lambda d: None, ["--device", "gpu"]),
         ("-1 is not 0 or more", lambda d: None, ["--max-tokens", "-1"]),
