@@ -107,12 +107,28 @@ inline void PrepareTileQuery(const float* q, const PageLayout& layout, float sca
   }
 }
 
+// Fetches a later block into L2, a line or a few at a time. Every line waits about 400 cycles in
+// one of the 16 buffers of L1, so the 73 of a block have to be asked for evenly: a burst, or lines
+// that stay in L1, cost a third of the time of a page from memory.
+struct SpreadPrefetch {
+  const std::byte* at;
+  const std::byte* last;
+
+  HWY_INLINE void Step(int lines) {
+    // Without a branch at the end: the last line is asked for again.
+    for (int i = 0; i < lines; ++i) {
+      __builtin_prefetch(at, 0, 2);
+      at = at < last ? at + 64 : at;
+    }
+  }
+};
+
 // `count` vectors of codes -> 4 rows of a right operand each.
-HWY_INLINE void UnpackRows(const std::byte* HWY_RESTRICT codes, int count, BlockPrefetch& prefetch,
+HWY_INLINE void UnpackRows(const std::byte* HWY_RESTRICT codes, int count, SpreadPrefetch& prefetch,
                            uint8_t* HWY_RESTRICT out) {
   const __m512i mask = _mm512_set1_epi32(0x03030303);
   for (int v = 0; v < count; ++v) {
-    if (v % 4 == 0) prefetch.Step();
+    if (v % 4 == 0) prefetch.Step(1);
     const __m512i words = _mm512_loadu_si512(codes + v * 64);
     _mm512_store_si512(out, _mm512_and_si512(words, mask));
     _mm512_store_si512(out + 64, _mm512_and_si512(_mm512_srli_epi32(words, 2), mask));
@@ -130,15 +146,27 @@ HWY_INLINE F16x PlaneSum(const int32_t* rows, int head) {
 
 using TileLogitBlocks = float[kMaxTileHeads / kMaxBlockHeads][kMaxBlockHeads][kPageTokens];
 
-// Logits in base 2 of a page, or what a remainder adds. `unpacked`: [D / 64][4 tiles of tokens]
-// right operands.
+inline constexpr int kTileSums = 2 * kMaxTileHeads * 16;
+// Sums of a page's keys with q: [groups][4 tiles of 16 tokens][2 rows a head][16].
+using KeySums = int32_t[kMaxPageGroups * 4 * kTileSums];
+// Unpacked codes of a page's keys, [D / 64][4 tiles of tokens], or values, [D / 16] right operands.
+using RightOperands = uint8_t[kMaxPageDims / kTileDims * 4 * kTileBytes];
+
+HWY_INLINE void UnpackKeys(const PageLayout& layout, const std::byte* block,
+                           SpreadPrefetch& prefetch, RightOperands& out) {
+  const int steps = layout.head_dim() / kTileDims;
+  for (int t = 0; t < 4; ++t) {
+    for (int k = 0; k < steps; ++k) {
+      UnpackRows(block + (t * steps + k) * 4 * 64, 4, prefetch, out + (k * 4 + t) * kTileBytes);
+    }
+  }
+}
+
 template <typename Tiles>
-HWY_INLINE void TileLogits(const PageLayout& layout, const std::byte* block, int heads,
-                           const TileQuery& query, QueryPart part, const uint8_t* unpacked,
-                           TileLogitBlocks& logits) {
+HWY_INLINE void KeyProducts(const PageLayout& layout, const TileQuery& query,
+                            const RightOperands& unpacked, int32_t* sums) {
   const int steps = TileStepsPerGroup(layout);
-  alignas(64) int32_t sums[4][2 * kMaxTileHeads * 16];
-  for (int g = 0; g < layout.num_groups(); ++g) {
+  for (int g = 0; g < layout.num_groups(); ++g, sums += 4 * kTileSums) {
     Tiles::template Zero<0>();
     Tiles::template Zero<1>();
     Tiles::template Zero<2>();
@@ -156,22 +184,42 @@ HWY_INLINE void TileLogits(const PageLayout& layout, const std::byte* block, int
       Tiles::template Load<7>(right + 3 * kTileBytes, 64);
       Tiles::template Dot<3, 4, 7>();
     }
-    Tiles::template Store<0>(sums[0], 64);
-    Tiles::template Store<1>(sums[1], 64);
-    Tiles::template Store<2>(sums[2], 64);
-    Tiles::template Store<3>(sums[3], 64);
-    for (int t = 0; t < 4; ++t) {
+    Tiles::template Store<0>(sums, 64);
+    Tiles::template Store<1>(sums + kTileSums, 64);
+    Tiles::template Store<2>(sums + 2 * kTileSums, 64);
+    Tiles::template Store<3>(sums + 3 * kTileSums, 64);
+  }
+}
+
+// Logits in base 2 of a page, or what a remainder adds.
+HWY_INLINE void KeyLogits(const PageLayout& layout, const std::byte* block, int heads,
+                          const TileQuery& query, QueryPart part, const int32_t* sums,
+                          TileLogitBlocks& logits) {
+  for (int g = 0; g < layout.num_groups(); ++g) {
+    for (int t = 0; t < 4; ++t, sums += kTileSums) {
       const F16x s = LoadFp16(reinterpret_cast<const uint16_t*>(block + layout.KScale(t * 16, g)));
       const F16x m = LoadFp16(reinterpret_cast<const uint16_t*>(block + layout.KMin(t * 16, g)));
       for (int h = 0; h < heads; ++h) {
         float* out = logits[h / kMaxBlockHeads][h % kMaxBlockHeads] + t * 16;
-        const F16x dot = Add(PlaneSum(sums[t], h), Set(query.centre[h][g]));
+        const F16x dot = Add(PlaneSum(sums, h), Set(query.centre[h][g]));
         const F16x value = MulAdd(dot, s, Mul(m, Set(query.sums[h][g])));
         const bool begins = g == 0 && part == QueryPart::kRounded;
         Store(MulAdd(value, Set(query.step[h][g]), begins ? Set(0.0f) : Load(out)), out);
       }
     }
   }
+}
+
+// What rounding left of q, for a page of which that counts.
+template <typename Tiles>
+HWY_NOINLINE void AddRemainder(const PageLayout& layout, const std::byte* block, int heads,
+                               const TileQuery& rest, TileLogitBlocks& logits) {
+  alignas(64) RightOperands right;
+  alignas(64) KeySums sums;
+  SpreadPrefetch none{nullptr, nullptr};
+  UnpackKeys(layout, block, none, right);
+  KeyProducts<Tiles>(layout, rest, right, sums);
+  KeyLogits(layout, block, heads, rest, QueryPart::kRemainder, sums, logits);
 }
 
 // Tile 5 times tiles 6 and 7, by way of tiles kC and kC + 1; sums: [2][16 rows][16].
@@ -182,7 +230,7 @@ HWY_INLINE void TileProducts(int32_t* sums) {
   Tiles::template Dot<kC, 5, 6>();
   Tiles::template Dot<kC + 1, 5, 7>();
   Tiles::template Store<kC>(sums, 64);
-  Tiles::template Store<kC + 1>(sums + 2 * kMaxTileHeads * 16, 64);
+  Tiles::template Store<kC + 1>(sums + kTileSums, 64);
 }
 
 // One block of up to four heads through a function of its own size.
@@ -200,41 +248,47 @@ HWY_INLINE auto WithHeads(int heads, const Function& function) {
   }
 }
 
-// `heads` (up to eight) query heads over a run of sealed pages; state as in attention_state.h, o:
-// [heads, D].
+// `heads` (up to eight) query heads over a run of `count` sealed pages, after which those up to
+// `known` follow; state as in attention_state.h, o: [heads, D].
+//
+// Stages of three pages alternate, so that tiles work while vectors do, and nobody waits for what
+// has just been stored (a tile load cannot be served from a store that is still under way):
+//
+//   tiles    keys of page + 1                                        values of page
+//   vectors            unpack values, softmax of page    unpack keys of page + 2    o
 template <typename Tiles>
 HWY_NOINLINE void TilePages(const PageLayout& layout, const std::byte* const* blocks, int count,
-                            int last_visible, int heads, const TileQuery& query,
+                            int known, int last_visible, int heads, const TileQuery& query,
                             Remainder<TileQuery>& remainder, float* m, float* d, float* o) {
-  const int dims = layout.head_dim(), tile_vectors = dims / 16;
-  const auto lines = static_cast<int>(layout.block_bytes() / 64);
+  const int dims = layout.head_dim(), groups = layout.num_groups();
   const int head_blocks = (heads + kMaxBlockHeads - 1) / kMaxBlockHeads;
-  // K and V of a page are unpacked before either is multiplied: a tile load would wait for stores
-  // that have just been issued.
-  constexpr size_t kRightBytes = static_cast<size_t>(kMaxPageDims / kTileDims) * 4 * kTileBytes;
-  alignas(64) uint8_t right_k[kRightBytes], right_v[kRightBytes];
+  // A line with every four vectors that are unpacked, the others at as many places as there are.
+  const int lines = static_cast<int>(layout.block_bytes() / 64) - dims / 8;
+  const int places = 1 + head_blocks + groups * (2 + heads);
+  const int lines_a_place = std::max(0, (lines + places - 1) / places);
+  alignas(64) RightOperands right_k, right_v;
   alignas(64) uint8_t left[2 * kMaxTileHeads][64];
-  alignas(64) int32_t sums[kMaxPageDims / 16][2 * kMaxTileHeads * 16];
+  alignas(64) int32_t sums[kMaxPageDims / 16][kTileSums];
   alignas(64) TileLogitBlocks p;
+  alignas(64) KeySums key_sums[2];  // of even and odd pages
+  SpreadPrefetch prefetch{nullptr, nullptr};
   Tiles::Configure(2 * heads);
+  UnpackKeys(layout, blocks[0], prefetch, right_k);
+  KeyProducts<Tiles>(layout, query, right_k, key_sums[0]);
+  if (count > 1) UnpackKeys(layout, blocks[1], prefetch, right_k);
   for (int page = 0; page < count; ++page) {
     const std::byte* block = blocks[page];
-    const std::byte* next = page + 1 < count ? blocks[page + 1] : nullptr;
-    const int steps = dims / 8;  // four vectors each, of K and V
-    BlockPrefetch prefetch{next, next == nullptr ? nullptr : next + layout.block_bytes(),
-                           (lines + steps - 1) / steps};
-    for (int t = 0; t < 4; ++t) {
-      for (int k = 0; k < dims / kTileDims; ++k) {
-        UnpackRows(block + (t * tile_vectors + k * 4) * 64, 4, prefetch,
-                   right_k + static_cast<size_t>(k * 4 + t) * kTileBytes);
-      }
+    if (page + kTilePagesAhead < known) {
+      const std::byte* later = blocks[page + kTilePagesAhead];
+      prefetch = {later, later + layout.block_bytes() - 64};
     }
+    if (page + 1 < count) KeyProducts<Tiles>(layout, query, right_k, key_sums[(page + 1) % 2]);
     UnpackRows(block + layout.v_codes_offset(), dims / 4, prefetch, right_v);
-    TileLogits<Tiles>(layout, block, heads, query, QueryPart::kRounded, right_k, p);
+    KeyLogits(layout, block, heads, query, QueryPart::kRounded, key_sums[page % 2], p);
     if (query.limits.Exceeded(layout, block)) {
-      TileLogits<Tiles>(layout, block, heads, remainder.Get(layout), QueryPart::kRemainder, right_k,
-                        p);
+      AddRemainder<Tiles>(layout, block, heads, remainder.Get(layout), p);
     }
+    prefetch.Step(lines_a_place);
     const int visible = page + 1 == count ? last_visible : kPageTokens;
     float alpha[kMaxTileHeads];
     bool counts = false;
@@ -253,9 +307,9 @@ HWY_NOINLINE void TilePages(const PageLayout& layout, const std::byte* const* bl
             return false;
           });
       counts = counts || any;
+      prefetch.Step(lines_a_place);
     }
-    if (!counts) continue;
-    for (int g = 0; g < layout.num_groups(); ++g) {
+    for (int g = 0; counts && g < groups; ++g) {
       float step[kMaxTileHeads], low[kMaxTileHeads];
       for (int b = 0; b < head_blocks; ++b) {
         const int first = b * kMaxBlockHeads;
@@ -266,6 +320,8 @@ HWY_NOINLINE void TilePages(const PageLayout& layout, const std::byte* const* bl
               low + first);
         });
       }
+      prefetch.Step(lines_a_place);
+      if (g == 0 && page + 2 < count) UnpackKeys(layout, blocks[page + 2], prefetch, right_k);
       const int first = g * layout.group_dims() / 16, tiles = layout.group_dims() / 16;
       Tiles::template Load<5>(left, 64);
       // All products first, then all sums: one by one each would wait for the one before.
@@ -279,14 +335,17 @@ HWY_NOINLINE void TilePages(const PageLayout& layout, const std::byte* const* bl
           TileProducts<Tiles, 2>(sums[tile]);
         }
       }
+      prefetch.Step(lines_a_place);
       for (int h = 0; h < heads; ++h) {
         const F16x h_step = Set(step[h]), h_low = Set(low[h]), h_alpha = Set(alpha[h]);
         for (int t = 0; t < tiles; ++t) {
           float* out = o + h * dims + (first + t) * 16;
           Store(MulAdd(Load(out), h_alpha, MulAdd(PlaneSum(sums[t], h), h_step, h_low)), out);
         }
+        prefetch.Step(lines_a_place);
       }
     }
+    if (!counts && page + 2 < count) UnpackKeys(layout, blocks[page + 2], prefetch, right_k);
   }
   Tiles::Release();
 }

@@ -84,10 +84,11 @@ void EmulatedTileAttention(const PageLayout& layout, const std::byte* const* blo
   // In two runs, so that the second finds a state.
   const int first = count / 2;
   if (first > 0) {
-    TilePages<EmulatedTiles>(layout, blocks, first, kPageTokens, heads, query, remainder, m, d, o);
+    TilePages<EmulatedTiles>(layout, blocks, first, count, kPageTokens, heads, query, remainder, m,
+                             d, o);
   }
-  TilePages<EmulatedTiles>(layout, blocks + first, count - first, last_visible, heads, query,
-                           remainder, m, d, o);
+  TilePages<EmulatedTiles>(layout, blocks + first, count - first, count - first, last_visible,
+                           heads, query, remainder, m, d, o);
   for (int i = 0; i < heads * dims; ++i) out[i] = o[i] / d[i / dims];
 }
 

@@ -77,6 +77,8 @@ void DecodeSplits(const AttentionLayer& layer, const DecodeQuery& query, int kv_
   // fours.
   constexpr int kParts4 = kPath == CodePath::kTiles ? 2 : 1;
   constexpr int kHeadsAtOnce = kParts4 * kMaxBlockHeads;
+  // Pages that are fetched before their turn.
+  constexpr int kAhead = kPath == CodePath::kTiles ? kTilePagesAhead : 2;
   for (int base = 0; base < g; base += kHeadsAtOnce) {
     const int heads = g - base < kHeadsAtOnce ? g - base : kHeadsAtOnce;
     QueryCodes codes[kParts4];
@@ -86,7 +88,7 @@ void DecodeSplits(const AttentionLayer& layer, const DecodeQuery& query, int kv_
     TileQuery tiles;
 #endif
     // The first blocks come in while q is prepared; later ones are fetched on the way.
-    for (int64_t page = first_page; page < end_page && page < first_page + 2; ++page) {
+    for (int64_t page = first_page; page < end_page && page < first_page + kAhead; ++page) {
       const std::byte* block = block_of(page);
       const uint32_t bytes = is_sealed(page) ? layer.sealed.block_bytes() : 0;
       for (uint32_t at = 0; at < bytes; at += 64) __builtin_prefetch(block + at, 0, 2);
@@ -135,18 +137,18 @@ void DecodeSplits(const AttentionLayer& layer, const DecodeQuery& query, int kv_
 #if HWY_TARGET == HWY_AVX3
         if constexpr (kPath == CodePath::kWords || kPath == CodePath::kTiles) {
           if (sealed && layer.sealed.kind() == PageKind::kInt2) {
-            // The whole run of sealed pages at once, and two more to fetch.
-            const std::byte* run[kPagesPerSplit + 2];
+            // The whole run of sealed pages at once, and those after it that are fetched meanwhile.
+            const std::byte* run[kPagesPerSplit + kAhead];
             int count = 0, known = 0;
-            for (; page + known < end_page && known < count + 2 && is_sealed(page + known);
+            for (; page + known < end_page && known < count + kAhead && is_sealed(page + known);
                  ++known) {
               run[known] = block_of(page + known);
               if (page + known < end) ++count;
             }
             page += count - 1;
             if constexpr (kPath == CodePath::kTiles) {
-              TilePages<AmxTiles>(layout, run, count, visible_of(page), heads, tiles, tiles_rest, m,
-                                  d, o);
+              TilePages<AmxTiles>(layout, run, count, known, visible_of(page), heads, tiles,
+                                  tiles_rest, m, d, o);
             } else {
               ChooseWordPages(heads)(layout, run, count, known, visible_of(page), words, words_rest,
                                      m, d, o);

@@ -17,6 +17,10 @@ namespace oscar::simd {
 // sequence of 8 KV heads (256 splits).
 inline constexpr int64_t kPagesPerSplit = 64;
 
+// How far ahead pages are fetched where tiles take them: keys are unpacked two pages before their
+// turn.
+inline constexpr int kTilePagesAhead = 3;
+
 inline constexpr float kEmptyMax = -std::numeric_limits<float>::infinity();
 
 // A view of [heads] m, [heads] d, [heads, head_dim] o in one run of floats.
