@@ -14,6 +14,7 @@
 #include "base/file.h"
 #include "base/log.h"
 #include "cli/command.h"
+#include "cli/interrupt.h"
 #include "cli/model_options.h"
 #include "cli/validators.h"
 #include "engine/loaded_model.h"
@@ -25,6 +26,7 @@
 #include "evaluate/item_log.h"
 #include "evaluate/report.h"
 #include "evaluate/ruler.h"
+#include "evaluate/sandbox.h"
 #include "text/chat.h"
 #include "text/tokenizer.h"
 
@@ -325,6 +327,7 @@ Status CheckTasks(const EvalArguments& arguments, const EvalSuite& suite) {
 }
 
 Status RunEval(const EvalArguments& arguments) {
+  const ClearUpScope scope(EndSandboxes);
   OSCAR_RETURN_IF_ERROR(CheckOptions(arguments));
   EvalOptions options;
   options.model = arguments.model.options;

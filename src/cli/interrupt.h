@@ -1,13 +1,16 @@
-// Ctrl-C as a request to stop an answer rather than the program. One scope at a time; its handler
-// touches lock-free atomics and a pipe alone.
+// Signals that ask the program to stop.
 #pragma once
 
 #include <csignal>
+#include <functional>
+#include <thread>
 
 #include "oscar/language_model.h"
 
 namespace oscar::cli {
 
+// Ctrl-C as a request to stop an answer rather than the program. One scope at a time; its handler
+// touches lock-free atomics and a pipe alone.
 class InterruptScope {
  public:
   // kOnce leaves the second Ctrl-C to the system, which ends the program.
@@ -28,6 +31,24 @@ class InterruptScope {
 
  private:
   struct sigaction before_;
+};
+
+// SIGINT, SIGTERM and SIGHUP end the program as ever, but only after `clear_up` has run, on a
+// thread of its own while the others go on. Begins before the threads of what it guards.
+class ClearUpScope {
+ public:
+  explicit ClearUpScope(std::function<void()> clear_up);
+  ~ClearUpScope();
+  ClearUpScope(const ClearUpScope&) = delete;
+  ClearUpScope& operator=(const ClearUpScope&) = delete;
+
+ private:
+  void Wait();
+
+  std::function<void()> clear_up_;
+  sigset_t before_;
+  int signals_ = -1, over_ = -1;  // descriptors to wait at
+  std::thread waiter_;
 };
 
 }  // namespace oscar::cli

@@ -15,14 +15,17 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cerrno>
 #include <chrono>
 #include <cmath>
+#include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <mutex>
 #include <semaphore>
 #include <string_view>
 #include <thread>
@@ -243,6 +246,49 @@ class ProcessorSlot {
   }
 };
 
+// Runs that are not over, so that the end of the process can wait for them to clear up.
+class RunningSandbox {
+ public:
+  RunningSandbox() {
+    std::unique_lock lock(Shared().mutex);
+    StayIfEnding(lock);
+    ++Shared().running;
+  }
+  ~RunningSandbox() {
+    std::unique_lock lock(Shared().mutex);
+    --Shared().running;
+    Shared().changed.notify_all();
+    StayIfEnding(lock);
+  }
+  RunningSandbox(const RunningSandbox&) = delete;
+  RunningSandbox& operator=(const RunningSandbox&) = delete;
+
+  static bool IsEnding() { return Shared().is_ending.load(std::memory_order_relaxed); }
+  static void EndAll() {
+    // A kill takes moments; a file system that hangs must not keep the process.
+    constexpr auto kPatience = std::chrono::seconds(5);
+    std::unique_lock lock(Shared().mutex);
+    Shared().is_ending.store(true, std::memory_order_relaxed);
+    Shared().changed.wait_for(lock, kPatience, [] { return Shared().running == 0; });
+  }
+
+ private:
+  struct State {
+    std::mutex mutex;
+    std::condition_variable changed;
+    int running = 0;
+    std::atomic<bool> is_ending{false};
+  };
+  // Never destroyed: threads stay in it when the process ends.
+  static State& Shared() {
+    static State& state = *new State;
+    return state;
+  }
+  static void StayIfEnding(std::unique_lock<std::mutex>& lock) {
+    while (IsEnding()) Shared().changed.wait(lock);
+  }
+};
+
 struct Usage {
   int64_t files = 0;
   uint64_t bytes = 0;
@@ -338,7 +384,7 @@ SandboxResult Watch(pid_t child, Descriptor output, Descriptor answer, const std
       next_look = Clock::now() + pause;
     }
     result.timed_out = !result.confirmed && now >= deadline;
-    if (result.confirmed || result.over_limit || result.timed_out) {
+    if (result.confirmed || result.over_limit || result.timed_out || RunningSandbox::IsEnding()) {
       kill(child, SIGKILL);
       waitpid(child, &status, 0);
       ended = true;
@@ -365,6 +411,7 @@ Result<SandboxResult> RunPython(const std::vector<std::pair<std::string, std::st
         "the task out"));
   }
   const ProcessorSlot slot;
+  const RunningSandbox running;
   OSCAR_ASSIGN_OR_RETURN(const TemporaryDirectory directory, TemporaryDirectory::Make());
   for (const auto& [name, content] : files) {
     std::ofstream file(fs::path(directory.path()) / name, std::ios::binary);
@@ -427,6 +474,8 @@ Result<SandboxResult> RunPython(const std::vector<std::pair<std::string, std::st
   return Watch(child, std::move(output.read), std::move(answer.read), secret, directory.path(),
                limits);
 }
+
+void EndSandboxes() { RunningSandbox::EndAll(); }
 
 std::string SandboxWarning(std::optional<int> landlock) {
   if (landlock.value_or(LandlockVersion()) > 0) return {};

@@ -47,6 +47,10 @@ inline constexpr size_t kSecretBytes = 32;
 Result<SandboxResult> RunPython(const std::vector<std::pair<std::string, std::string>>& files,
                                 const SandboxLimits& limits);
 
+// For a process that is about to end: ends the programs that run and removes their directories,
+// within seconds. No call of RunPython returns from here on, so that nothing is taken for a result.
+void EndSandboxes();
+
 // What users must know of this system's sandbox, empty where it lacks nothing. `landlock` is the
 // version to speak of, the kernel's own by default.
 std::string SandboxWarning(std::optional<int> landlock = {});

@@ -1,13 +1,19 @@
 import http.server
 import json
+import os
+import signal
+import subprocess
 import threading
+import time
 
 import pytest
 
 
 class Peer(http.server.BaseHTTPRequestHandler):
-    """Answers "ok", and prompts that hold "long" with 400 while `strict` is set."""
+    """Answers `text`, and prompts that hold "long" with 400 while `strict` is set."""
     strict = True
+    text = "ok"
+    asked = threading.Event()
 
     def log_message(self, *args):
         pass
@@ -27,7 +33,8 @@ class Peer(http.server.BaseHTTPRequestHandler):
         if "long" in request["messages"][-1]["content"] and Peer.strict:
             self.reply({"error": {"message": "too long"}}, 400)
         else:
-            self.reply({"choices": [{"message": {"content": "ok"}}]})
+            self.reply({"choices": [{"message": {"content": self.text}}]})
+            self.asked.set()
 
 
 @pytest.fixture
@@ -53,6 +60,36 @@ def test_failed_requests_never_raise_a_score(oscar, peer, tmp_path):
     Peer.strict = False
     run = oscar(*command)
     assert "100.0" in run.stdout and "*" not in run.stdout
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_leaves_no_directory_behind(oscar, peer, tmp_path, monkeypatch, number):
+    """Nor a score of the program that it ended."""
+    started = tmp_path / "temporary"
+    started.mkdir()
+    monkeypatch.setattr(Peer, "asked", threading.Event())
+    sleeper = "import time\ndef f():\n    open('a', 'w').close()\n    time.sleep(60)\n"
+    monkeypatch.setattr(Peer, "text", f"```python\n{sleeper}```")
+    problem = {"task_id": "HumanEval/0", "prompt": "def f():\n", "entry_point": "f", "canonical_solution": "    pass\n",
+               "test": "def check(candidate):\n    candidate()\n"}
+    (tmp_path / "problems.jsonl").write_text(json.dumps(problem) + "\n")
+    run = subprocess.Popen([oscar.binary, "eval", "--endpoint", peer, "--out", tmp_path / "out",
+                            "--suite", f"humaneval={tmp_path}/problems.jsonl"],
+                           env={**os.environ, "TMPDIR": str(started)},
+                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        assert Peer.asked.wait(60), run.communicate(timeout=1)
+        deadline = time.monotonic() + 60
+        while not list(started.glob("oscar-sandbox-*/driver.py")) and run.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert list(started.iterdir()), run.communicate(timeout=1)
+        run.send_signal(number)
+        output, _ = run.communicate(timeout=30)
+    finally:
+        run.kill()
+    assert run.returncode == -number, output
+    assert list(started.iterdir()) == []
+    assert (tmp_path / "out/items.jsonl").read_text() == ""
 
 
 @pytest.mark.parametrize("command", [
