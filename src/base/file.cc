@@ -6,6 +6,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstring>
@@ -42,6 +43,19 @@ Result<std::pair<int, uint64_t>> OpenRegular(const std::string& path) {
     return Unexpected(InvalidArgument(fmt::format("{}: not a regular file", path)));
   }
   return std::pair<int, uint64_t>{fd, static_cast<uint64_t>(info.st_size)};
+}
+
+// Fills `out` unless the end comes before; says how far it got.
+Result<size_t> ReadUpTo(int fd, const std::string& path, std::span<char> out) {
+  size_t at = 0;
+  while (at < out.size()) {
+    const ssize_t got = ::read(fd, out.data() + at, out.size() - at);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) return Unexpected(ErrnoStatus(path, "read", errno));
+    if (got == 0) break;
+    at += static_cast<size_t>(got);
+  }
+  return at;
 }
 
 }  // namespace
@@ -105,20 +119,37 @@ Result<std::string> ReadFile(const std::filesystem::path& path, uint64_t max_byt
         OutOfRange(fmt::format("{}: {} bytes, more than the limit of {}", name, size, max_bytes)));
   }
   std::string text(size, '\0');
-  size_t at = 0;
-  while (at < text.size()) {
-    const ssize_t got = ::read(fd, text.data() + at, text.size() - at);
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0) {
-      const int error = errno;
-      ::close(fd);
-      return Unexpected(ErrnoStatus(name, "read", error));
-    }
-    if (got == 0) break;  // shrank while we read
-    at += static_cast<size_t>(got);
-  }
+  Result<size_t> got = ReadUpTo(fd, name, text);
   ::close(fd);
-  text.resize(at);
+  if (!got.has_value()) return Unexpected(got.error());
+  text.resize(*got);  // less where the file shrank while we read
+  return text;
+}
+
+Result<std::string> ReadInput(const std::filesystem::path& path, uint64_t max_bytes) {
+  const std::string name = path.string();
+  struct stat info {};
+  if (::stat(name.c_str(), &info) != 0) return Unexpected(ErrnoStatus(name, "open", errno));
+  if (S_ISREG(info.st_mode)) return ReadFile(path, max_bytes);
+  if (!S_ISFIFO(info.st_mode)) {
+    return Unexpected(InvalidArgument(fmt::format("{}: neither a file nor a pipe", name)));
+  }
+  const int fd = ::open(name.c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return Unexpected(ErrnoStatus(name, "open", errno));
+  std::string text;
+  Result<size_t> got = size_t{0};
+  do {
+    const size_t before = text.size();
+    text.resize(std::min(std::max<uint64_t>(2 * before, 1 << 16), max_bytes + 1));
+    got = ReadUpTo(fd, name, std::span(text).subspan(before));
+    if (got.has_value()) text.resize(before + *got);
+  } while (got.has_value() && *got > 0 && text.size() <= max_bytes);
+  ::close(fd);
+  if (!got.has_value()) return Unexpected(got.error());
+  if (text.size() > max_bytes) {
+    return Unexpected(
+        OutOfRange(fmt::format("{}: more than the limit of {} bytes", name, max_bytes)));
+  }
   return text;
 }
 

@@ -41,6 +41,10 @@ bool IsRegularFile(const std::filesystem::path& path);
 // Reads a whole small file. `max_bytes` bounds memory against hostile or mistaken paths.
 Result<std::string> ReadFile(const std::filesystem::path& path, uint64_t max_bytes);
 
+// The same of what a user hands over, which may be a pipe: /dev/stdin, a shell's <(...). Waits for
+// whoever writes to it.
+Result<std::string> ReadInput(const std::filesystem::path& path, uint64_t max_bytes);
+
 // Writes beside the target under a temporary name and renames on Commit, so that readers see the
 // old file or the whole new one. Destroyed without Commit, it removes the temporary.
 class AtomicFileWriter {

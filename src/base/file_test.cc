@@ -7,6 +7,7 @@
 
 #include <csignal>
 #include <fstream>
+#include <thread>
 
 namespace oscar {
 namespace {
@@ -77,6 +78,34 @@ TEST_F(FileTest, RefusesAPipeThatNobodyWritesTo) {
     EXPECT_NE(status.message().find("pipe: not a regular file"), std::string::npos);
   }
   ::alarm(0);
+}
+
+TEST_F(FileTest, ReadsInputFromFilesAndPipes) {
+  const fs::path file = directory_ / "file", pipe = directory_ / "pipe";
+  const std::string text(100'000, 'x');  // more than a pipe holds
+  ASSERT_TRUE(WriteFileAtomically(file, text).ok());
+  EXPECT_EQ(*ReadInput(file, text.size()), text);
+  EXPECT_EQ(ReadInput(file, text.size() - 1).error().code(), StatusCode::kOutOfRange);
+
+  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+  for (const size_t limit : {text.size(), text.size() - 1}) {
+    std::thread writer(
+        [&] { std::ofstream(pipe) << text.substr(0, 10) << std::flush << text.substr(10); });
+    const Result<std::string> read = ReadInput(pipe, limit);
+    writer.join();
+    ASSERT_EQ(read.has_value(), limit == text.size());
+    if (read.has_value()) {
+      EXPECT_EQ(*read, text);
+    } else {
+      EXPECT_EQ(read.error().code(), StatusCode::kOutOfRange);
+    }
+  }
+  EXPECT_EQ(ReadInput(directory_ / "none", 1).error().code(), StatusCode::kNotFound);
+  for (const fs::path& other : {directory_, fs::path("/dev/null")}) {
+    const Status status = ReadInput(other, 1).error();
+    EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+    EXPECT_NE(status.message().find("neither a file nor a pipe"), std::string::npos);
+  }
 }
 
 TEST_F(FileTest, AbandonedWriterLeavesOldFileAndNoTemporary) {

@@ -71,7 +71,7 @@ Status RunGenerate(const GenerateOptions& options) {
   OSCAR_RETURN_IF_ERROR(CheckTemplateArguments(options.template_arguments));
   std::string messages;
   if (!options.messages.empty()) {
-    OSCAR_ASSIGN_OR_RETURN(messages, ReadFile(options.messages, kMaxPromptBytes));
+    OSCAR_ASSIGN_OR_RETURN(messages, ReadInput(options.messages, kMaxPromptBytes));
     // Before the weights are read, and by the file's name.
     OSCAR_ASSIGN_OR_RETURN(const nlohmann::json list, ParseJson(messages, options.messages));
     OSCAR_RETURN_IF_ERROR(CheckMessages(list).WithContext(options.messages));
@@ -123,7 +123,7 @@ void AddGenerateCommand(CLI::App& app, RunFunction& run) {
                                             "Raw text to go on from; special tokens in it count");
   CLI::Option* messages = command->add_option(
       "--messages", options->messages,
-      "JSON file with a list of {role, content}, rendered by the model's chat template");
+      "JSON file or pipe with a list of {role, content}, rendered by the model's chat template");
   messages->check(NotEmpty());
   prompt->excludes(messages);
   messages->excludes(prompt);
