@@ -129,28 +129,31 @@ void PackTiles(ThreadPool& pool, const float* x, int num_rows, size_t x_stride, 
   });
 }
 
-// Tiles of AMX. Where a chunk of rows stays in L2 with all its inputs, task after task meets it
-// there, and tasks are small; where it does not, each task brings it in anew, and more panels share
-// that.
+// Tiles of AMX. With few threads a task has many panels, which share the slices of 256 rows that it
+// brings in, and weights pass once for all of these. With many threads tasks are small: 128 rows
+// stay in L2 with all their inputs from task to task where they fit.
 void GemmAmx(ThreadPool& pool, GemmWorkspace& workspace, const float* x, int num_rows,
              size_t x_stride, const PackedMatrix& w, const float* bias, float* y, size_t y_stride) {
   const int padded = w.padded_inputs(), panels = w.num_panels();
   const int blocks = CeilDiv(num_rows, 16), steps = padded / 32;
-  const bool resident = steps <= kAmxResidentSteps;
+  constexpr int kMostPanels = 32, kLargeTask = 16;
+  const int threads = pool.num_threads();
+  const bool few = blocks < 8;  // rows are read soon whatever the order
+  const bool large = panels * CeilDiv(blocks, 16) >= threads * 2 * kLargeTask;
+  const bool resident = !large && steps <= kAmxResidentSteps;
   const int most_blocks = resident ? std::min(8 * kAmxResidentSteps / steps, 16) : 16;
   const int chunks = CeilDiv(blocks, most_blocks);
   const int blocks_per_chunk = CeilDiv(CeilDiv(blocks, chunks), 2) * 2;
   workspace.x_bf16.Grow(static_cast<size_t>(CeilDiv(blocks, 2)) * 2 * static_cast<size_t>(steps) *
                         kAmxTileElements);
   PackTiles(pool, x, num_rows, x_stride, w.num_inputs(), steps, workspace.x_bf16.data());
-  // Few rows are read soon whatever the order.
-  const bool few = blocks < 8;
-  const int tasks_per_thread = resident && !few ? 8 : 2, most_panels = resident || few ? 4 : 16;
+  const int tasks_per_thread = resident && !few ? 8 : 2;
+  const int most_panels = resident || few ? 4 : kMostPanels;
   const int panels_per_task =
-      std::clamp(CeilDiv(panels * chunks, pool.num_threads() * tasks_per_thread), 1, most_panels);
+      std::clamp(CeilDiv(panels * chunks, threads * tasks_per_thread), 1, most_panels);
   const int groups = CeilDiv(panels, panels_per_task);
   const size_t sums_size = static_cast<size_t>(panels_per_task * blocks_per_chunk) * kAmxSums;
-  workspace.x.Grow(sums_size * static_cast<size_t>(pool.num_threads()));
+  workspace.x.Grow(sums_size * static_cast<size_t>(threads));
   pool.ParallelFor(static_cast<int64_t>(groups) * chunks, [&](int64_t task, int thread) {
     const int first_block = static_cast<int>(task) / groups * blocks_per_chunk;
     const int count = std::min(blocks_per_chunk, blocks - first_block);

@@ -47,11 +47,15 @@ constexpr TileConfig kTileConfig = [] {
 
 OSCAR_AMX void LoadTileConfig() { _tile_loadconfig(&kTileConfig); }
 
-// Inputs of a slice, in tiles of 32: L2 holds one slice of 128 rows (512 KiB), of this panel and of
-// the next one beside what a neighbour on the core needs. The 4 KiB of sums that come in and go out
-// with a slice cost a fiftieth of the 256 products between; slices that L1 would hold cost more in
-// sums than they save in loads.
-constexpr int kSliceSteps = 64;
+// Inputs of a slice, in tiles of 32: L2 holds one slice of all rows (512 KiB of 128, 768 KiB of
+// 256), of this panel and of the next one beside what a neighbour on the core needs. The 4 KiB of
+// sums that come in and go out with a slice cost a fiftieth of the products between; slices that L1
+// would hold cost more in sums than they save in loads.
+constexpr int SliceSteps(int steps, int row_blocks) {
+  const int most = row_blocks > 8 ? 48 : 64;
+  const int slices = (steps + most - 1) / most;
+  return (steps + slices - 1) / slices;
+}
 constexpr int kTile = kAmxTileElements;  // BF16 numbers of a tile
 constexpr int kLine = 64;                // bytes of a cache line
 
@@ -161,9 +165,10 @@ OSCAR_AMX void AmxPanelsImpl(const uint16_t* x, int row_blocks, int padded_input
                              const AmxOutput& output) {
   LoadTileConfig();
   const int steps = padded_inputs / 32, pairs = (row_blocks + 1) / 2;
+  const int slice = SliceSteps(steps, row_blocks);
   const auto at = [](int tiles) { return static_cast<ptrdiff_t>(tiles) * kTile; };
-  for (int s = 0; s < steps; s += kSliceSteps) {
-    const int count = std::min(kSliceSteps, steps - s);
+  for (int s = 0; s < steps; s += slice) {
+    const int count = std::min(slice, steps - s);
     const bool last = s + count == steps;
     for (int p = 0; p < num_panels; ++p) {
       const uint16_t* w = panels + at(2 * (p * steps + s));
@@ -174,7 +179,7 @@ OSCAR_AMX void AmxPanelsImpl(const uint16_t* x, int row_blocks, int padded_input
       } else if (!last) {
         next.at = reinterpret_cast<const char*>(panels + at(2 * (s + count)));
         next.end =
-            next.at + static_cast<ptrdiff_t>(std::min(kSliceSteps, steps - s - count)) * 32 * kLine;
+            next.at + static_cast<ptrdiff_t>(std::min(slice, steps - s - count)) * 32 * kLine;
       }
       next.lines = (32 + pairs - 1) / pairs;
       for (int b = 0; b < row_blocks; b += 2) {
