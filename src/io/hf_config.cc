@@ -313,12 +313,6 @@ void ReadGeneration(const Fields& fields, ModelConfig* config) {
   if (auto ids = fields.TokenIds("eos_token_id", config->vocab_size); !ids.empty()) {
     config->eos_token_ids = std::move(ids);
   }
-  if (const auto id = fields.TokenIds("bos_token_id", config->vocab_size); !id.empty()) {
-    config->bos_token_id = id[0];
-  }
-  if (const auto id = fields.TokenIds("pad_token_id", config->vocab_size); !id.empty()) {
-    config->pad_token_id = id[0];
-  }
 }
 
 Result<Json> ParseObject(std::string_view text, std::string_view what) {

@@ -62,8 +62,6 @@ struct ModelConfig {
   int fp8_block_rows = 128, fp8_block_columns = 128;  // where scales are for blocks
   int num_experts = 0;                                // 0: dense
   int num_experts_per_token = 0;
-  std::optional<int32_t> bos_token_id;
-  std::optional<int32_t> pad_token_id;
   std::vector<int32_t> eos_token_ids;  // any of them ends a text; below vocab_size, distinct
   // Sampling defaults that the model's authors ship; unset where they say nothing.
   std::optional<bool> do_sample;

@@ -92,7 +92,6 @@ TEST(HfConfig, ReadsDetails) {
   EXPECT_EQ(qwen.rms_norm_eps, 1e-6);
   EXPECT_TRUE(qwen.tie_word_embeddings);
   EXPECT_EQ(qwen.torch_dtype, "bfloat16");
-  EXPECT_EQ(qwen.bos_token_id, 151643);
   EXPECT_THAT(qwen.eos_token_ids, ElementsAre(151645));
   EXPECT_THAT(qwen.quantization_method, IsEmpty());
 
@@ -158,7 +157,6 @@ TEST(HfConfig, DefaultsOfOlderConfigs) {
   EXPECT_EQ(parsed->head_dim, 128);  // a Qwen3 config without one means 128
   EXPECT_EQ(parsed->rope_theta, 10000);
   EXPECT_THAT(parsed->eos_token_ids, IsEmpty());
-  EXPECT_FALSE(parsed->bos_token_id.has_value());
 }
 
 TEST(HfConfig, HeadDimOfLlama) {
@@ -172,12 +170,19 @@ TEST(HfConfig, HeadDimOfLlama) {
 
 TEST(HfConfig, MinusOneIsNoToken) {
   json config = Valid();
-  config["pad_token_id"] = -1;
   config["eos_token_id"] = {1, -1};
   const auto parsed = Parse(config);
   ASSERT_TRUE(parsed.has_value()) << MessageOf(parsed);
-  EXPECT_FALSE(parsed->pad_token_id.has_value());
   EXPECT_THAT(parsed->eos_token_ids, ElementsAre(1));
+}
+
+// Checkpoints name padding that their embedding has no row for.
+TEST(HfConfig, TokensThatNothingUsesAreNotLookedAt) {
+  json config = Valid();
+  config["pad_token_id"] = config["vocab_size"];
+  config["bos_token_id"] = config["vocab_size"];
+  const auto parsed = Parse(config);
+  EXPECT_TRUE(parsed.has_value()) << MessageOf(parsed);
 }
 
 TEST(HfConfig, BothSpellingsOfRope) {
@@ -389,7 +394,6 @@ using HfConfigDirectory = TempDirTest;
 TEST_F(HfConfigDirectory, GenerationConfigWins) {
   json config = Valid();
   config["eos_token_id"] = 1;
-  config["bos_token_id"] = 3;
   config["temperature"] = 0.5;
   Spill(directory_ / "config.json", config.dump());
   auto parsed = ReadModelConfig(directory_);
@@ -401,7 +405,6 @@ TEST_F(HfConfigDirectory, GenerationConfigWins) {
   parsed = ReadModelConfig(directory_);
   ASSERT_TRUE(parsed.has_value()) << MessageOf(parsed);
   EXPECT_THAT(parsed->eos_token_ids, ElementsAre(2, 0));
-  EXPECT_EQ(parsed->bos_token_id, 3);
   EXPECT_EQ(parsed->top_k, 20);
   EXPECT_EQ(parsed->top_p, 0.95);
   EXPECT_EQ(parsed->do_sample, true);
