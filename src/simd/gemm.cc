@@ -129,17 +129,19 @@ void PackTiles(ThreadPool& pool, const float* x, int num_rows, size_t x_stride, 
   });
 }
 
-// Tiles of AMX. With few threads a task has many panels, which share the slices of 256 rows that it
-// brings in, and weights pass once for all of these. With many threads tasks are small: 128 rows
-// stay in L2 with all their inputs from task to task where they fit.
+// Tiles of AMX. On one or two threads a task has many panels, which share the slices of 256 rows
+// that it brings in, and weights pass once for all of these: 8 to 10 points of the peak. On more,
+// which may share cores and their L2, it loses up to 10: there tasks are small, and 128 rows stay
+// in L2 with all their inputs from task to task where they fit.
 void GemmAmx(ThreadPool& pool, GemmWorkspace& workspace, const float* x, int num_rows,
              size_t x_stride, const PackedMatrix& w, const float* bias, float* y, size_t y_stride) {
   const int padded = w.padded_inputs(), panels = w.num_panels();
   const int blocks = CeilDiv(num_rows, 16), steps = padded / 32;
-  constexpr int kMostPanels = 32, kLargeTask = 16;
+  constexpr int kMostPanels = 32, kLargeTask = 16, kLargeTaskThreads = 2;
   const int threads = pool.num_threads();
   const bool few = blocks < 8;  // rows are read soon whatever the order
-  const bool large = panels * CeilDiv(blocks, 16) >= threads * 2 * kLargeTask;
+  const bool large =
+      threads <= kLargeTaskThreads && panels * CeilDiv(blocks, 16) >= threads * 2 * kLargeTask;
   const bool resident = !large && steps <= kAmxResidentSteps;
   const int most_blocks = resident ? std::min(8 * kAmxResidentSteps / steps, 16) : 16;
   const int chunks = CeilDiv(blocks, most_blocks);
@@ -148,7 +150,7 @@ void GemmAmx(ThreadPool& pool, GemmWorkspace& workspace, const float* x, int num
                         kAmxTileElements);
   PackTiles(pool, x, num_rows, x_stride, w.num_inputs(), steps, workspace.x_bf16.data());
   const int tasks_per_thread = resident && !few ? 8 : 2;
-  const int most_panels = resident || few ? 4 : kMostPanels;
+  const int most_panels = resident || few ? 4 : (large ? kMostPanels : kLargeTask);
   const int panels_per_task =
       std::clamp(CeilDiv(panels * chunks, threads * tasks_per_thread), 1, most_panels);
   const int groups = CeilDiv(panels, panels_per_task);
