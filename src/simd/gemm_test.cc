@@ -85,7 +85,10 @@ TEST_P(GemmTest, MatchesTheReferenceForAnyShape) {
 
 TEST_P(GemmTest, ARowDoesNotDependOnItsCompanyOrTheThreads) {
   ThreadPool one(1), three(3);
-  for (const auto& [n, k, m] : {std::tuple{70, 600, 300}, {300, 2100, 140}, {40, 4200, 50}}) {
+  for (const auto& [n, k, m] : {std::tuple{70, 600, 300},
+                                {300, 2100, 140},
+                                {40, 4200, 50},
+                                {1060, 1600, 140}}) {  // large tasks where there are few threads
     const Problem p(n, k, m);
     PackedMatrix w(n, k, path());
     w.PackRows(three, 0, n, std::span<const Bf16>(p.w));
