@@ -47,8 +47,37 @@ Json BytesOf(std::string_view bytes) {
   return out;
 }
 
-Json ChatLogprobs(const std::vector<LogprobEntry>& entries) {
-  Json content = Json::array();
+// An object, or a list, written as it grows: of the many logprobs of an answer, a document would
+// take ten times the memory of their text.
+class JsonWriter {
+ public:
+  JsonWriter(char open, std::string* out) : out_(*out) { out_ += open; }
+  // What follows is the caller's to write.
+  std::string& Key(std::string_view key) {
+    Separate();
+    out_ += fmt::format("\"{}\":", key);
+    return out_;
+  }
+  void Add(std::string_view key, const Json& value) { Key(key) += Dump(value); }
+  void Add(const Json& value) {
+    Separate();
+    out_ += Dump(value);
+  }
+  void End(char close) { out_ += close; }
+
+ private:
+  void Separate() {
+    if (!is_first_) out_ += ',';
+    is_first_ = false;
+  }
+
+  std::string& out_;
+  bool is_first_ = true;
+};
+
+void WriteChatLogprobs(const std::vector<LogprobEntry>& entries, std::string* out) {
+  JsonWriter object('{', out);
+  JsonWriter content('[', &object.Key("content"));
   for (const LogprobEntry& entry : entries) {
     Json top = Json::array();
     for (const LogprobCandidate& candidate : entry.top) {
@@ -56,12 +85,13 @@ Json ChatLogprobs(const std::vector<LogprobEntry>& entries) {
                      {"logprob", LogprobNumber(candidate.logprob)},
                      {"bytes", BytesOf(candidate.bytes)}});
     }
-    content.push_back({{"token", Readable(entry.bytes)},
-                       {"logprob", LogprobNumber(entry.logprob.value_or(0.0f))},
-                       {"bytes", BytesOf(entry.bytes)},
-                       {"top_logprobs", std::move(top)}});
+    content.Add({{"token", Readable(entry.bytes)},
+                 {"logprob", LogprobNumber(entry.logprob.value_or(0.0f))},
+                 {"bytes", BytesOf(entry.bytes)},
+                 {"top_logprobs", std::move(top)}});
   }
-  return {{"content", std::move(content)}};
+  content.End(']');
+  object.End('}');
 }
 
 // Parts of characters are spelled out ("bytes:\xe2\x82"), so that different tokens stay different.
@@ -73,35 +103,53 @@ std::string CompletionToken(std::string_view bytes) {
   return out;
 }
 
-Json CompletionLogprobs(const std::vector<LogprobEntry>& entries, int64_t* char_offset) {
-  Json tokens = Json::array(), logprobs = Json::array(), top = Json::array(),
-       offsets = Json::array();
-  for (const LogprobEntry& entry : entries) {
-    tokens.push_back(CompletionToken(entry.bytes));
-    offsets.push_back(*char_offset);
-    if (!entry.hidden) *char_offset += CountCharacters(entry.bytes);
-    if (!entry.logprob.has_value()) {
-      logprobs.push_back(nullptr);
-      top.push_back(nullptr);
-      continue;
-    }
-    logprobs.push_back(LogprobNumber(*entry.logprob));
-    Json candidates = Json::object();
-    for (const LogprobCandidate& candidate : entry.top) {
-      candidates[CompletionToken(candidate.bytes)] = LogprobNumber(candidate.logprob);
-    }
-    // The token itself is always among them, so there may be one more than was asked for.
-    candidates.emplace(CompletionToken(entry.bytes), LogprobNumber(*entry.logprob));
-    top.push_back(std::move(candidates));
+// The likeliest tokens, and the token itself where it is not among them: there may be one more than
+// was asked for.
+Json CompletionCandidates(const LogprobEntry& entry) {
+  if (!entry.logprob.has_value()) return nullptr;
+  Json out = Json::object();
+  for (const LogprobCandidate& candidate : entry.top) {
+    out[CompletionToken(candidate.bytes)] = LogprobNumber(candidate.logprob);
   }
-  return {{"tokens", std::move(tokens)},
-          {"token_logprobs", std::move(logprobs)},
-          {"top_logprobs", std::move(top)},
-          {"text_offset", std::move(offsets)}};
+  out.emplace(CompletionToken(entry.bytes), LogprobNumber(*entry.logprob));
+  return out;
 }
 
-Json PromptLogprobs(const std::vector<std::vector<PromptCandidate>>& prompt) {
-  Json out = Json::array();
+void WriteCompletionLogprobs(const std::vector<LogprobEntry>& entries, int64_t* char_offset,
+                             std::string* out) {
+  JsonWriter object('{', out);
+  const auto write = [&](const char* key, const auto& value_of) {
+    JsonWriter list('[', &object.Key(key));
+    for (const LogprobEntry& entry : entries) list.Add(value_of(entry));
+    list.End(']');
+  };
+  write("tokens", [](const LogprobEntry& entry) -> Json { return CompletionToken(entry.bytes); });
+  write("token_logprobs", [](const LogprobEntry& entry) {
+    return entry.logprob.has_value() ? Json(LogprobNumber(*entry.logprob)) : Json(nullptr);
+  });
+  write("top_logprobs", CompletionCandidates);
+  write("text_offset", [&](const LogprobEntry& entry) -> Json {
+    const int64_t offset = *char_offset;
+    if (!entry.hidden) *char_offset += CountCharacters(entry.bytes);
+    return offset;
+  });
+  object.End('}');
+}
+
+void WriteLogprobs(const ResponseHead& head, const std::vector<LogprobEntry>& entries,
+                   int64_t* char_offset, std::string* out) {
+  if (!head.logprobs) {
+    *out += "null";
+  } else if (head.chat) {
+    WriteChatLogprobs(entries, out);
+  } else {
+    WriteCompletionLogprobs(entries, char_offset, out);
+  }
+}
+
+void WritePromptLogprobs(const std::vector<std::vector<PromptCandidate>>& prompt,
+                         std::string* out) {
+  JsonWriter list('[', out);
   for (const auto& candidates : prompt) {
     Json item = candidates.empty() ? Json(nullptr) : Json::object();
     for (const PromptCandidate& candidate : candidates) {
@@ -111,9 +159,9 @@ Json PromptLogprobs(const std::vector<std::vector<PromptCandidate>>& prompt) {
                    {"rank", candidate.rank},
                    {"decoded_token", Readable(candidate.bytes)}};
     }
-    out.push_back(std::move(item));
+    list.Add(item);
   }
-  return out;
+  list.End(']');
 }
 
 Json StopReason(const FinishInfo& finish) {
@@ -133,90 +181,102 @@ Json UsageJson(const Usage& usage) {
   return out;
 }
 
-Json HeadJson(const ResponseHead& head, const char* chat_object) {
-  return {{"id", head.id},
-          {"object", head.chat ? chat_object : "text_completion"},
-          {"created", head.created},
-          {"model", head.model},
-          {"system_fingerprint", head.fingerprint}};
+JsonWriter StartBody(const ResponseHead& head, const char* chat_object, std::string* out) {
+  JsonWriter body('{', out);
+  body.Add("id", head.id);
+  body.Add("object", head.chat ? chat_object : "text_completion");
+  body.Add("created", head.created);
+  body.Add("model", head.model);
+  body.Add("system_fingerprint", head.fingerprint);
+  return body;
 }
 
-std::string ChunkBody(const ResponseHead& head, Json choice, const std::optional<Usage>& usage) {
-  Json chunk = HeadJson(head, "chat.completion.chunk");
-  chunk["choices"] = Json::array({std::move(choice)});
+std::string ChunkBody(const ResponseHead& head, std::string_view choice,
+                      const std::optional<Usage>& usage) {
+  std::string out;
+  JsonWriter chunk = StartBody(head, "chat.completion.chunk", &out);
+  chunk.Key("choices") += fmt::format("[{}]", choice);
   if (usage.has_value()) {
-    chunk["usage"] = UsageJson(*usage);
+    chunk.Add("usage", UsageJson(*usage));
   } else if (head.usage_null) {
-    chunk["usage"] = nullptr;
+    chunk.Add("usage", nullptr);
   }
-  return Dump(chunk);
+  chunk.End('}');
+  return out;
+}
+
+void WriteChoice(const ResponseHead& head, const ChoiceResult& choice, std::string* out) {
+  JsonWriter item('{', out);
+  item.Add("index", choice.index);
+  if (head.chat) {
+    Json message = {{"role", "assistant"}, {"content", choice.piece.content}};
+    if (!choice.piece.reasoning.empty()) message["reasoning_content"] = choice.piece.reasoning;
+    item.Add("message", message);
+  } else {
+    item.Add("text", choice.piece.content);
+  }
+  int64_t offset = 0;
+  WriteLogprobs(head, choice.piece.logprobs, &offset, &item.Key("logprobs"));
+  item.Add("finish_reason", choice.finish.finish_reason);
+  item.Add("stop_reason", StopReason(choice.finish));
+  if (head.return_token_ids) {
+    item.Add("prompt_token_ids", choice.prompt_token_ids);
+    item.Add("token_ids", choice.piece.token_ids);
+  }
+  if (choice.prompt_logprobs.has_value() && !head.chat) {
+    WritePromptLogprobs(*choice.prompt_logprobs, &item.Key("prompt_logprobs"));
+  }
+  item.End('}');
 }
 
 }  // namespace
 
 std::string ResponseBody(const ResponseHead& head, const std::vector<ChoiceResult>& choices,
                          const Usage& usage) {
-  Json body = HeadJson(head, "chat.completion");
-  Json list = Json::array();
+  std::string out;
+  JsonWriter body = StartBody(head, "chat.completion", &out);
+  body.Key("choices") += '[';
   for (const ChoiceResult& choice : choices) {
-    Json item = {{"index", choice.index}};
-    if (head.chat) {
-      Json message = {{"role", "assistant"}, {"content", choice.piece.content}};
-      if (!choice.piece.reasoning.empty()) message["reasoning_content"] = choice.piece.reasoning;
-      item["message"] = std::move(message);
-      item["logprobs"] = head.logprobs ? ChatLogprobs(choice.piece.logprobs) : Json(nullptr);
-    } else {
-      int64_t offset = 0;
-      item["text"] = choice.piece.content;
-      item["logprobs"] =
-          head.logprobs ? CompletionLogprobs(choice.piece.logprobs, &offset) : Json(nullptr);
-    }
-    item["finish_reason"] = choice.finish.finish_reason;
-    item["stop_reason"] = StopReason(choice.finish);
-    if (head.return_token_ids) {
-      item["prompt_token_ids"] = choice.prompt_token_ids;
-      item["token_ids"] = choice.piece.token_ids;
-    }
-    if (choice.prompt_logprobs.has_value() && !head.chat) {
-      item["prompt_logprobs"] = PromptLogprobs(*choice.prompt_logprobs);
-    }
-    list.push_back(std::move(item));
+    if (&choice != &choices.front()) out += ',';
+    WriteChoice(head, choice, &out);
   }
-  body["choices"] = std::move(list);
+  out += ']';
   // A chat has one prompt, however many choices.
   if (head.chat && !choices.empty() && choices.front().prompt_logprobs.has_value()) {
-    body["prompt_logprobs"] = PromptLogprobs(*choices.front().prompt_logprobs);
+    WritePromptLogprobs(*choices.front().prompt_logprobs, &body.Key("prompt_logprobs"));
   }
-  body["usage"] = UsageJson(usage);
-  return Dump(body);
+  body.Add("usage", UsageJson(usage));
+  body.End('}');
+  return out;
 }
 
 std::string RoleChunk(const ResponseHead& head, int64_t index, const std::optional<Usage>& usage) {
   return ChunkBody(head,
-                   {{"index", index},
-                    {"delta", {{"role", "assistant"}, {"content", ""}}},
-                    {"logprobs", nullptr},
-                    {"finish_reason", nullptr}},
+                   Dump({{"index", index},
+                         {"delta", {{"role", "assistant"}, {"content", ""}}},
+                         {"logprobs", nullptr},
+                         {"finish_reason", nullptr}}),
                    usage);
 }
 
 std::string PieceChunk(const ResponseHead& head, int64_t index, const ChoicePiece& piece,
                        int64_t* char_offset, const std::optional<Usage>& usage) {
-  Json choice = {{"index", index}};
+  std::string out;
+  JsonWriter choice('{', &out);
+  choice.Add("index", index);
   if (head.chat) {
     Json delta = Json::object();
     if (!piece.reasoning.empty()) delta["reasoning_content"] = piece.reasoning;
     if (!piece.content.empty()) delta["content"] = piece.content;
-    choice["delta"] = std::move(delta);
-    choice["logprobs"] = head.logprobs ? ChatLogprobs(piece.logprobs) : Json(nullptr);
+    choice.Add("delta", delta);
   } else {
-    choice["text"] = piece.content;
-    choice["logprobs"] =
-        head.logprobs ? CompletionLogprobs(piece.logprobs, char_offset) : Json(nullptr);
+    choice.Add("text", piece.content);
   }
-  choice["finish_reason"] = nullptr;
-  if (head.return_token_ids) choice["token_ids"] = piece.token_ids;
-  return ChunkBody(head, std::move(choice), usage);
+  WriteLogprobs(head, piece.logprobs, char_offset, &choice.Key("logprobs"));
+  choice.Add("finish_reason", nullptr);
+  if (head.return_token_ids) choice.Add("token_ids", piece.token_ids);
+  choice.End('}');
+  return ChunkBody(head, out, usage);
 }
 
 std::string FinishChunk(const ResponseHead& head, int64_t index, const FinishInfo& finish,
@@ -230,14 +290,16 @@ std::string FinishChunk(const ResponseHead& head, int64_t index, const FinishInf
   choice["logprobs"] = nullptr;
   choice["finish_reason"] = finish.finish_reason;
   choice["stop_reason"] = StopReason(finish);
-  return ChunkBody(head, std::move(choice), usage);
+  return ChunkBody(head, Dump(choice), usage);
 }
 
 std::string UsageChunk(const ResponseHead& head, const Usage& usage) {
-  Json chunk = HeadJson(head, "chat.completion.chunk");
-  chunk["choices"] = Json::array();
-  chunk["usage"] = UsageJson(usage);
-  return Dump(chunk);
+  std::string out;
+  JsonWriter chunk = StartBody(head, "chat.completion.chunk", &out);
+  chunk.Add("choices", Json::array());
+  chunk.Add("usage", UsageJson(usage));
+  chunk.End('}');
+  return out;
 }
 
 std::string SseFrame(std::string_view json) { return fmt::format("data: {}\n\n", json); }
