@@ -245,6 +245,45 @@ TEST(ApiServer, ContextOverflowTellsAllNumbers) {
             200);
 }
 
+// One choice may always be told of in full: 1024 tokens with 20 others each.
+TEST(ApiServer, AnswersAreBounded) {
+  TestServer server(Says("x"), {}, {}, /*ready=*/false);
+  server.limits.max_answer_logprobs = 1;
+  server.SetReady();
+  const auto chat = [&](Json extra) {
+    extra.update({{"logprobs", true}, {"top_logprobs", 20}});
+    return server.Post("/v1/chat/completions", TestServer::Chat(extra));
+  };
+  const RawReply reply = chat({{"n", 8}});
+  ExpectError(reply, 400, "invalid_request_error", "answer_too_large");
+  for (const char* part : {"8 choices", "21504", "max_tokens", "stream"}) {
+    EXPECT_THAT(reply.body, HasSubstr(part));
+  }
+  EXPECT_EQ(server.engine.requests().size(), 0u);
+  EXPECT_EQ(chat(Json::object()).status, 200);
+  EXPECT_EQ(chat({{"n", 8}, {"max_tokens", 100}}).status, 200);
+  EXPECT_EQ(chat({{"n", 8}, {"stream", true}}).status, 200);
+  EXPECT_EQ(server.Post("/v1/chat/completions", TestServer::Chat({{"n", 8}})).status, 200);
+
+  const std::vector<int32_t> prompt(1000, 5);
+  const auto complete = [&](size_t prompts, const Json& extra) {
+    Json body = {{"prompt", std::vector(prompts, prompt)}, {"max_tokens", 1}};
+    body.update(extra);
+    return server.Post("/v1/completions", body);
+  };
+  EXPECT_EQ(complete(3, Json::object()).status, 200);
+  EXPECT_EQ(complete(3, {{"logprobs", 20}}).status, 200);
+  EXPECT_EQ(complete(1, {{"logprobs", 20}, {"echo", true}}).status, 200);
+  EXPECT_EQ(complete(2, {{"return_token_ids", true}}).status, 200);
+  // What is told of prompts comes at once, streamed or not.
+  for (const Json& extra :
+       {Json{{"logprobs", 20}, {"echo", true}},
+        Json{{"logprobs", 20}, {"echo", true}, {"stream", true}}, Json{{"prompt_logprobs", 20}},
+        Json{{"n", 8}, {"return_token_ids", true}}}) {
+    ExpectError(complete(3, extra), 400, "invalid_request_error", "answer_too_large");
+  }
+}
+
 TEST(ApiServer, ErrorTable) {
   ApiOptions api;
   TestServer server(Says("x"), std::move(api));
@@ -470,6 +509,7 @@ TEST(ApiServer, SmallEndpoints) {
             "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n");
   const Json props = server.Call("GET", "/props").json();
   EXPECT_EQ(props["limits"]["n"], 8);
+  EXPECT_EQ(props["limits"]["answer_logprobs"], 1 << 22);
   EXPECT_EQ(props["cache"]["method"], "oscar+");
   const Json cache = server.Call("GET", "/v1/oscar/cache").json();
   EXPECT_EQ(cache["sequences"][0]["pages"], "Sqr");

@@ -54,6 +54,39 @@ ApiResult<int64_t> FitTokens(std::optional<int64_t> wanted, int64_t fallback, in
   return fallback > 0 ? std::min(fallback, room) : room;
 }
 
+// An answer is held in memory until all of it is there, unless it is streamed, and then at least
+// what it tells of prompts. Refused before anything is computed.
+std::optional<ApiError> CheckAnswerSize(const ServedModel& served, const GenerationParams& params,
+                                        const GenerationPlan& plan, int64_t max_tokens) {
+  const int64_t of_token =
+      (params.logprobs ? 1 + params.top_logprobs : 0) + (params.return_token_ids ? 1 : 0);
+  const int64_t of_prompt_token = (plan.echo && params.logprobs ? 1 + params.top_logprobs : 0) +
+                                  (params.prompt_logprobs ? 1 + *params.prompt_logprobs : 0) +
+                                  (params.return_token_ids ? 1 : 0);
+  // A chat without a limit takes what each prompt leaves.
+  const bool takes_rest = plan.chat && !params.max_tokens.has_value();
+  int64_t of_prompts = 0, of_answers = 0, longest = 0;
+  for (const GenerationPrompt& prompt : plan.prompts) {
+    const auto length = static_cast<int64_t>(prompt.tokens.size());
+    const int64_t room = takes_rest ? served.engine->max_context() - length : max_tokens;
+    const int64_t drawn = plan.prefill_only ? 0 : room;
+    of_prompts += params.n * length * of_prompt_token;
+    of_answers += params.n * drawn * of_token;
+    longest = std::max(longest, drawn);
+  }
+  const int64_t limit = served.max_answer_logprobs();
+  if (of_prompts + (params.stream ? 0 : of_answers) <= limit) return std::nullopt;
+  ApiError error = MakeApiError(
+      400, "answer_too_large",
+      fmt::format("the answer could name {} tokens with logprobs or ids ({} choices of up to {} "
+                  "tokens) and holds {} at most; lower max_tokens, n, the number of prompts or of "
+                  "logprobs{}",
+                  of_prompts + of_answers, params.n * static_cast<int64_t>(plan.prompts.size()),
+                  longest, limit, of_prompts <= limit ? ", or set stream" : ""));
+  error.param = "max_tokens";
+  return error;
+}
+
 }  // namespace
 
 // One request from admission to the log line. Shared between the handler that starts it and the
@@ -303,6 +336,9 @@ HttpResponse ApiServer::Generate(const Context& context, std::string endpoint,
       FitTokens(plan.prefill_only ? std::optional<int64_t>(1) : params.max_tokens,
                 chat ? 0 : kDefaultCompletionTokens, longest, served.engine->max_context());
   if (!max_tokens.has_value()) return ErrorResponse(max_tokens.error());
+  if (const auto error = CheckAnswerSize(served, params, plan, *max_tokens)) {
+    return ErrorResponse(*error);
+  }
 
   plan.request_id = request_id;
   plan.choices_per_prompt = params.n;

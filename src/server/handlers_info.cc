@@ -201,6 +201,7 @@ HttpResponse ApiServer::HandleProps(const Context& context) {
         {"top_logprobs", limits.max_top_logprobs},
         {"logit_bias", limits.max_logit_bias},
         {"prompts", limits.max_prompts},
+        {"answer_logprobs", served.max_answer_logprobs()},
         {"tools", limits.max_tools},
         {"body_bytes", options_.http.max_body_bytes},
         {"header_bytes", options_.http.max_header_bytes},

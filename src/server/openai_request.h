@@ -26,6 +26,9 @@ struct RequestLimits {
   int64_t max_top_logprobs = 20;
   size_t max_logit_bias = 1024;
   size_t max_prompts = 64;
+  // Tokens that one answer may name with logprobs or ids, some 250 bytes of memory each; never less
+  // than one choice may need in the whole context.
+  int64_t max_answer_logprobs = int64_t{1} << 22;
   size_t max_tools = 512;
   int vocab_size = 0;
   // What a request that leaves the sampling fields out gets (generation_config.json).

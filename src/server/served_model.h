@@ -2,6 +2,7 @@
 // tests serve a fake one. Immutable once published; what it points to must outlive the server.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -47,6 +48,12 @@ struct ServedModel {
   std::string fingerprint;           // build, model and cache format
   std::string properties;            // a JSON object for GET /props
   std::string simd, device;          // for build_info
+
+  // What one choice may need in the whole context is never too much.
+  int64_t max_answer_logprobs() const {
+    return std::max(limits.max_answer_logprobs,
+                    (1 + limits.max_top_logprobs) * engine->max_context());
+  }
 };
 
 }  // namespace oscar::server

@@ -183,6 +183,7 @@ struct TestServer {
     model->engine = &engine;
     model->tokenizer = &DemoTokenizer();
     model->chat = &chat;
+    model->limits = limits;
     model->limits.vocab_size = DemoTokenizer().vocab_size();
     model->stop_tokens = {*DemoTokenizer().FindToken("<|im_end|>")};
     model->fingerprint = "fp_test";
@@ -216,6 +217,7 @@ struct TestServer {
 
   ChatMl chat;
   FakeEngine engine;
+  RequestLimits limits;  // as SetReady finds them
   std::unique_ptr<ApiServer> handler;
   std::unique_ptr<HttpServer> http;
 };
