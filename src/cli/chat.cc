@@ -46,6 +46,7 @@ struct ChatOptions {
   SamplingArguments sampling;
   std::string system, template_arguments;
   int64_t max_tokens = 0;
+  bool deterministic = false;
 };
 
 // Lines of standard input where that is no terminal, read without a stream in between: a stream
@@ -87,7 +88,9 @@ class LineReader {
 class ChatSession {
  public:
   ChatSession(LanguageModel& model, const ChatOptions& options)
-      : model_(model), is_tty_(::isatty(STDOUT_FILENO) == 1) {
+      : model_(model),
+        is_tty_(::isatty(STDOUT_FILENO) == 1),
+        is_deterministic_(options.deterministic) {
     completion_.sampling = options.sampling.Apply(model.default_sampling());
     completion_.max_tokens = options.max_tokens;
     completion_.template_arguments = options.template_arguments;
@@ -151,6 +154,7 @@ class ChatSession {
     messages_.push_back({{"role", "user"}, {"content", text}});
     InterruptScope::Take();
     InterruptScope::SetAnswering(&model_);
+    if (is_deterministic_) model_.Reset();
     bool in_reasoning = false, mid_line = false;
     const auto style = [&](bool reasoning) {  // reasoning is dim where the terminal can
       if (reasoning == in_reasoning) return;
@@ -223,7 +227,7 @@ class ChatSession {
   }
 
   LanguageModel& model_;
-  const bool is_tty_;
+  const bool is_tty_, is_deterministic_;
   CompletionOptions completion_;
   std::string system_;
   ordered_json messages_;
@@ -269,6 +273,9 @@ void AddChatCommand(CLI::App& app, RunFunction& run) {
   command->add_option("--max-tokens", options->max_tokens, "Most tokens an answer; 0 is no limit")
       ->capture_default_str()
       ->check(NonNegative());
+  command->add_flag("--deterministic", options->deterministic,
+                    "Read the conversation anew for every answer, which is then the one that "
+                    "generate --messages gives");
   AddModelOptions(*command, options->model);
   AddSamplingOptions(*command, options->sampling);
   command->callback([options, &run] { run = [options] { return RunChat(*options); }; });

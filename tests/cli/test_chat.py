@@ -272,6 +272,20 @@ def test_chat_from_a_pipe(oscar, tmp_path):
     assert "/read needs a file name\n/nonexistent: cannot open" in run.stdout
 
 
+def test_deterministic_answers_are_those_of_a_fresh_reading(oscar, tmp_path):
+    drawn = ("--kv", "naive", "--temperature", "1.5", "--seed", "5", "--max-tokens", "500")
+
+    def talk(*extra):
+        oscar("chat", *drawn, *extra, stdin=f"Write a long story about the sea.\nGo on.\n/save {tmp_path}/talk.json\n")
+        *before, answer = json.loads((tmp_path / "talk.json").read_text())["messages"]
+        (tmp_path / "before.json").write_text(json.dumps(before))
+        fresh = oscar.json("generate", *drawn, "--messages", tmp_path / "before.json", "--json")
+        return answer["content"] == fresh["text"]
+
+    assert talk("--deterministic")
+    assert not talk()  # what was drawn stays as it was computed
+
+
 def test_a_full_cache_ends_the_line_first(oscar):
     run = oscar("chat", "--kv-memory", "512KiB", "--temperature", "0", stdin="Write a long story about the sea.\n")
     lines = run.stdout.splitlines()
