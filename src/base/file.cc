@@ -109,6 +109,23 @@ bool IsRegularFile(const std::filesystem::path& path) {
   return std::filesystem::is_regular_file(path, error);
 }
 
+Status CheckCanWriteBelow(const std::filesystem::path& directory) {
+  namespace fs = std::filesystem;
+  std::error_code error;
+  fs::path present = fs::absolute(directory, error);
+  while (!fs::exists(present, error) && present.has_relative_path()) {
+    present = present.parent_path();
+  }
+  if (!fs::is_directory(present, error)) {
+    return InvalidArgument(fmt::format("{} is not a directory", present.string()));
+  }
+  if (::access(present.c_str(), W_OK | X_OK) != 0) {
+    return InvalidArgument(
+        fmt::format("{} cannot be written to: {}", present.string(), std::strerror(errno)));
+  }
+  return {};
+}
+
 Result<std::string> ReadFile(const std::filesystem::path& path, uint64_t max_bytes) {
   const std::string name = path.string();
   OSCAR_ASSIGN_OR_RETURN(const auto opened, OpenRegular(name));

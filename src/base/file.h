@@ -38,6 +38,10 @@ bool Exists(const std::filesystem::path& path);
 bool IsDirectory(const std::filesystem::path& path);
 bool IsRegularFile(const std::filesystem::path& path);
 
+// Whether files can be written to a directory that need not exist yet: what is there of its path
+// is a directory, and open to us. The error names that part.
+Status CheckCanWriteBelow(const std::filesystem::path& directory);
+
 // Reads a whole small file. `max_bytes` bounds memory against hostile or mistaken paths.
 Result<std::string> ReadFile(const std::filesystem::path& path, uint64_t max_bytes);
 

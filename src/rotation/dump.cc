@@ -12,6 +12,7 @@
 #include <string_view>
 
 #include "base/check.h"
+#include "base/file.h"
 #include "base/half.h"
 #include "io/torch_file.h"
 
@@ -54,6 +55,14 @@ Result<std::vector<int>> ListChunks(const fs::path& directory, std::span<const i
   }
   std::sort(chunks.begin(), chunks.end());
   return chunks;
+}
+
+std::string DescribeChunks(const std::vector<int>& chunks) {
+  const int first = chunks.front(), last = chunks.back();
+  if (last - first + 1 == static_cast<int>(chunks.size())) {
+    return fmt::format("chunks {} to {}", first, last);
+  }
+  return fmt::format("{} of the chunks {} to {}", chunks.size(), first, last);
 }
 
 struct Loaded {
@@ -137,6 +146,15 @@ Result<DumpReader> DumpReader::Open(const fs::path& directory, std::span<const i
     return Unexpected(
         NotFound(fmt::format("{}: no layer_<i> directories: not a dump", directory.string())));
   }
+  // A capture that was stopped has chunks of some layers only: each would be fitted to other text.
+  const auto& [first, expected] = *reader.layers_.begin();
+  for (const auto& [layer, chunks] : reader.layers_) {
+    if (chunks == expected) continue;
+    return Unexpected(DataLoss(fmt::format(
+        "{}: layer_{} has {}, layer_{} has {}: the dump is incomplete; capture it again, or leave "
+        "out what some layers lack with --skip-chunk",
+        directory.string(), layer, DescribeChunks(chunks), first, DescribeChunks(expected))));
+  }
   return reader;
 }
 
@@ -186,19 +204,27 @@ Result<DumpChunk> DumpReader::Read(int layer, int chunk) const {
   return out;
 }
 
+Status DumpWriter::CheckDirectory(const fs::path& directory) {
+  if (const Status status = CheckCanWriteBelow(directory); !status.ok()) {
+    return status.WithContext(directory.string());
+  }
+  std::error_code error;
+  for (fs::directory_iterator it(directory, error), end; !error && it != end; it.increment(error)) {
+    if (it->path().filename().string().starts_with(kLayerPrefix)) {
+      return InvalidArgument(fmt::format("{}: already holds a dump ({}); give an empty directory",
+                                         directory.string(), it->path().filename().string()));
+    }
+  }
+  return {};
+}
+
 Result<DumpWriter> DumpWriter::Create(const fs::path& directory, const QkvShape& shape) {
+  OSCAR_RETURN_IF_ERROR(CheckDirectory(directory));
   std::error_code error;
   fs::create_directories(directory, error);
   if (error) {
     return Unexpected(InvalidArgument(
         fmt::format("{}: cannot make the directory: {}", directory.string(), error.message())));
-  }
-  for (fs::directory_iterator it(directory, error), end; !error && it != end; it.increment(error)) {
-    if (it->path().filename().string().starts_with(kLayerPrefix)) {
-      return Unexpected(
-          InvalidArgument(fmt::format("{}: already holds a dump ({}); give an empty directory",
-                                      directory.string(), it->path().filename().string())));
-    }
   }
   DumpWriter writer;
   writer.directory_ = directory;
@@ -280,7 +306,15 @@ Result<Rotation> FitDump(const DumpReader& reader, const FitOptions& options, Th
       }
       OSCAR_RETURN_IF_ERROR(statistics->EndPass());
     }
-    fitted.emplace(layer, statistics->TakeResult());
+    const auto [added, is_new] = fitted.emplace(layer, statistics->TakeResult());
+    const auto& [first_layer, first] = *fitted.begin();
+    if (added->second.num_tokens != first.num_tokens) {
+      return Unexpected(DataLoss(
+          fmt::format("{}: layer {} has {} tokens, layer {} has {}: the dump is incomplete; "
+                      "capture it again",
+                      reader.directory().string(), layer, added->second.num_tokens, first_layer,
+                      first.num_tokens)));
+    }
   }
   return AssembleRotation(*shape, options, fitted);
 }

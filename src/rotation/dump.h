@@ -33,8 +33,8 @@ struct DumpChunk {
 // Thread-safe: holds a listing only.
 class DumpReader {
  public:
-  // Lists the dump; chunks in `skip_chunks` are left out. Fails where q, k and v do not have the
-  // same chunks, or nothing is left.
+  // Lists the dump; chunks in `skip_chunks` are left out. Fails where q, k and v, or two layers, do
+  // not have the same chunks, or nothing is left.
   static Result<DumpReader> Open(const std::filesystem::path& directory,
                                  std::span<const int> skip_chunks = {});
 
@@ -52,6 +52,9 @@ class DumpReader {
 // Writes a dump, chunk after chunk. One thread at a time.
 class DumpWriter {
  public:
+  // Whether a dump can be written to `directory`, which need not be there: none is, and it or what
+  // is there of its path can be written to.
+  static Status CheckDirectory(const std::filesystem::path& directory);
   // The directory is made where missing; a dump that is already there is refused.
   static Result<DumpWriter> Create(const std::filesystem::path& directory, const QkvShape& shape);
   // Appends the next chunk of a layer, rounded to BF16.

@@ -120,6 +120,35 @@ TEST(DumpTest, SkippingAChunkLeavesItOut) {
   EXPECT_EQ(DumpSteps(*reader, {}), 2u * 2 * 2);  // layers, chunks, passes
 }
 
+// What is left of a capture that was stopped: some layers have more tokens than others.
+TEST(DumpTest, LayersWithOtherTokensAreErrors) {
+  const TemporaryDirectory dir;
+  const fs::path dump = dir.path() / "dump";
+  WriteDump(dump);
+  for (const char* part : {"q", "k", "v", "seq_lens"}) {
+    fs::remove(dump / "layer_5" / part / "3.pt");
+  }
+  const auto missing = DumpReader::Open(dump);
+  ASSERT_FALSE(missing.has_value());
+  EXPECT_EQ(missing.error().code(), StatusCode::kDataLoss);
+  EXPECT_NE(missing.error().message().find("layer_5 has chunks 0 to 2"), std::string::npos)
+      << missing.error().message();
+  EXPECT_NE(missing.error().message().find("--skip-chunk"), std::string::npos);
+  const std::vector<int> skip{3};
+  EXPECT_TRUE(DumpReader::Open(dump, skip).has_value());
+
+  // As many chunks, and one of them shorter.
+  for (const char* part : {"q", "k", "v", "seq_lens"}) {
+    fs::copy_file(dump / "layer_5" / part / "1.pt", dump / "layer_5" / part / "3.pt");
+  }
+  ThreadPool pool(1);
+  const auto shorter = FitDump(*DumpReader::Open(dump), {}, pool);
+  ASSERT_FALSE(shorter.has_value());
+  EXPECT_NE(shorter.error().message().find("layer 5 has 79 tokens, layer 0 has 81"),
+            std::string::npos)
+      << shorter.error().message();
+}
+
 TEST(DumpTest, IncompleteAndForeignDumpsAreErrors) {
   const TemporaryDirectory dir;
   EXPECT_EQ(DumpReader::Open(dir.path() / "none").error().code(), StatusCode::kNotFound);
