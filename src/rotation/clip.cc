@@ -117,6 +117,10 @@ void ClipSearch::Merge(const ClipSearch& other) {
   num_rows_ += other.num_rows_;
 }
 
+void ClipSearch::Scale(double factor) {
+  for (double& error : errors_) error *= factor;
+}
+
 ClipChoice ClipSearch::Best() const {
   size_t best = 0;
   for (size_t c = 1; c < errors_.size(); ++c) {

@@ -43,6 +43,7 @@ class ClipSearch {
   // Rotated rows [count, D]; `row_weights` is empty (all 1) or [count].
   void Add(std::span<const float> rows, std::span<const double> row_weights = {});
   void Merge(const ClipSearch& other);
+  void Scale(double factor);  // as if all row weights had been that much larger
   ClipChoice Best() const;
   std::span<const double> errors() const { return errors_; }  // [candidates], sums
   int64_t num_rows() const { return num_rows_; }

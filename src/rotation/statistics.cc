@@ -272,10 +272,14 @@ std::vector<double> LayerStatistics::KeyWeights(const QkvChunk& chunk, ThreadPoo
 
 void LayerStatistics::AddWeightedValues(const QkvChunk& chunk, ThreadPool& pool) {
   const std::vector<double> weights = KeyWeights(chunk, pool);
+  SumWeights(weights);
+  v_moments_->Add(chunk.v, weights, pool);
+}
+
+void LayerStatistics::SumWeights(std::span<const double> weights) {
   for (size_t row = 0; row < weights.size(); ++row) {
     weight_sums_[row % weight_sums_.size()] += weights[row];
   }
-  v_moments_->Add(chunk.v, weights, pool);
 }
 
 void LayerStatistics::AddClip(const QkvChunk& chunk, ThreadPool& pool) {
@@ -285,7 +289,13 @@ void LayerStatistics::AddClip(const QkvChunk& chunk, ThreadPool& pool) {
   for (int64_t t = (stride - pass_tokens_ % stride) % stride; t < chunk.num_tokens; t += stride) {
     tokens.push_back(t);
   }
-  const bool weigh_values = NeedsWeights(options_);
+  // Where no pass has summed the weights, this one does, and EndPass scales by them.
+  const bool summed = NeedsWeights(options_);
+  std::vector<double> chunk_weights;
+  if (!summed) {
+    chunk_weights = KeyWeights(chunk, pool);
+    SumWeights(chunk_weights);
+  }
   const auto dim = static_cast<size_t>(shape_.head_dim);
   const int heads = shape_.num_kv_heads;
   // A head's rows go to its own sums in token order; heads and sides are independent.
@@ -303,9 +313,11 @@ void LayerStatistics::AddClip(const QkvChunk& chunk, ThreadPool& pool) {
       const size_t at = static_cast<size_t>(tokens[i] * heads + head) * dim;
       RotateRow(rows.data() + at, matrix, row);
       for (size_t d = 0; d < dim; ++d) rotated[i * dim + d] = static_cast<float>(row[d]);
-      if (!is_k && weigh_values) {
+      const auto h = static_cast<size_t>(head);
+      if (!is_k && !summed) {
+        weights.push_back(chunk_weights[at / dim]);
+      } else if (!is_k) {
         std::copy_n(chunk.k.begin() + static_cast<ptrdiff_t>(at), dim, row.begin());
-        const auto h = static_cast<size_t>(head);
         weights.push_back(QuadraticForm(row, query_moment_[h], scratch) *
                           static_cast<double>(num_tokens_) /
                           std::max(weight_sums_[h], kMinWeightSum));
@@ -340,6 +352,10 @@ Status LayerStatistics::EndPass() {
       return {};
     }
   } else {
+    for (size_t head = 0; !NeedsWeights(options_) && head < v_search_.size(); ++head) {
+      v_search_[head].Scale(static_cast<double>(num_tokens_) /
+                            std::max(weight_sums_[head], kMinWeightSum));
+    }
     for (const bool is_k : {true, false}) {
       SideRotation& side = is_k ? result_.rotation.k : result_.rotation.v;
       std::vector<ClipSearch>& search = is_k ? k_search_ : v_search_;

@@ -89,6 +89,7 @@ class LayerStatistics {
   void AddClip(const QkvChunk& chunk, ThreadPool& pool);
   // w_t = k_t A_h k_t^T, [tokens, H_kv].
   std::vector<double> KeyWeights(const QkvChunk& chunk, ThreadPool& pool) const;
+  void SumWeights(std::span<const double> weights);
   Status Solve();
   // One matrix or one a KV head from its moments, which stay behind as what was decomposed.
   Result<SideRotation> SolveSide(char name, Objective objective, bool per_head, float clip,

@@ -339,6 +339,32 @@ TEST(StatisticsTest, SameBitsForAnyThreadsAndChunks) {
   EXPECT_NE(elsewhere.info.calibration_hash, one.info.calibration_hash);
 }
 
+// Clips of values follow the attention that tokens get, whatever the matrices were fitted for.
+TEST(StatisticsTest, ValueClipsAreWeighedUnderEveryObjective) {
+  // Values of tokens with attention are four levels, which a clip would spoil; those of tokens
+  // without are larger, and have a last one that is best clipped.
+  DumpChunk chunk = SyntheticChunk(kShape, {400}, 8);
+  constexpr size_t kRow = 16;
+  for (size_t r = 0; r < chunk.v.size() / kRow; ++r) {
+    const bool seen = r / 2 % 2 == 0;
+    for (size_t d = 0; d < kRow; ++d) {
+      const float light = d == 0 ? 140.0f : static_cast<float>((r * 7 + d * 37) % 200) - 100.0f;
+      chunk.k[r * kRow + d] = seen ? 1.0f : 1e-4f;
+      chunk.v[r * kRow + d] = !seen ? light : d == 0 ? 3.0f : static_cast<float>(d % 3);
+    }
+  }
+  for (const char* objectives : {"identity", "ktk_identity", "qqt_identity"}) {
+    for (const bool per_head : {false, true}) {
+      FitOptions options = OptionsOf(objectives, Composition::kPlain, per_head);
+      options.fit_clip = true;
+      const Rotation rotation = FitStream({chunk}, options, 2);
+      for (const float clip : rotation.layers.begin()->second.v.clip) {
+        EXPECT_EQ(clip, 0.0f) << objectives;
+      }
+    }
+  }
+}
+
 TEST(StatisticsTest, BadDataIsAnError) {
   ThreadPool pool(1);
   const FitOptions options = OptionsOf("qqt_sst", Composition::kRHPbr, false);
