@@ -1,11 +1,8 @@
 #include "calibrate/calibrate.h"
 
 #include <fmt/core.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
 #include <optional>
 
 #include "base/check.h"
@@ -48,7 +45,7 @@ class Capture {
 
  private:
   Status Add(int layer, const QkvChunk& chunk);
-  Status ReadSequence(const std::vector<int32_t>& tokens);
+  Status ReadSequence(const std::vector<int32_t>& tokens, Progress* progress);
 
   LoadedModel& model_;
   const CalibrateOptions& options_;
@@ -66,7 +63,7 @@ Status Capture::Add(int layer, const QkvChunk& chunk) {
   return found->second.Add(chunk, model_.threads());
 }
 
-Status Capture::ReadSequence(const std::vector<int32_t>& tokens) {
+Status Capture::ReadSequence(const std::vector<int32_t>& tokens, Progress* progress) {
   SequenceCache cache(model_.kv().cache(), model_.pool());
   const auto total = static_cast<int64_t>(tokens.size());
   while (cache.length() < total) {
@@ -78,6 +75,7 @@ Status Capture::ReadSequence(const std::vector<int32_t>& tokens) {
         /*is_prompt=*/true, 0};
     OSCAR_RETURN_IF_ERROR(model_.model().Forward({&item, 1}, {}));
     OSCAR_RETURN_IF_ERROR(status_);
+    if (progress != nullptr) progress->Add(static_cast<uint64_t>(count));
   }
   return {};
 }
@@ -105,14 +103,13 @@ Status Capture::Pass(const std::vector<std::vector<int32_t>>& sequences, DumpWri
   Status status;
   for (size_t i = 0; i < sequences.size() && status.ok(); ++i) {
     rows_.assign(num_layers, {});
-    status = ReadSequence(sequences[i]);
+    status = ReadSequence(sequences[i], progress);
     const auto count = static_cast<int32_t>(sequences[i].size());
     for (size_t layer = 0; whole && layer < num_layers && status.ok(); ++layer) {
       const QkvChunk chunk{count, rows_[layer].q, rows_[layer].k, rows_[layer].v, {&count, 1}};
       status = Add(static_cast<int>(layer), chunk);
       if (status.ok() && dump != nullptr) status = dump->Write(static_cast<int>(layer), chunk);
     }
-    if (progress != nullptr) progress->Add(sequences[i].size());
   }
   rows_.clear();
   OSCAR_RETURN_IF_ERROR(model_.model().SetTap({}));
@@ -142,11 +139,17 @@ Result<int64_t> Extend(LoadedModel& model, int64_t count, bool show_progress,
     request.stop_tokens.assign(model.config().eos_token_ids.begin(),
                                model.config().eos_token_ids.end());
     Generator generator(model.model(), model.pool(), model.max_context());
-    OSCAR_ASSIGN_OR_RETURN(const GenerateResult result, generator.Generate(request));
+    const auto count_token = [&](int32_t) {
+      if (progress.has_value()) progress->Add(1);
+      return true;
+    };
+    OSCAR_ASSIGN_OR_RETURN(const GenerateResult result, generator.Generate(request, count_token));
     OSCAR_RETURN_IF_ERROR(result.status);
     sequence.insert(sequence.end(), result.tokens.begin(), result.tokens.end());
     generated += static_cast<int64_t>(result.tokens.size());
-    if (progress.has_value()) progress->Add(static_cast<uint64_t>(count));
+    // What a stop token saved is done, too.
+    const auto left = static_cast<uint64_t>(count) - result.tokens.size();
+    if (progress.has_value()) progress->Add(left);
   }
   return generated;
 }
@@ -159,9 +162,27 @@ KvPlanOptions ErrorPlan(const std::string& method, int group_dims) {
   return options;
 }
 
-Status MeasureErrors(LoadedModel& model, std::span<const int32_t> tokens, int group_dims,
-                     Calibration& out) {
-  OSCAR_ASSIGN_OR_RETURN(const LayerErrorProbe probe, LayerErrorProbe::Capture(model, tokens));
+// What errors are measured on: the longest sequence, and where that is short the first others.
+std::vector<std::vector<int32_t>> ErrorSequences(
+    const std::vector<std::vector<int32_t>>& sequences) {
+  const auto longest =
+      std::max_element(sequences.begin(), sequences.end(),
+                       [](const auto& a, const auto& b) { return a.size() < b.size(); });
+  std::vector<std::vector<int32_t>> out = {*longest};
+  auto total = static_cast<int64_t>(longest->size());
+  for (auto it = sequences.begin(); it != sequences.end() && total < LayerErrorProbe::kMaxTokens;
+       ++it) {
+    if (it == longest) continue;
+    out.push_back(*it);
+    total += static_cast<int64_t>(it->size());
+  }
+  return out;
+}
+
+Status MeasureErrors(LoadedModel& model, const std::vector<std::vector<int32_t>>& sequences,
+                     int group_dims, Calibration& out) {
+  OSCAR_ASSIGN_OR_RETURN(const LayerErrorProbe probe,
+                         LayerErrorProbe::Capture(model, ErrorSequences(sequences)));
   const auto measure = [&](const std::string& label, const std::string& method,
                            bool rotated) -> Status {
     KvPlanOptions options = ErrorPlan(method, group_dims);
@@ -182,6 +203,7 @@ Status MeasureErrors(LoadedModel& model, std::span<const int32_t> tokens, int gr
 }  // namespace
 
 Result<Calibration> Calibrate(const CalibrateOptions& options) {
+  if (!options.dump.empty()) OSCAR_RETURN_IF_ERROR(DumpWriter::CheckDirectory(options.dump));
   ModelOptions model_options = options.model;
   model_options.kv = "bf16";
   model_options.rotation.clear();
@@ -198,19 +220,24 @@ Result<Calibration> Calibrate(const CalibrateOptions& options) {
   if (!chat.has_value() && chat.error().code() != StatusCode::kNotFound) {
     return Unexpected(chat.error());
   }
+  CalibrationTextOptions text_options = options.text;
+  const int64_t room = model->max_context() - options.generate;  // neither is negative
+  if (text_options.max_sequence == 0) {
+    text_options.max_sequence = std::clamp<int64_t>(room, 1, kDefaultMaxSequence);
+  }
+  if (text_options.max_sequence > room) {
+    return Unexpected(OutOfRange(
+        fmt::format("sequences of {} tokens and {} generated ones do not fit the context of {}; "
+                    "lower --max-length or --generate",
+                    text_options.max_sequence, options.generate, model->max_context())));
+  }
   OSCAR_ASSIGN_OR_RETURN(
       CalibrationText text,
-      ReadCalibrationText(options.text, tokenizer, chat.has_value() ? &*chat : nullptr));
+      ReadCalibrationText(text_options, tokenizer, chat.has_value() ? &*chat : nullptr));
   for (const std::string& warning : text.warnings) LogWarning("{}", warning);
   if (text.num_tokens < options.text.tokens) {
     LogWarning("the data has {} tokens, fewer than the {} asked for", text.num_tokens,
                options.text.tokens);
-  }
-  if (options.text.max_sequence + options.generate > model->max_context()) {
-    return Unexpected(OutOfRange(
-        fmt::format("sequences of {} tokens and {} generated ones do not fit the context of {}; "
-                    "lower --max-length or --generate",
-                    options.text.max_sequence, options.generate, model->max_context())));
   }
   if (text.num_tokens < model->spec().head_dim) {
     LogWarning(
@@ -218,14 +245,6 @@ Result<Calibration> Calibrate(const CalibrateOptions& options) {
         "more with --tokens or --data",
         text.num_tokens, model->spec().head_dim);
   }
-  Calibration out;
-  if (options.generate > 0) {
-    OSCAR_ASSIGN_OR_RETURN(out.generated_tokens,
-                           Extend(*model, options.generate, options.show_progress, text.sequences));
-  }
-  out.num_sequences = static_cast<int64_t>(text.sequences.size());
-  out.num_tokens = text.num_tokens;
-
   CalibrateOptions fitted = options;
   fitted.fit.also_shared = true;
   fitted.fit.clip.group_dims = plan->method().k_rows.group_dims;
@@ -236,6 +255,13 @@ Result<Calibration> Calibrate(const CalibrateOptions& options) {
   if (!options.dump.empty()) {
     OSCAR_ASSIGN_OR_RETURN(dump, DumpWriter::Create(options.dump, capture.shape()));
   }
+  Calibration out;
+  if (options.generate > 0) {
+    OSCAR_ASSIGN_OR_RETURN(out.generated_tokens,
+                           Extend(*model, options.generate, options.show_progress, text.sequences));
+  }
+  out.num_sequences = static_cast<int64_t>(text.sequences.size());
+  out.num_tokens = text.num_tokens;
   const int passes = LayerStatistics::NumPasses(fitted.fit);
   std::optional<Progress> progress;
   if (options.show_progress) {
@@ -252,28 +278,22 @@ Result<Calibration> Calibrate(const CalibrateOptions& options) {
   OSCAR_ASSIGN_OR_RETURN(out.shared,
                          AssembleSharedRotation(capture.shape(), fitted.fit, out.layers));
   if (fitted.fit.fit_clip) out.clip_candidates = fitted.fit.clip.candidates;
-  const auto longest =
-      std::max_element(text.sequences.begin(), text.sequences.end(),
-                       [](const auto& a, const auto& b) { return a.size() < b.size(); });
-  OSCAR_RETURN_IF_ERROR(MeasureErrors(*model, *longest, options.group_dims, out));
+  if (out.num_tokens + out.generated_tokens < kPageTokens) {
+    LogWarning("errors are measured on pages of {} tokens, which these do not fill: left out",
+               kPageTokens);
+    return out;
+  }
+  OSCAR_RETURN_IF_ERROR(MeasureErrors(*model, text.sequences, options.group_dims, out));
   return out;
 }
 
 Status CheckCalibrationDirectory(const FitOptions& fit, const fs::path& directory) {
-  std::error_code error;
-  fs::path present = fs::absolute(directory, error);  // the part that is there already
-  while (!fs::exists(present, error) && present.has_relative_path())
-    present = present.parent_path();
-  if (!fs::is_directory(present, error)) {
-    return InvalidArgument(
-        fmt::format("--out {}: {} is not a directory", directory.string(), present.string()));
-  }
-  if (::access(present.c_str(), W_OK | X_OK) != 0) {
-    return InvalidArgument(fmt::format("--out {}: {} cannot be written to: {}", directory.string(),
-                                       present.string(), std::strerror(errno)));
-  }
   const ZooPaths written = ZooPairPaths(directory / kZooDirectoryName, DescribeFit(fit));
   for (const fs::path& place : {directory, directory / kZooDirectoryName}) {
+    if (const Status status = CheckCanWriteBelow(place); !status.ok()) {
+      return status.WithContext(fmt::format("--out {}", directory.string()));
+    }
+    std::error_code error;
     for (fs::directory_iterator it(place, error), end; !error && it != end; it.increment(error)) {
       if (!IsZooFile(it->path()) || it->path() == written.k || it->path() == written.v) continue;
       return InvalidArgument(fmt::format(

@@ -36,6 +36,7 @@ struct Calibration {
   int64_t num_sequences = 0, num_tokens = 0, generated_tokens = 0;
   std::vector<float> clip_candidates;
   // Relative error of the logits and of V by layer: method label -> (K, V) a layer.
+  // Empty where the data does not fill a page.
   std::vector<std::pair<std::string, std::vector<std::pair<double, double>>>> errors;
 };
 

@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <limits>
+
 #include "base/file.h"
 #include "engine/loaded_model.h"
 #include "rotation/dump.h"
@@ -128,8 +130,67 @@ TEST_F(CalibrateTest, LeavesNoOtherRotationBeside) {
               std::string::npos)
         << path;
   }
+  fs::create_directories(directory_ / "taken");
+  ASSERT_TRUE(WriteFileAtomically(directory_ / "taken/zoo", "x").ok());
+  EXPECT_NE(CheckCalibrationDirectory(fit, directory_ / "taken").message().find("not a directory"),
+            std::string::npos);
   EXPECT_NE(CheckCalibrationDirectory(fit, "/proc/self/none").message().find("cannot be written"),
             std::string::npos);
+}
+
+// A page has 64 tokens: sequences that are shorter are judged together, and too little not at all.
+TEST_F(CalibrateTest, ShortSequencesHaveErrorsToo) {
+  options_.text.max_sequence = 40;
+  options_.text.tokens = 200;
+  const auto together = Calibrate(options_);
+  ASSERT_TRUE(together.has_value()) << together.error().ToString();
+  ASSERT_EQ(together->errors.size(), 5u);
+  for (const auto& [label, errors] : together->errors) {
+    for (const auto& [k, v] : errors) {
+      EXPECT_GT(k, 0) << label;
+      EXPECT_GT(v, 0) << label;
+    }
+  }
+  options_.text.tokens = 60;
+  const auto little = Calibrate(options_);
+  ASSERT_TRUE(little.has_value()) << little.error().ToString();
+  EXPECT_TRUE(little->errors.empty());
+  EXPECT_EQ(CalibrationToJson(*little).find("\"errors\""), std::string::npos);
+  EXPECT_EQ(CalibrationToHtml(*little).find("Error before and after"), std::string::npos);
+}
+
+TEST_F(CalibrateTest, LengthsThatDoNotFitAreRefused) {
+  constexpr int64_t kLargest = std::numeric_limits<int64_t>::max();
+  for (const auto& [length, generate] :
+       {std::pair<int64_t, int64_t>{kLargest, 1}, {4096, kLargest}, {32768, 1}, {0, 32768}}) {
+    options_.text.max_sequence = length;
+    options_.generate = generate;
+    const auto result = Calibrate(options_);
+    ASSERT_FALSE(result.has_value()) << length;
+    EXPECT_NE(result.error().message().find("do not fit the context of 32768"), std::string::npos)
+        << result.error().message();
+  }
+  // Not given, it is what a short context holds.
+  options_.text.max_sequence = 0;
+  options_.generate = 10;
+  options_.model.max_context = 160;
+  options_.text.tokens = 300;
+  const auto shorter = Calibrate(options_);
+  ASSERT_TRUE(shorter.has_value()) << shorter.error().ToString();
+  EXPECT_EQ(shorter->num_sequences, 2);
+}
+
+// Hours of generation come first where they are asked for; what cannot be written is found before.
+TEST_F(CalibrateTest, ADumpThatCannotBeWrittenIsFoundBeforeTheModelIsRead) {
+  options_.model.model = directory_ / "no model";
+  ASSERT_TRUE(WriteFileAtomically(directory_ / "file", "x").ok());
+  options_.dump = directory_ / "file";
+  EXPECT_NE(Calibrate(options_).error().message().find("file is not a directory"),
+            std::string::npos)
+      << Calibrate(options_).error().message();
+  fs::create_directories(directory_ / "old/layer_0");
+  options_.dump = directory_ / "old";
+  EXPECT_NE(Calibrate(options_).error().message().find("already holds a dump"), std::string::npos);
 }
 
 TEST_F(CalibrateTest, GivenClipsAndGroupsAreUsed) {

@@ -132,11 +132,13 @@ std::string CalibrationToHtml(const Calibration& c) {
   const auto pair = [&](const std::string& a, const std::string& b) {
     body += "<div class=\"charts\"><div>" + a + "</div><div>" + b + "</div></div>\n";
   };
-  body +=
-      "<h2>Error before and after</h2>\n<p class=\"note\">Rows through real pages, every token "
-      "quantised. Lower error of a row is not a better answer by itself: oscar+ trades it for "
-      "logits without bias.</p>\n";
-  pair(ErrorMap(c, true), ErrorMap(c, false));
+  if (!c.errors.empty()) {
+    body +=
+        "<h2>Error before and after</h2>\n<p class=\"note\">Rows through real pages, every token "
+        "quantised. Lower error of a row is not a better answer by itself: oscar+ trades it for "
+        "logits without bias.</p>\n";
+    pair(ErrorMap(c, true), ErrorMap(c, false));
+  }
   body += "<h2>Spectra</h2>\n<p class=\"note\">Mean over heads.</p>\n";
   pair(Spectra(c, true), Spectra(c, false));
   if (!c.clip_candidates.empty()) {

@@ -100,6 +100,21 @@ Status ReadLines(const CalibrationTextOptions& options, const Tokenizer& tokeniz
   return {};
 }
 
+// At least the first `wanted` tokens of a text, or all of it: what lies far behind them need not be
+// encoded, which would take ten times a file's size in memory.
+Result<std::vector<int32_t>> EncodeBeginning(std::string_view text, int64_t wanted,
+                                             const Tokenizer& tokenizer) {
+  // Where the text is cut its last tokens may be others than in the whole: they are not used.
+  constexpr size_t kMargin = 256;
+  const size_t enough = static_cast<size_t>(wanted) + kMargin;
+  for (size_t size = 8 * enough; size < text.size(); size *= 4) {
+    while (size < text.size() && (static_cast<uint8_t>(text[size]) & 0xC0) == 0x80) ++size;
+    OSCAR_ASSIGN_OR_RETURN(std::vector<int32_t> tokens, tokenizer.Encode(text.substr(0, size)));
+    if (tokens.size() >= enough) return tokens;
+  }
+  return tokenizer.Encode(text);
+}
+
 Status AddSample(const CalibrationTextOptions& options, const Tokenizer& tokenizer,
                  const ChatTemplate* chat, Collector& collector) {
   OSCAR_ASSIGN_OR_RETURN(const std::string text,
@@ -149,25 +164,32 @@ Status AddSample(const CalibrationTextOptions& options, const Tokenizer& tokeniz
 
 }  // namespace
 
-Result<CalibrationText> ReadCalibrationText(const CalibrationTextOptions& options,
+Result<CalibrationText> ReadCalibrationText(const CalibrationTextOptions& given,
                                             const Tokenizer& tokenizer, const ChatTemplate* chat) {
-  if (options.tokens < 1 || options.max_sequence < 1) {
-    return Unexpected(InvalidArgument("the token budget and sequence length must be positive"));
+  CalibrationTextOptions options = given;
+  if (options.max_sequence == 0) options.max_sequence = kDefaultMaxSequence;
+  if (options.tokens < 1 || options.tokens > kMaxCalibrationTokens || options.max_sequence < 1) {
+    return Unexpected(InvalidArgument(
+        fmt::format("a budget of {} tokens and sequences of {}; both must be positive, the budget "
+                    "at most {}",
+                    options.tokens, options.max_sequence, kMaxCalibrationTokens)));
   }
   CalibrationText out;
   Collector collector(options, out);
+  std::string extension = options.data.extension().string();
+  for (char& c : extension) c = c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
   if (options.data.empty()) {
     OSCAR_RETURN_IF_ERROR(AddSample(options, tokenizer, chat, collector));
-  } else if (options.data.extension() == ".jsonl") {
+  } else if (extension == ".jsonl" || extension == ".ndjson") {
     OSCAR_RETURN_IF_ERROR(ReadLines(options, tokenizer, chat, collector, out));
-  } else if (options.data.extension() == ".json") {  // read as text it would be mostly marks
+  } else if (extension == ".json") {  // read as text it would be mostly marks
     return Unexpected(InvalidArgument(fmt::format(
         "{}: JSON is read by lines, one record with text, prompt or messages each; give a .jsonl "
         "or plain text",
         options.data.string())));
   } else {
     OSCAR_ASSIGN_OR_RETURN(const std::string text, ReadFile(options.data, kMaxDataBytes));
-    const Result<std::vector<int32_t>> tokens = tokenizer.Encode(text);
+    const Result<std::vector<int32_t>> tokens = EncodeBeginning(text, options.tokens, tokenizer);
     if (!tokens.has_value()) {  // it is not UTF-8
       return Unexpected(
           DataLoss(fmt::format("{}: {}", options.data.string(), tokens.error().message())));

@@ -13,12 +13,18 @@
 
 namespace oscar {
 
+inline constexpr int64_t kDefaultMaxSequence = 4096;
+// Token ids are kept: more would take memory by the GiB, and days to read.
+inline constexpr int64_t kMaxCalibrationTokens = 100'000'000;
+
 struct CalibrationTextOptions {
-  // .txt, .jsonl ({"text"}, {"prompt"} or {"messages"} a line), or empty: the built-in sample.
+  // .jsonl or .ndjson ({"text"}, {"prompt"} or {"messages"} a line), else text; or empty: the
+  // built-in sample.
   std::filesystem::path data;
-  int64_t tokens = 30000;       // budget over all sequences; the last is cut
-  int64_t max_sequence = 4096;  // longer ones are cut into pieces
-  uint64_t seed = 0;            // of the synthetic chats
+  int64_t tokens = 30000;  // budget over all sequences; the last is cut
+  // Longer ones are cut into pieces. 0: kDefaultMaxSequence.
+  int64_t max_sequence = 0;
+  uint64_t seed = 0;  // of the synthetic chats
 };
 
 struct CalibrationText {
@@ -27,8 +33,8 @@ struct CalibrationText {
   int64_t num_tokens = 0;
 };
 
-// `chat` may be null: prompts are then taken as they are, and chats refused. kOutOfRange where the
-// data holds no token.
+// A text is encoded up to the budget only. `chat` may be null: prompts are then taken as they are,
+// and chats refused. kOutOfRange where the data holds no token.
 Result<CalibrationText> ReadCalibrationText(const CalibrationTextOptions& options,
                                             const Tokenizer& tokenizer, const ChatTemplate* chat);
 

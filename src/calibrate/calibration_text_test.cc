@@ -100,6 +100,40 @@ TEST_F(CalibrationTextTest, ReadsLinesAndNamesBrokenOnes) {
   EXPECT_NE(text->warnings[1].find("d.jsonl:5:"), std::string::npos);
 }
 
+// Read as text, records would be mostly marks.
+TEST_F(CalibrationTextTest, LinesAreKnownByAnySpellingOfTheirName) {
+  std::vector<std::vector<int32_t>> first;
+  for (const char* name : {"d.jsonl", "d.JSONL", "d.ndjson"}) {
+    options_.data = directory_ / name;
+    std::ofstream(options_.data) << "{\"text\":\"plain words here\"}\n";
+    const auto text = ReadCalibrationText(options_, tokenizer_, &chat_);
+    ASSERT_TRUE(text.has_value()) << text.error().ToString();
+    if (first.empty()) first = text->sequences;
+    EXPECT_EQ(text->sequences, first) << name;
+  }
+}
+
+// A few tokens of a long file cost what a few tokens cost: what lies behind them is not encoded.
+TEST_F(CalibrationTextTest, ReadsNoMoreOfATextThanItNeeds) {
+  std::string words;
+  for (int i = 0; i < 400000; ++i) words += i % 7 == 0 ? " of the café.\n" : " word";
+  options_.data = directory_ / "d.txt";
+  options_.tokens = 1000;
+  std::ofstream(options_.data) << words;
+  const auto whole = ReadCalibrationText(options_, tokenizer_, &chat_);
+  ASSERT_TRUE(whole.has_value()) << whole.error().ToString();
+  const auto expected = tokenizer_.Encode(words);
+  ASSERT_TRUE(expected.has_value());
+  EXPECT_EQ(whole->sequences[0], std::vector<int32_t>(expected->begin(), expected->begin() + 1000));
+  std::ofstream(options_.data) << words << "\xff";  // far behind
+  EXPECT_TRUE(ReadCalibrationText(options_, tokenizer_, &chat_).has_value());
+  // Few tokens a byte: a word that is read again and again until it is enough.
+  std::ofstream(options_.data) << std::string(3000000, ' ') << words;
+  const auto sparse = ReadCalibrationText(options_, tokenizer_, &chat_);
+  ASSERT_TRUE(sparse.has_value()) << sparse.error().ToString();
+  EXPECT_EQ(sparse->num_tokens, 1000);
+}
+
 TEST_F(CalibrationTextTest, CutsLongTextIntoPieces) {
   options_.data = directory_ / "d.txt";
   std::string words;

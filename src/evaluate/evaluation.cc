@@ -598,7 +598,7 @@ Status Evaluator::RunLayers() {
     if (probe.has_value()) return {};
     OSCAR_ASSIGN_OR_RETURN(const std::unique_ptr<LoadedModel> model,
                            LoadedModel::Load(PlainOptions(64)));
-    OSCAR_ASSIGN_OR_RETURN(probe, LayerErrorProbe::Capture(*model, windows_.front()));
+    OSCAR_ASSIGN_OR_RETURN(probe, LayerErrorProbe::Capture(*model, std::span(windows_).first(1)));
     return {};
   };
   OSCAR_RETURN_IF_ERROR(RunSpectra(probe, capture));

@@ -174,7 +174,8 @@ TEST(SequenceRunner, SharedPromptsAreAsOwnOnes) {
 TEST(LayerErrors, FollowTheMethods) {
   auto model = LoadedModel::Load(Options("bf16"));
   ASSERT_TRUE(model.has_value());
-  const auto probe = LayerErrorProbe::Capture(**model, Prompt(512, 3));
+  const std::vector<std::vector<int32_t>> prompts = {Prompt(512, 3)};
+  const auto probe = LayerErrorProbe::Capture(**model, prompts);
   ASSERT_TRUE(probe.has_value()) << probe.error().ToString();
   std::map<std::string, double> mean;
   for (const char* kv : {"bf16", "naive", "quarot", "saw-int4", "oscar+"}) {

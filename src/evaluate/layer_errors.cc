@@ -29,14 +29,13 @@ double WeightedSquare(std::span<const float> x, std::span<const double> c) {
 }  // namespace
 
 Result<LayerErrorProbe> LayerErrorProbe::Capture(LoadedModel& model,
-                                                 std::span<const int32_t> tokens) {
+                                                 std::span<const std::vector<int32_t>> sequences) {
   const ModelSpec& spec = model.spec();
   LayerErrorProbe probe;
   probe.num_layers_ = spec.num_layers;
   probe.num_heads_ = spec.num_heads;
   probe.kv_heads_ = spec.num_kv_heads;
   probe.head_dim_ = spec.head_dim;
-  probe.num_tokens_ = std::min<int64_t>(kMaxTokens, static_cast<int64_t>(tokens.size()));
   probe.layers_.resize(static_cast<size_t>(spec.num_layers));
   OSCAR_RETURN_IF_ERROR(
       model.model().SetTap([&](int layer, size_t, std::span<const float> q,
@@ -46,16 +45,21 @@ Result<LayerErrorProbe> LayerErrorProbe::Capture(LoadedModel& model,
         rows.k.insert(rows.k.end(), k.begin(), k.end());
         rows.v.insert(rows.v.end(), v.begin(), v.end());
       }));
-  SequenceCache cache(model.kv().cache(), model.pool());
   Status status;
-  while (status.ok() && cache.length() < probe.num_tokens_) {
-    const int64_t at = cache.length(), cell = model.kv().cache().cell;
-    const int64_t count = std::min<int64_t>(
-        {model.model().max_batch_tokens(), probe.num_tokens_ - at, cell - at % cell});
-    const ForwardItem item{&cache,
-                           tokens.subspan(static_cast<size_t>(at), static_cast<size_t>(count)),
-                           /*is_prompt=*/true, 0};
-    status = model.model().Forward({&item, 1}, {});
+  for (const std::vector<int32_t>& tokens : sequences) {
+    SequenceCache cache(model.kv().cache(), model.pool());
+    const int64_t total =
+        std::min<int64_t>(kMaxTokens - probe.num_tokens_, static_cast<int64_t>(tokens.size()));
+    while (status.ok() && cache.length() < total) {
+      const int64_t at = cache.length(), cell = model.kv().cache().cell;
+      const int64_t count =
+          std::min<int64_t>({model.model().max_batch_tokens(), total - at, cell - at % cell});
+      const ForwardItem item{
+          &cache, std::span(tokens).subspan(static_cast<size_t>(at), static_cast<size_t>(count)),
+          /*is_prompt=*/true, 0};
+      status = model.model().Forward({&item, 1}, {});
+    }
+    probe.num_tokens_ += total;
   }
   OSCAR_RETURN_IF_ERROR(model.model().SetTap({}));
   OSCAR_RETURN_IF_ERROR(status);

@@ -17,8 +17,9 @@ namespace oscar {
 class LayerErrorProbe {
  public:
   static constexpr int64_t kMaxTokens = 1024;
-  // Runs up to kMaxTokens of `tokens`. REQUIRES: a bf16 plan.
-  static Result<LayerErrorProbe> Capture(LoadedModel& model, std::span<const int32_t> tokens);
+  // Runs the sequences, one after the other and up to kMaxTokens in all. REQUIRES: a bf16 plan.
+  static Result<LayerErrorProbe> Capture(LoadedModel& model,
+                                         std::span<const std::vector<int32_t>> sequences);
   // (K, V) relative errors of each layer over the tokens that are quantised; 0 where none is.
   Result<std::vector<std::pair<double, double>>> Measure(const KvPlan& plan) const;
   // Eigenvalues of the query second moment of each layer over their mean, largest first, averaged
