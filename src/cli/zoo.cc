@@ -78,6 +78,11 @@ Result<std::vector<Entry>> FindRotations(const fs::path& root) {
   return out;
 }
 
+Result<Rotation> ReadPair(const fs::path& directory) {
+  OSCAR_ASSIGN_OR_RETURN(const ZooPaths pair, FindZooPair(directory));
+  return ReadZooPair(pair, std::numeric_limits<double>::infinity());
+}
+
 int Heads(const Rotation& rotation) {
   int heads = 1;
   for (const auto& [layer, sides] : rotation.layers) {
@@ -157,10 +162,17 @@ Status RunList(const ListCommand& command, bool verify) {
       verdict = rotation.error();
     } else {
       error = MeasureOrthogonality(*rotation).max_error;
-      verdict = ValidateRotation(*rotation, command.tolerance);
-      if (verdict.ok() && target.has_value()) {
-        verdict = CheckRotationFits(*rotation, target->layers, target->head_dim, target->kv_heads,
-                                    target->fingerprint);
+      const auto check = [&](const Rotation& form) {
+        Status status = ValidateRotation(form, command.tolerance);
+        if (!status.ok() || !target.has_value()) return status;
+        return CheckRotationFits(form, target->layers, target->head_dim, target->kv_heads,
+                                 target->fingerprint);
+      };
+      verdict = check(*rotation);
+      if (verdict.ok() && entry.has_ours && entry.has_pair) {  // loading took the first alone
+        const Result<Rotation> pair = ReadPair(entry.path);
+        verdict = pair.has_value() ? check(*pair) : pair.error();
+        if (pair.has_value() && !verdict.ok()) verdict = verdict.WithContext("the .pt pair");
       }
     }
     bad += verdict.ok() ? 0 : 1;
@@ -279,6 +291,7 @@ void AddZooCommand(CLI::App& app, RunFunction& run) {
       zoo->add_subcommand("convert", "Write every rotation below a directory in one format");
   command->add_option("directory", options->root, "Where to look, with all below")->required();
   command->add_option("out", options->out, "Directory for the results, with the same names")
+      ->check(NotEmpty())
       ->required();
   command->add_option("--to", options->to, "safetensors or pt")
       ->capture_default_str()

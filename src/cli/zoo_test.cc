@@ -75,6 +75,21 @@ TEST_F(ZooCommand, VerifiesSoundnessAndFit) {
   EXPECT_TRUE(Run("list " + Path("zoo")).ok());  // listing names it and goes on
 }
 
+// The pair beside a rotation.safetensors is not what serving takes, but others may.
+TEST_F(ZooCommand, LooksAtBothFormsOfADirectory) {
+  ASSERT_TRUE(WriteZooPair(dir_ / "zoo/demo", Hadamard(8, 128)).has_value());
+  ASSERT_TRUE(Run("verify " + Path("zoo")).ok());
+  EXPECT_THAT(output_, HasSubstr("safetensors, pt"));
+  fs::resize_file(dir_ / "zoo/demo/v_rotation_hadamard.pt", 1000);
+  EXPECT_THAT(std::string(Run("verify " + Path("zoo")).message()),
+              HasSubstr("1 of 2 rotations are broken"));
+  EXPECT_THAT(output_, HasSubstr("v_rotation_hadamard.pt"));
+  ASSERT_TRUE(WriteZooPair(dir_ / "zoo/demo", Hadamard(4, 128)).has_value());
+  EXPECT_TRUE(Run("verify " + Path("zoo/demo")).ok());
+  EXPECT_FALSE(Run("verify " + Path("zoo/demo") + " --model " OSCAR_DEMO_MODEL).ok());
+  EXPECT_THAT(output_, HasSubstr("4 layers; the model has 8"));
+}
+
 TEST_F(ZooCommand, ConvertsAllAndBackToTheSameBits) {
   ASSERT_TRUE(Run("convert --to pt " + Path("zoo") + " " + Path("pt")).ok());
   ASSERT_TRUE(Run("convert " + Path("pt") + " " + Path("back")).ok());
