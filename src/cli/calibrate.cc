@@ -9,6 +9,7 @@
 
 #include "cli/command.h"
 #include "cli/model_options.h"
+#include "cli/rotation_options.h"
 #include "cli/validators.h"
 #include "rotation/rotation_file.h"
 
@@ -21,7 +22,7 @@ struct CalibrateArguments {
   ModelArguments model;
   CalibrateOptions options;
   std::string objectives = "qqt_sst";
-  std::string composition = "r_h_pbr";
+  std::optional<std::string> composition;
   std::string clip = "fitted";
   std::optional<uint64_t> seed;
   bool shared = false;
@@ -43,7 +44,16 @@ Status RunCalibrate(const CalibrateArguments& arguments) {
     options.text.seed = *arguments.seed;
   }
   OSCAR_ASSIGN_OR_RETURN(options.fit.objectives, ParseObjectives(arguments.objectives));
-  OSCAR_ASSIGN_OR_RETURN(options.fit.composition, ParseComposition(arguments.composition));
+  OSCAR_ASSIGN_OR_RETURN(options.fit.composition,
+                         ChooseComposition(arguments.composition, options.fit.objectives));
+  if (options.fit.objectives.k == Objective::kUresidual ||
+      options.fit.objectives.v == Objective::kUresidual) {
+    return InvalidArgument(
+        fmt::format("--objective {0} starts from a rotation: calibrate with another objective and "
+                    "--dump DIR, then oscar rotation fit --dump DIR --objective {0} --reference "
+                    "ROTATION",
+                    arguments.objectives));
+  }
   options.fit.per_head_k = options.fit.per_head_v = !arguments.shared;
   options.fit.fit_clip = arguments.clip == "fitted";
   options.fit.k_clip = options.model.k_clip.value_or(kPublishedKClip);
@@ -57,14 +67,17 @@ Status RunCalibrate(const CalibrateArguments& arguments) {
   if (calibration.generated_tokens > 0) {
     fmt::print(" and {} generated", calibration.generated_tokens);
   }
-  fmt::print("\n{:>5} {:>7} {:>7}  relative error of the logits at 2 bits\n", "layer", "K clip",
-             "V clip");
-  fmt::print("{:>5} {:>7} {:>7} ", "", "", "");
-  for (const auto& [label, errors] : calibration.errors) fmt::print(" {:>21}", label);
-  fmt::print("\n");
+  fmt::print("\n{:>5} {:>9} {:>9}{}\n", "layer", "K clip", "V clip",
+             calibration.errors.empty() ? "" : "  relative error of the logits at 2 bits");
+  if (!calibration.errors.empty()) {
+    fmt::print("{:>5} {:>9} {:>9} ", "", "", "");
+    for (const auto& [label, errors] : calibration.errors) fmt::print(" {:>21}", label);
+    fmt::print("\n");
+  }
   size_t index = 0;
   for (const auto& [id, layer] : calibration.rotation.layers) {
-    fmt::print("{:>5} {:>7.2f} {:>7.2f} ", id, layer.k.ClipOf(0), layer.v.ClipOf(0));
+    fmt::print("{:>5} {:>9} {:>9}{}", id, FormatClips(layer.k), FormatClips(layer.v),
+               calibration.errors.empty() ? "" : " ");
     for (const auto& [label, errors] : calibration.errors) {
       fmt::print(" {:>21.4f}", index < errors.size() ? errors[index].first : 0.0);
     }
@@ -96,16 +109,25 @@ void AddCalibrateCommand(CLI::App& app, RunFunction& run) {
   command->get_option("--group")->description(
       "Dims that share one scale where clips are tried and errors measured: 32, 64, 128 or the "
       "head");
-  command->get_option("--k-clip")->description("Clip ratio of keys with --clip fixed, 0 is off");
-  command->get_option("--v-clip")->description("Clip ratio of values with --clip fixed, 0 is off");
-  command->add_option("--data", o.text.data,
-                      "Text: .txt, or .jsonl with text, prompt or messages a line; default: a "
-                      "built-in sample of prose and synthetic chats");
+  const auto ratio = NumberThat("between 0 and 1", [](double x) { return x >= 0 && x <= 1; });
+  command->get_option("--k-clip")
+      ->description("Clip ratio of keys with --clip fixed, 0 is off")
+      ->check(ratio);
+  command->get_option("--v-clip")
+      ->description("Clip ratio of values with --clip fixed, 0 is off")
+      ->check(ratio);
+  command
+      ->add_option("--data", o.text.data,
+                   "Text: .txt, or .jsonl with text, prompt or messages a line; default: a "
+                   "built-in sample of prose and synthetic chats")
+      ->check(NotEmpty());
   command->add_option("--tokens", o.text.tokens, "Token budget")
       ->capture_default_str()
-      ->check(Positive());
-  command->add_option("--max-length", o.text.max_sequence, "Longest sequence in tokens")
-      ->capture_default_str()
+      ->check(NumberThat("between 1 and 100000000",
+                         [](double x) { return x >= 1 && x <= kMaxCalibrationTokens; }));
+  command
+      ->add_option("--max-length", o.text.max_sequence,
+                   "Longest sequence in tokens; default: 4096, or what the context holds")
       ->check(Positive());
   command->add_option("--generate", o.generate, "Tokens that the model adds to each sequence")
       ->capture_default_str()
@@ -118,7 +140,7 @@ void AddCalibrateCommand(CLI::App& app, RunFunction& run) {
                    "K and V objectives: qqt_sst, qqt_sst_exact, ktk_vtv, hadamard, ...")
       ->capture_default_str();
   command->add_option("--composition", arguments->composition, "r_h_pbr, r_h, br, plain, ...")
-      ->capture_default_str();
+      ->default_str("r_h_pbr");
   command->add_flag("--layer-shared", arguments->shared,
                     "One matrix a layer in rotation.safetensors, too, in place of one a KV head");
   command
@@ -127,11 +149,13 @@ void AddCalibrateCommand(CLI::App& app, RunFunction& run) {
                    "or the published .96 and .92")
       ->capture_default_str()
       ->check(CLI::IsMember({"fitted", "fixed"}));
-  command->add_option("--dump", o.dump, "Also write the captured Q, K and V there");
+  command->add_option("--dump", o.dump, "Also write the captured Q, K and V there")
+      ->check(NotEmpty());
   command
       ->add_option("--out", arguments->out,
                    "Directory for rotation.safetensors, the published form as a .pt pair in zoo/, "
                    "and the report (calibration.html, .json)")
+      ->check(NotEmpty())
       ->required();
   command->callback([arguments, &run] { run = [arguments] { return RunCalibrate(*arguments); }; });
 }

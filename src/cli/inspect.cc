@@ -14,6 +14,7 @@
 #include "base/file.h"
 #include "base/progress.h"
 #include "cli/command.h"
+#include "cli/rotation_options.h"
 #include "io/hf_config.h"
 #include "io/safetensors.h"
 #include "io/torch_file.h"
@@ -117,11 +118,11 @@ ordered_json RotationToJson(const Rotation& rotation, const OrthogonalityReport&
 
 void PrintRotation(const Rotation& rotation, const OrthogonalityReport& report, int chosen) {
   fmt::print("rotation: {} layers, head dim {}, K {}, V {}, composition {}\n",
-             rotation.layers.size(), rotation.head_dim, rotation.info.k_objective,
-             rotation.info.v_objective, rotation.info.composition);
+             rotation.layers.size(), rotation.head_dim, Printable(rotation.info.k_objective),
+             Printable(rotation.info.v_objective), Printable(rotation.info.composition));
   fmt::print("max |R R^T - I| = {:.2e} (layer {}, {})\n\n", report.max_error, report.layer,
              report.side);
-  fmt::print("{:>5} {:>4} {:>4}  {:>9} {:>9}  {:>10} {:>10} {:>10} {:>10}  {:>6} {:>6}\n", "layer",
+  fmt::print("{:>5} {:>4} {:>4}  {:>9} {:>9}  {:>10} {:>10} {:>10} {:>10}  {:>9} {:>9}\n", "layer",
              "nK", "nV", "errK", "errV", "eigK min", "eigK max", "eigV min", "eigV max", "clipK",
              "clipV");
   for (const auto& [id, layer] : rotation.layers) {
@@ -131,10 +132,10 @@ void PrintRotation(const Rotation& rotation, const OrthogonalityReport& report, 
     const auto [v_low, v_high] =
         std::minmax_element(layer.v.eigenvalues.begin(), layer.v.eigenvalues.end());
     fmt::print(
-        "{:>5} {:>4} {:>4}  {:>9.2e} {:>9.2e}  {:>10.3g} {:>10.3g} {:>10.3g} {:>10.3g}  {:>6.3f} "
-        "{:>6.3f}\n",
+        "{:>5} {:>4} {:>4}  {:>9.2e} {:>9.2e}  {:>10.3g} {:>10.3g} {:>10.3g} {:>10.3g}  {:>9} "
+        "{:>9}\n",
         id, layer.k.num_heads, layer.v.num_heads, k_error, v_error, *k_low, *k_high, *v_low,
-        *v_high, layer.k.ClipOf(0), layer.v.ClipOf(0));
+        *v_high, FormatClips(layer.k), FormatClips(layer.v));
   }
   const int id = chosen >= 0 ? chosen : rotation.layers.begin()->first;
   const LayerRotation& layer = *rotation.Find(id);
@@ -158,7 +159,8 @@ void PrintTensors(const ordered_json& summary) {
 
 void PrintFields(const ordered_json& object) {
   for (const auto& [key, value] : object.items()) {
-    fmt::print("{:<26} {}\n", key, value.is_string() ? value.get<std::string>() : value.dump());
+    fmt::print("{:<26} {}\n", key,
+               value.is_string() ? Printable(value.get<std::string>()) : value.dump());
   }
 }
 
@@ -295,8 +297,9 @@ void AddInspectCommand(CLI::App& app, RunFunction& run) {
   CLI::App* command = app.add_subcommand(
       "inspect", "Show what a model directory, config, safetensors, torch or rotation file holds");
   command->add_option("path", options->path, "File or directory")->required();
-  command->add_flag("--json", options->json, "Print JSON");
+  CLI::Option* const json = command->add_flag("--json", options->json, "Print JSON");
   command->add_option("--layer", options->layer, "Layer whose eigenvalue spectrum is drawn")
+      ->excludes(json)
       ->check(CLI::Range(0, 1'000'000));
   command->callback([options, &run] { run = [options] { return RunInspect(*options); }; });
 }

@@ -19,6 +19,7 @@
 #include "base/progress.h"
 #include "base/thread_pool.h"
 #include "cli/command.h"
+#include "cli/rotation_options.h"
 #include "cli/validators.h"
 #include "rotation/dump.h"
 #include "rotation/recipe.h"
@@ -158,7 +159,7 @@ struct FitCommand {
   std::string dump;
   std::string out;
   std::string objective = "qqt_sst";
-  std::string composition = "r_h_pbr";
+  std::optional<std::string> composition;
   std::string per_head;  // sides: "", "k", "v" or "kv"
   bool fit_clip = false;
   int clip_bits = 2;
@@ -175,7 +176,8 @@ struct FitCommand {
 Status RunFit(const FitCommand& command) {
   FitOptions options;
   OSCAR_ASSIGN_OR_RETURN(options.objectives, ParseObjectives(command.objective));
-  OSCAR_ASSIGN_OR_RETURN(options.composition, ParseComposition(command.composition));
+  OSCAR_ASSIGN_OR_RETURN(options.composition,
+                         ChooseComposition(command.composition, options.objectives));
   options.per_head_k = command.per_head == "k" || command.per_head == "kv";
   options.per_head_v = command.per_head == "v" || command.per_head == "kv";
   options.k_clip = command.k_clip;
@@ -325,15 +327,12 @@ Status RunVerify(const VerifyCommand& command) {
     for (const auto& [layer, sides] : rotation.layers) {
       for (const bool is_k : {true, false}) {
         const SideRotation& side = is_k ? sides.k : sides.v;
-        Range eigenvalues, clip;
+        Range eigenvalues;
         eigenvalues.Add(side.eigenvalues);
-        clip.Add(side.clip);
         const auto& errors = report.by_layer.at(layer);
         fmt::print("{:>5} {:>4} {:>3} {:>15.3g} {:>11.4g} {:>11.4g} {:>11}\n", layer,
                    is_k ? 'K' : 'V', side.num_heads, is_k ? errors.first : errors.second,
-                   eigenvalues.min, eigenvalues.max,
-                   clip.min == clip.max ? fmt::format("{:.2f}", clip.min)
-                                        : fmt::format("{:.2f}-{:.2f}", clip.min, clip.max));
+                   eigenvalues.min, eigenvalues.max, FormatClips(side));
       }
     }
   }
@@ -351,8 +350,11 @@ void AddRotationCommand(CLI::App& app, RunFunction& run) {
     auto options = std::make_shared<FitCommand>();
     CLI::App* command = rotation->add_subcommand("fit", "Fit a rotation to a dump of Q, K and V");
     command->add_option("--dump", options->dump, "Directory with layer_<i>/{q,k,v,seq_lens}")
+        ->check(NotEmpty())
         ->required();
-    command->add_option("--out", options->out, "Directory for rotation.safetensors")->required();
+    command->add_option("--out", options->out, "Directory for rotation.safetensors")
+        ->check(NotEmpty())
+        ->required();
     command
         ->add_option("--objective", options->objective,
                      "K's and V's objective: {qqt,ktk,uresidual,hadamard,identity}_"
@@ -361,7 +363,7 @@ void AddRotationCommand(CLI::App& app, RunFunction& run) {
     command
         ->add_option("--composition", options->composition,
                      "plain, pbr, br, br_h128, r_h, h_pbr, h_r_pbr, h_pbr_r or r_h_pbr")
-        ->capture_default_str();
+        ->default_str("r_h_pbr");
     command
         ->add_flag("--per-head{kv}", options->per_head,
                    "One matrix a KV head, not one a layer; --per-head=k or =v for one side")
@@ -384,7 +386,8 @@ void AddRotationCommand(CLI::App& app, RunFunction& run) {
         ->excludes(fit_clip);
     command->add_option("--skip-chunk", options->skip_chunks,
                         "Chunk to leave out (0: the warm-up of published dumps); repeatable");
-    command->add_option("--reference", options->reference, "Rotation that uresidual starts from");
+    command->add_option("--reference", options->reference, "Rotation that uresidual starts from")
+        ->check(NotEmpty());
     command->add_option("--fingerprint", options->fingerprint,
                         "Fingerprint of the model that was captured");
     command->add_option("--threads", options->threads, "Threads; 0: one a core")
@@ -398,7 +401,9 @@ void AddRotationCommand(CLI::App& app, RunFunction& run) {
     CLI::App* command =
         rotation->add_subcommand("convert", "Convert a .pt pair to rotation.safetensors or back");
     command->add_option("in", options->in, "Directory or file")->required();
-    command->add_option("out", options->out, "Directory, or a .safetensors file")->required();
+    command->add_option("out", options->out, "Directory, or a .safetensors file")
+        ->check(NotEmpty())
+        ->required();
     command->add_option("--to", options->to, "Format to write; default: the other one")
         ->check(CLI::IsMember({"safetensors", "pt"}));
     command->add_option("--fingerprint", options->fingerprint, "Name the model it belongs to");
@@ -411,7 +416,9 @@ void AddRotationCommand(CLI::App& app, RunFunction& run) {
     CLI::App* command = rotation->add_subcommand(
         "compose", "Make a data-free rotation, or multiply two (the first is applied first)");
     command->add_option("inputs", options->inputs, "Two rotations to multiply")->expected(0, 2);
-    command->add_option("--out", options->out, "Directory for rotation.safetensors")->required();
+    command->add_option("--out", options->out, "Directory for rotation.safetensors")
+        ->check(NotEmpty())
+        ->required();
     command->add_option("--objective", options->objective, "hadamard or identity")
         ->check(CLI::IsMember({"hadamard", "identity"}));
     command->add_option("--layers", options->layers, "Layer ids, e.g. 0-35 or 3,7,11");

@@ -87,7 +87,7 @@ TEST_F(RotationCommand, FitEveryObjective) {
   WriteDump("dump");
   for (const std::string objective : {"qqt_sst", "qqt_sst_exact", "ktk_vtv", "hadamard"}) {
     ASSERT_TRUE(Run("fit --dump " + Path("dump") + " --out " + Path(objective) + " --objective " +
-                    objective + " --composition br --json")
+                    objective + (objective == "hadamard" ? "" : " --composition br") + " --json")
                     .ok());
     const auto json = ParseJson(output_, "fit");
     ASSERT_TRUE(json.has_value()) << output_;
@@ -155,6 +155,8 @@ TEST_F(RotationCommand, OptionsThatWouldBeIgnoredAreErrors) {
   EXPECT_THAT(Run(fit + " --group 8").message(), HasSubstr("--fit-clip"));
   EXPECT_THAT(Run(fit + " --clip-bits 3").message(), HasSubstr("--fit-clip"));
   EXPECT_THAT(Run(fit + " --fit-clip --k-clip 0.9").message(), HasSubstr("--fit-clip"));
+  EXPECT_THAT(Run(fit + " --objective hadamard --composition br").message(),
+              HasSubstr("--composition br: objective hadamard has none"));
   ASSERT_TRUE(Run(fit).ok());
   EXPECT_THAT(Run(fit + " --reference " + Path("out")).message(),
               HasSubstr("--reference is what uresidual starts from"));

@@ -54,6 +54,21 @@ def test_names_in_files_cannot_drive_a_terminal(oscar, tmp_path):
     assert oscar.json("inspect", tmp_path / "x.safetensors", "--json")["tensors"][0]["name"] == name
 
 
+def test_rotations(oscar, root, tmp_path):
+    rotation = tmp_path / "rotation"
+    oscar("rotation", "compose", "--objective", "hadamard", "--layers", "0-1", "--head-dim", 32, "--out", rotation)
+    assert "--json" in oscar("inspect", rotation, "--layer", 1, "--json", ok=False).stderr
+    file = rotation / "rotation.safetensors"
+    data = file.read_bytes()
+    size = struct.unpack("<Q", data[:8])[0]
+    header = json.loads(data[8:8 + size])
+    header["__metadata__"]["k_objective"] = "\x1b[31mred"
+    header["__metadata__"]["composition"] = "\x1b[0m"
+    write_safetensors(file, header, data[8 + size:])
+    shown = oscar("inspect", rotation).stdout
+    assert "\x1b" not in shown and "\\x1b[31mred" in shown
+
+
 def write_safetensors(path, header, data=b""):
     text = json.dumps(header).encode() if not isinstance(header, bytes) else header
     path.write_bytes(struct.pack("<Q", len(text)) + text + data)
