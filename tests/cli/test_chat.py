@@ -80,11 +80,9 @@ def test_long_lines_arrive_whole(oscar, tmp_path, before, after):
     terminal = Terminal(oscar.binary, "chat", "--temperature", "0", "--device", "cpu", "--max-tokens", "1")
     terminal.wait_for("> ")
     text = "x" * 5000 + " \u4f60\u597d " + "word " * 1000 + "END"
-    begin = time.monotonic()
     terminal.send(before + text.encode() + after + b"\n")
-    terminal.wait_for("[length]")
+    terminal.wait_for("[length]", 300)  # 6,000 tokens, some under sanitizers
     terminal.wait_for("> ")
-    assert time.monotonic() - begin < 60
     assert sent_messages(terminal, tmp_path / "talk.json") == [text]
     terminal.type("/exit")
     assert terminal.process.wait(timeout=20) == 0

@@ -209,7 +209,7 @@ def test_a_full_cache_keeps_what_was_drawn(oscar):
 def test_ctrl_c_prints_what_was_drawn(oscar, as_json):
     args = [oscar.binary, "generate", "--prompt", "The captain", "--temperature", "0", *(["--json"] if as_json else [])]
     process = subprocess.Popen(args, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert "KV cache" in process.stderr.readline()  # loaded
+    assert any("KV cache" in line for line in process.stderr)  # loaded, after progress where that takes long
     time.sleep(1.5)
     process.send_signal(signal.SIGINT)
     stdout, stderr = process.communicate(timeout=60)
