@@ -62,6 +62,9 @@ struct ModelOptions {
   int max_sequences = 128;
   // On a GPU: products whose sums do not depend on the batch, at the cost of slower prompts.
   bool batch_invariant = false;
+  // Every sum in one order: the same bits on any CPU and on a GPU, at a fraction of the speed. For
+  // comparing machines, and tables that anyone can repeat to the digit.
+  bool portable = false;
 };
 
 // The order of application: logit bias and penalties, temperature, top-k, top-p, min-p, draw.

@@ -43,6 +43,11 @@ void AddModelOptions(CLI::App& command, ModelArguments& arguments) {
       .add_flag("--batch-invariant", o.batch_invariant,
                 "On a GPU: the same bits for any batch, slower prompts")
       ->group(group);
+  command
+      .add_flag(
+          "--portable", o.portable,
+          "The same bits on any CPU and on a GPU: one order of every sum, several times slower")
+      ->group(group);
   command.add_option("--threads", o.num_threads, "Compute threads; 0 is one a core")
       ->capture_default_str()
       ->check(CLI::Range(0, 1024))

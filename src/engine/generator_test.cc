@@ -7,14 +7,15 @@
 #include "engine/demo_fixture.h"
 #include "io/safetensors.h"
 #include "model/reference_model.h"
+#include "simd/dispatch.h"
 #include "simd/gemm.h"
 
 namespace oscar {
 namespace {
 
-DemoModel Fp32Demo(const KvPlanOptions& options) {
+DemoModel PortableDemo(const KvPlanOptions& options) {
   CpuModelOptions cpu;
-  cpu.fp32_activations = true;
+  cpu.portable = true;
   return DemoModel(options, 2, uint64_t{1} << 30, WeightFormat::kCheckpoint, cpu);
 }
 
@@ -26,7 +27,7 @@ TEST(Generator, LogitsMatchTransformersOnABf16Cache) {
 TEST(Generator, Fp32ActivationsMatchTheReference) {
   // With fp32 activations the only rounding below fp32 is that of the cached rows, so against a
   // reference that rounds those too the budget is the tight one.
-  DemoModel demo = Fp32Demo(DemoModel::Method("bf16"));
+  DemoModel demo = PortableDemo(DemoModel::Method("bf16"));
   auto source = OpenCheckpointWeights(OSCAR_DEMO_MODEL);
   const auto reference = ReferenceModel::Load(demo.model->spec(), **source);
   ASSERT_TRUE(reference.has_value());
@@ -56,7 +57,7 @@ TEST_P(BudgetTest, IsTheNoiseOfTheCpuItself) {
     GTEST_SKIP() << "one arithmetic here: OSCAR_GEMM=fma, or no BF16 products on this machine";
   }
   const KvPlanOptions method = DemoModel::Method(GetParam(), /*cell=*/512);
-  DemoModel rounded(method), exact = Fp32Demo(method);
+  DemoModel rounded(method), exact = PortableDemo(method);
   const Followed f =
       Follow(*rounded.model, rounded.pool, *exact.model, exact.pool, SomeTokens(1900), 200);
   std::printf("%s: max %.4f rms %.5f, %d of 200 greedy ids parted, at gaps up to %.4f\n",
@@ -68,6 +69,35 @@ TEST_P(BudgetTest, IsTheNoiseOfTheCpuItself) {
 }
 INSTANTIATE_TEST_SUITE_P(Methods, BudgetTest,
                          testing::Values("bf16", "oscar+", "saw-int4", "quarot"));
+
+// Prompts and generated tokens over pages in every form.
+TEST(Generator, PortableIsTheSameOnEveryProcessor) {
+  for (const char* method : {"oscar+", "saw-int4"}) {
+    DemoModel demo = PortableDemo(DemoModel::Method(method, /*cell=*/256));
+    const auto observe = [&] {
+      Generator generator(*demo.model, demo.pool);
+      std::vector<float> all = {};
+      EXPECT_TRUE(generator
+                      .Prefill(SomeTokens(700), 2,
+                               [&](int64_t, std::span<const float> row) {
+                                 all.insert(all.end(), row.begin(), row.end());
+                               })
+                      .ok());
+      for (const int32_t token : SomeTokens(70)) {
+        const auto next = generator.Step(token);
+        EXPECT_TRUE(next.has_value());
+        all.insert(all.end(), next->begin(), next->end());
+      }
+      EXPECT_GT(generator.cache().Usage().sealed_pages, 4);
+      return all;
+    };
+    const std::vector<float> expected = observe();
+    for (const simd::Target target : simd::SupportedTargets()) {
+      const simd::ScopedTarget scope(target);
+      EXPECT_EQ(observe(), expected) << method << " on " << simd::TargetName(target);
+    }
+  }
+}
 
 TEST(Generator, RotationsChangeNothingBelowTheWindows) {
   // 300 tokens fit the windows, so methods differ by rounding of rotated rows and weights alone.

@@ -268,6 +268,7 @@ Result<std::unique_ptr<LoadedModel>> LoadedModel::Load(const ModelOptions& optio
     cuda.max_context = loaded->max_context_;
     cuda.kv_bytes = options.kv_memory;
     cuda.batch_invariant = options.batch_invariant;
+    cuda.portable = options.portable;
     OSCAR_ASSIGN_OR_RETURN(
         std::unique_ptr<CudaModel> model,
         LoadCudaModel(loaded->spec_, *source, *loaded->plan_, *loaded->threads_, cuda));
@@ -285,6 +286,7 @@ Result<std::unique_ptr<LoadedModel>> LoadedModel::Load(const ModelOptions& optio
     loaded->pool_ = std::make_unique<BlockPool>(loaded->memory_.kv_bytes);
     CpuModelOptions cpu;
     cpu.max_batch_tokens = options.chunk > 0 ? options.chunk : kCpuChunk;
+    cpu.portable = options.portable;
     OSCAR_ASSIGN_OR_RETURN(loaded->model_, LoadCpuModel(loaded->spec_, *source, *loaded->plan_,
                                                         *loaded->threads_, cpu));
   }

@@ -204,7 +204,9 @@ Status Evaluator::ChooseWindows() {
     const KvMethod& method = plan->kv().method();
     const bool exact = method.storage == KvStorage::kBf16;
     if (exact || method.recent_tokens >= kDefaultRecent) continue;
-    if (options_.windows == EvalWindows::kAuto && as_generated && plan->device() == Device::kCpu) {
+    // A device has pages only, and portable runs are the same on all of them.
+    if (options_.windows == EvalWindows::kAuto && as_generated && !options_.model.portable &&
+        plan->device() == Device::kCpu) {
       state.token_windows = true;
       // Refused for windows shorter than the tokens that are quantised together.
       state.token_windows = LoadedModel::Plan(OptionsOf(state, cell)).has_value();
@@ -291,7 +293,8 @@ Status Evaluator::HashSettings() {
                         : fmt::format("{}{}", m.prefill_cell,
                                       options_.prefill == EvalPrefill::kCell ? " shared" : ""),
                     m.rope_scaling, options_.want_answers, options_.seed);
-    if (plan->device() == Device::kCuda) text += "|cuda";
+    // Portable scores are the same on every device: a run may go on on another.
+    text += m.portable ? "|portable" : plan->device() == Device::kCuda ? "|cuda" : "";
     state.settings = HashText(text, 0);
     const ModelSpec& spec = plan->spec();
     state.score.label = state.method->label;
@@ -519,6 +522,7 @@ EvalResults Evaluator::Collect() const {
   std::string weights = m.random_weights ? fmt::format("random, seed {}", m.weights_seed) : "";
   if (m.weights == WeightFormat::kFp8) weights += weights.empty() ? "fp8" : ", fp8";
   if (!weights.empty()) out.settings.emplace_back("weights", std::move(weights));
+  if (m.portable) out.settings.emplace_back("arithmetic", "portable, the same on every device");
   for (const EvalTask& task : options_.suite.tasks) {
     std::vector<int64_t> lengths;
     for (const Job& job : jobs_) {

@@ -26,6 +26,7 @@
 #include "gpu/draw_kernels.h"
 #include "gpu/page_tables.h"
 #include "gpu/pass_plan.h"
+#include "gpu/portable_pass.h"
 #include "gpu/products.h"
 #include "gpu/step_kernels.h"
 #include "gpu/token_write.h"
@@ -129,6 +130,7 @@ class CudaDecoder final : public CudaModel {
   Status LaunchPrepared(std::span<const ForwardItem> items, std::span<const TokenDraw> draws);
   Status Compute(std::span<const ForwardItem> items, PlannedPass* planned);
   Status Layers(const Pass& pass, std::span<const ForwardItem> items);
+  cuda::CacheView ViewOf(int layer) const;
   Status Attend(const Pass& pass, int layer);
   Status Project(const gpu::DeviceLayer& layer, int rows);
   Status FeedForward(const gpu::DeviceLayer& layer, int rows);
@@ -159,6 +161,7 @@ class CudaDecoder final : public CudaModel {
   std::optional<cuda::PrefillAttention> prefill_;
   gpu::PageTables::Shape table_shape_;
   std::unique_ptr<gpu::Products> products_;
+  std::unique_ptr<gpu::PortablePass> portable_;  // null: products_ and attention do it
   std::unique_ptr<gpu::DevicePages> pages_;
   std::unique_ptr<gpu::PageTables> tables_;
   std::unique_ptr<gpu::PassPlanner> planner_;
@@ -210,15 +213,20 @@ void CudaDecoder::CarveWork(gpu::DeviceCarver& carver) {
   const auto hidden = static_cast<size_t>(spec_.hidden);
   const auto middle = static_cast<size_t>(spec_.intermediate);
   x_ = carver.Take<float>(rows * hidden);
-  normed_ = carver.Take<Bf16>(std::max(rows, logit_rows) * hidden);
   qkv_ = carver.Take<float>(rows * static_cast<size_t>(QkvWidth()));
-  q_ = carver.Take<Bf16>(rows * static_cast<size_t>(QWidth()));
-  attended_ = carver.Take<Bf16>(rows * static_cast<size_t>(QWidth()));
   // The calibration tap uses it too, a few rows at a time.
   gate_up_size_ = std::max(std::min<size_t>(rows, kFeedForwardRows) * 2 * middle,
                            static_cast<size_t>(QkvWidth()));
   gate_up_ = carver.Take<float>(gate_up_size_);
-  product_ = carver.Take<Bf16>(rows * middle);
+  if (portable_ != nullptr) {
+    portable_->Carve(carver, rows, logit_rows);
+    portable_->Use(qkv_, gate_up_, kFeedForwardRows);
+  } else {
+    normed_ = carver.Take<Bf16>(std::max(rows, logit_rows) * hidden);
+    q_ = carver.Take<Bf16>(rows * static_cast<size_t>(QWidth()));
+    attended_ = carver.Take<Bf16>(rows * static_cast<size_t>(QWidth()));
+    product_ = carver.Take<Bf16>(rows * middle);
+  }
   logits_ = carver.Take<float>(logit_rows * static_cast<size_t>(spec_.vocab_size));
   inputs_ = carver.Take<std::byte>(gpu::PassPlanner::InputBytes(options_.max_batch_tokens));
   ids_ = carver.Take<int32_t>(logit_rows);
@@ -235,8 +243,8 @@ Status CudaDecoder::TakeMemory(const WeightSource& source) {
   const CacheConfig& config = plan_.cache();
   const PageArena::Sizes sizes = gpu::DevicePages::SizesOf(config);
   gpu::DeviceCarver count_weights(nullptr), count_work(nullptr);
-  OSCAR_ASSIGN_OR_RETURN(weights_,
-                         gpu::CarveWeights(spec_, plan_, source, positions_, count_weights));
+  OSCAR_ASSIGN_OR_RETURN(weights_, gpu::CarveWeights(spec_, plan_, source, positions_,
+                                                     options_.portable, count_weights));
   CarveWork(count_work);
   const uint64_t work = count_work.used(), scratch = gpu::DevicePages::ScratchBytes(config);
   memory_.weights = count_weights.used();
@@ -262,8 +270,8 @@ Status CudaDecoder::TakeMemory(const WeightSource& source) {
   OSCAR_ASSIGN_OR_RETURN(work_memory_, DeviceBuffer<std::byte>::Allocate(work));
   OSCAR_ASSIGN_OR_RETURN(page_memory_, DeviceBuffer<std::byte>::Allocate(arena + scratch));
   gpu::DeviceCarver carve_weights(weight_memory_.data()), carve_work(work_memory_.data());
-  OSCAR_ASSIGN_OR_RETURN(weights_,
-                         gpu::CarveWeights(spec_, plan_, source, positions_, carve_weights));
+  OSCAR_ASSIGN_OR_RETURN(weights_, gpu::CarveWeights(spec_, plan_, source, positions_,
+                                                     options_.portable, carve_weights));
   CarveWork(carve_work);
   OSCAR_RETURN_IF_ERROR(
       CudaStatus(cudaMemsetAsync(attention_workspace_, 0, decode_->workspace_bytes(), stream_),
@@ -316,13 +324,16 @@ Status CudaDecoder::Load(const WeightSource& source) {
   OSCAR_ASSIGN_OR_RETURN(decode_,
                          cuda::DecodeAttention::Create(shape_, options_.max_sequences, window));
   OSCAR_ASSIGN_OR_RETURN(prefill_, cuda::PrefillAttention::Create(shape_));
+  if (options_.portable) {
+    OSCAR_ASSIGN_OR_RETURN(portable_, gpu::PortablePass::Create(spec_, plan_, shape_, stream_));
+  }
   table_shape_ =
       gpu::PageTables::ShapeFor(config, table_rows, positions_, options_.max_batch_tokens);
   OSCAR_RETURN_IF_ERROR(TakeMemory(source));
   OSCAR_RETURN_IF_ERROR(
       gpu::LoadWeights(spec_, plan_, source, positions_, weight_scratch_, stream_, weights_));
   std::unique_ptr<gpu::Blas> blas;
-  if (!options_.batch_invariant) {
+  if (!options_.batch_invariant && !options_.portable) {
     auto loaded = gpu::Blas::Load(blas_workspace_);
     if (loaded.has_value()) {
       blas = std::move(*loaded);
@@ -343,6 +354,7 @@ Status CudaDecoder::Load(const WeightSource& source) {
 // Every graph is captured, and what it launches loaded, before the first request. The kernels of
 // prompts and seals are loaded by the driver when they are first used, within kReserve.
 Status CudaDecoder::Warm() {
+  if (portable_ != nullptr) return {};  // its steps are launched one by one
   for (const int bucket : gpu::kBuckets) {
     if (bucket > options_.max_sequences) break;
     OSCAR_ASSIGN_OR_RETURN([[maybe_unused]] const auto graph, GraphFor(bucket));
@@ -403,14 +415,18 @@ Status CudaDecoder::Prepare(std::span<const ForwardItem> items) {
   return status;
 }
 
-Status CudaDecoder::Attend(const Pass& pass, int layer) {
+cuda::CacheView CudaDecoder::ViewOf(int layer) const {
   const PageShape& open = plan_.cache().open;
   const PageShape& history = plan_.cache().sealer == nullptr ? open : plan_.cache().sealed;
-  const gpu::DeviceLayer& weights = weights_.layers[static_cast<size_t>(layer)];
   cuda::CacheView view = tables_->view();
   view.window_pool = pages_->arena() + open.BlockOffset(layer, 0);
   view.history_pool = pages_->arena() + history.BlockOffset(layer, 0);
+  return view;
+}
 
+Status CudaDecoder::Attend(const Pass& pass, int layer) {
+  const gpu::DeviceLayer& weights = weights_.layers[static_cast<size_t>(layer)];
+  const cuda::CacheView view = ViewOf(layer);
   cuda::WriteArguments write;
   write.qkv = qkv_;
   write.qkv_stride = QkvWidth();
@@ -495,6 +511,12 @@ Status CudaDecoder::Layers(const Pass& pass, std::span<const ForwardItem> items)
                                          x_, rows, hidden, spec_.vocab_size, stream_));
   for (int i = 0; i < spec_.num_layers; ++i) {
     const gpu::DeviceLayer& layer = weights_.layers[static_cast<size_t>(i)];
+    if (portable_ != nullptr) {
+      OSCAR_RETURN_IF_ERROR(portable_->Project(layer, weights_.cos_sin, pass, x_));
+      if (tap_) OSCAR_RETURN_IF_ERROR(RunTap(i, pass, items));
+      OSCAR_RETURN_IF_ERROR(portable_->Finish(layer, ViewOf(i), i, pass, x_));
+      continue;
+    }
     OSCAR_RETURN_IF_ERROR(Project(layer, rows));
     if (tap_) OSCAR_RETURN_IF_ERROR(RunTap(i, pass, items));
     OSCAR_RETURN_IF_ERROR(Attend(pass, i));
@@ -506,6 +528,7 @@ Status CudaDecoder::Layers(const Pass& pass, std::span<const ForwardItem> items)
 }
 
 Status CudaDecoder::Logits(const float* x, const int32_t* sources, int rows) {
+  if (portable_ != nullptr) return portable_->Logits(weights_, x, sources, rows, logits_);
   OSCAR_RETURN_IF_ERROR(gpu::LaunchNorm(x, weights_.final_norm, spec_.norm_eps, sources, normed_,
                                         rows, spec_.hidden, stream_));
   return products_->Of(weights_.head, normed_, logits_, spec_.vocab_size, rows,
@@ -532,9 +555,10 @@ Status CudaDecoder::RunTap(int layer, const Pass& pass, std::span<const ForwardI
     args.qkv = qkv_ + at;
     args.positions = pass.positions + first;
     args.tokens = std::min(at_once, pass.rows - first);
-    OSCAR_RETURN_IF_ERROR(gpu::LaunchTap(args, stream_));
+    // A portable pass has turned its q and k in place.
+    if (portable_ == nullptr) OSCAR_RETURN_IF_ERROR(gpu::LaunchTap(args, stream_));
     OSCAR_RETURN_IF_ERROR(
-        CudaStatus(cudaMemcpyAsync(host.data() + at, args.out,
+        CudaStatus(cudaMemcpyAsync(host.data() + at, portable_ == nullptr ? args.out : args.qkv,
                                    static_cast<size_t>(args.tokens) * width * sizeof(float),
                                    cudaMemcpyDeviceToHost, stream_),
                    "reading the calibration tap"));
@@ -557,7 +581,7 @@ Status CudaDecoder::RunTap(int layer, const Pass& pass, std::span<const ForwardI
 }
 
 Status CudaDecoder::Compute(std::span<const ForwardItem> items, PlannedPass* planned) {
-  const int largest_bucket = tap_ ? 0 : options_.max_sequences;
+  const int largest_bucket = tap_ || portable_ != nullptr ? 0 : options_.max_sequences;
   OSCAR_ASSIGN_OR_RETURN(
       *planned, planner_->Plan(items, largest_bucket, pool_ != nullptr ? pool_->moves() : 0));
   if (!planned->captured) return Layers(planned->pass, items);

@@ -38,6 +38,8 @@ struct CudaModelOptions {
   uint64_t kv_bytes = 0;    // of pages; 0: what the device has left
   // Every product by kernels whose sums do not depend on the batch: slower prompts.
   bool batch_invariant = false;
+  // The CPU's bits (CpuModelOptions::portable): kernels that sum in its order, far slower.
+  bool portable = false;
 };
 
 // Bytes taken on the device, exact: nothing else is, and nothing after loading. What the driver

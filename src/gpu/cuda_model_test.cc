@@ -10,48 +10,13 @@
 #include "base/fp8.h"
 #include "base/log.h"
 #include "base/rng.h"
-#include "engine/demo_fixture.h"
 #include "engine/generator.h"
 #include "engine/sampler.h"
+#include "gpu/cuda_fixture.h"
 #include "rotation/rotation_file.h"
 
 namespace oscar {
 namespace {
-
-ModelSpec DemoSpec() { return *MakeModelSpec(*ReadModelConfig(OSCAR_DEMO_MODEL)); }
-
-struct GpuModel {
-  explicit GpuModel(const KvPlanOptions& options, const CudaModelOptions& cuda = {},
-                    WeightFormat format = WeightFormat::kCheckpoint)
-      : GpuModel(DemoSpec(), *DemoWeights(DemoSpec(), format), options, cuda) {}
-  GpuModel(const ModelSpec& spec, const WeightSource& source, KvPlanOptions options,
-           CudaModelOptions cuda)
-      : threads(2) {
-    options.order = CodeOrder::kTensorCore;
-    plan = std::move(*KvPlan::Make(spec, options, simd::WritePage));
-    if (cuda.kv_bytes == 0) cuda.kv_bytes = uint64_t{1} << 30;
-    auto loaded = LoadCudaModel(spec, source, *plan, threads, cuda);
-    if (!loaded.has_value()) {
-      ADD_FAILURE() << loaded.error().ToString();
-      std::abort();  // no GPU: the whole program fails, it does not skip
-    }
-    model = std::move(*loaded);
-    pool = std::make_unique<BlockPool>(model->page_budget(), model->pages());
-    model->SetPool(*pool);
-  }
-
-  ThreadPool threads;
-  std::unique_ptr<KvPlan> plan;
-  std::unique_ptr<CudaModel> model;
-  std::unique_ptr<BlockPool> pool;
-};
-
-CudaModelOptions Sized(int tokens, int sequences) {
-  CudaModelOptions options;
-  options.max_batch_tokens = tokens;
-  options.max_sequences = sequences;
-  return options;
-}
 
 TEST(CudaModel, LogitsMatchTransformersOnABf16Cache) {
   GpuModel gpu(DemoModel::Method("bf16"));
@@ -429,22 +394,8 @@ TEST(CudaModel, TapSeesWhatTheCpuSees) {
   DemoModel cpu(DemoModel::Method("bf16"));
   GpuModel gpu(DemoModel::Method("bf16"), Sized(128, 4));
   const auto tokens = SomeTokens(100);
-  std::vector<float> rows[2];
-  for (Model* model :
-       {static_cast<Model*>(cpu.model.get()), static_cast<Model*>(gpu.model.get())}) {
-    std::vector<float>& out = rows[model == gpu.model.get()];
-    ASSERT_TRUE(model
-                    ->SetTap([&](int, size_t, std::span<const float> q, std::span<const float> k,
-                                 std::span<const float> v) {
-                      for (const auto side : {q, k, v})
-                        out.insert(out.end(), side.begin(), side.end());
-                    })
-                    .ok());
-    SequenceCache cache(model->kv().cache(), model == gpu.model.get() ? *gpu.pool : cpu.pool);
-    const ForwardItem item{&cache, tokens, true, 0};
-    ASSERT_TRUE(model->Forward({&item, 1}, {}).ok());
-    ASSERT_TRUE(model->SetTap({}).ok());
-  }
+  const std::vector<float> rows[2] = {TappedRows(*cpu.model, cpu.pool, tokens),
+                                      TappedRows(*gpu.model, *gpu.pool, tokens)};
   double error = 0, energy = 0;
   ASSERT_EQ(rows[0].size(), rows[1].size());
   for (size_t i = 0; i < rows[0].size(); ++i) {
@@ -485,86 +436,24 @@ TEST(CudaModel, MemoryPlanIsWhatIsTaken) {
   }
 }
 
-// Matrices of some size, norms and biases that are not all the same.
-class WavyWeights : public WeightSource {
- public:
-  Status LoadRows(const std::string& name, std::span<const int64_t> shape, WeightRows rows,
-                  std::span<float> out) const override {
-    if (shape.size() > 1) {
-      OSCAR_RETURN_IF_ERROR(inner_->LoadRows(name, shape, rows, out));
-      for (float& x : out) x *= 5.0f;
-      return {};
-    }
-    const float middle = name.ends_with("norm.weight") ? 1.0f : 0.0f;
-    for (size_t i = 0; i < out.size(); ++i) {
-      const auto at = static_cast<double>(i + static_cast<size_t>(rows.first) + name.size());
-      out[i] = middle + 0.4f * static_cast<float>(std::sin(0.37 * at));
-    }
-    return {};
-  }
-  Status LoadBf16Rows(const std::string& name, std::span<const int64_t> shape, WeightRows rows,
-                      std::span<Bf16> out) const override {
-    std::vector<float> values(out.size());
-    OSCAR_RETURN_IF_ERROR(LoadRows(name, shape, rows, values));
-    std::ranges::transform(values, out.begin(), ToBf16);
-    return {};
-  }
-  bool Has(const std::string&) const override { return true; }
-  uint64_t Fingerprint() const override { return 1; }
-
- private:
-  std::unique_ptr<WeightSource> inner_ = MakeRandomWeights(11);
-};
-
-// The CPU's model of any shape and weights.
-struct CpuModelOf {
-  CpuModelOf(const ModelSpec& spec, const WeightSource& source, const KvPlanOptions& options)
-      : plan(std::move(*KvPlan::Make(spec, options, simd::WritePage))),
-        model(std::move(*LoadCpuModel(spec, source, *plan, threads, {}))) {}
-  ThreadPool threads{2};
-  BlockPool pool{uint64_t{1} << 30};
-  std::unique_ptr<KvPlan> plan;
-  std::unique_ptr<Model> model;
-};
-
 double EnergyOf(std::span<const float> x) {
   double sum = 0.0;
   for (const float v : x) sum += double{v} * v;
   return std::sqrt(sum / static_cast<double>(x.size()));
 }
 
-struct ShapeCase {
-  const char *name, *model_type;
-  int heads, kv_heads, head_dim, hidden, intermediate, vocab;
-  bool bias, tied;
-};
 class ShapeTest : public testing::TestWithParam<ShapeCase> {};
 
 // Architectures and sizes that the demo model does not have: prompts by the library's products,
 // steps by the skinny ones, over pages of both kinds.
 TEST_P(ShapeTest, FollowsTheCpu) {
   const ShapeCase& c = GetParam();
-  ModelConfig config;
-  config.model_type = c.model_type;
-  config.vocab_size = c.vocab;
-  config.hidden_size = c.hidden;
-  config.intermediate_size = c.intermediate;
-  config.num_layers = 2;
-  config.num_attention_heads = c.heads;
-  config.num_kv_heads = c.kv_heads;
-  config.head_dim = config.rotary_dim = c.head_dim;
-  config.rms_norm_eps = 1e-5;
-  config.rope_theta = 10000.0;
-  config.max_position_embeddings = 2048;
-  config.attention_bias = c.bias;
-  config.tie_word_embeddings = c.tied;
-  const auto spec = MakeModelSpec(config);
-  ASSERT_TRUE(spec.has_value()) << spec.error().ToString();
+  const ModelSpec spec = SpecOf(c);
   const WavyWeights source;
   for (const char* method : {"bf16", "oscar+"}) {
     const KvPlanOptions options = DemoModel::Method(method, /*cell=*/256);
-    CpuModelOf cpu(*spec, source, options);
-    GpuModel gpu(*spec, source, options, Sized(256, 4));
+    CpuModelOf cpu(spec, source, options);
+    GpuModel gpu(spec, source, options, Sized(256, 4));
     const auto prompt = SomeTokens(600, c.vocab);
     const double energy = EnergyOf(LogitsOf(*cpu.model, cpu.pool, prompt, 4));
     const Followed f = Follow(*cpu.model, cpu.pool, *gpu.model, *gpu.pool, prompt, /*steps=*/80);
@@ -576,12 +465,8 @@ TEST_P(ShapeTest, FollowsTheCpu) {
     EXPECT_EQ(f.sealed_pages[0], f.sealed_pages[1]);
   }
 }
-INSTANTIATE_TEST_SUITE_P(
-    All, ShapeTest,
-    testing::Values(ShapeCase{"LlamaBiases", "llama", 6, 2, 64, 160, 352, 1001, true, false},
-                    ShapeCase{"LlamaAlone", "llama", 4, 4, 64, 256, 512, 515, false, true},
-                    ShapeCase{"QwenWide", "qwen3", 16, 1, 256, 192, 256, 2050, false, false}),
-    [](const auto& shape) { return std::string(shape.param.name); });
+INSTANTIATE_TEST_SUITE_P(All, ShapeTest, testing::ValuesIn(kShapeCases),
+                         [](const auto& shape) { return std::string(shape.param.name); });
 
 // A checkpoint whose FP8 matrices have a scale for each block of 128 x 128, as published ones do.
 class BlockFp8Weights : public WeightSource {

@@ -131,6 +131,9 @@ Status Loader::Rotation(const SideTransform& transform, DeviceLayer& layer) {
     const auto packed = cuda::PackRotation(matrix, spec_.head_dim);
     words.insert(words.end(), packed.begin(), packed.end());
   }
+  if (layer.rotation_matrices != nullptr) {
+    OSCAR_RETURN_IF_ERROR(Upload<float>(layer.rotation_matrices, transform.matrices));
+  }
   return words.empty() ? Status() : Upload<uint32_t>(layer.rotation_fragments, words);
 }
 
@@ -193,8 +196,8 @@ Status Loader::Layer(int index, DeviceLayer& layer) {
 // Decides how matrices are stored and takes memory for them.
 class Layout {
  public:
-  Layout(const WeightSource& source, DeviceCarver& carver, DeviceWeights& weights)
-      : source_(source), carver_(carver), weights_(weights) {}
+  Layout(const WeightSource& source, bool keep_fp8, DeviceCarver& carver, DeviceWeights& weights)
+      : source_(source), keep_fp8_(keep_fp8), carver_(carver), weights_(weights) {}
 
   struct Tensor {
     std::string name;
@@ -203,7 +206,7 @@ class Layout {
   // Scales of these tensors, one below the other, as kernels take them; null: they must be BF16.
   Result<std::optional<Fp8Blocks>> Common(const std::vector<Tensor>& tensors, int inputs) const {
     std::optional<Fp8Blocks> common;
-    if (!FitsSkinny(inputs, /*fp8=*/true)) return common;
+    if (!keep_fp8_ || !FitsSkinny(inputs, /*fp8=*/true)) return common;
     for (const Tensor& tensor : tensors) {
       OSCAR_ASSIGN_OR_RETURN(std::optional<Fp8Blocks> blocks,
                              source_.Fp8Of(tensor.name, tensor.outputs, inputs));
@@ -243,6 +246,7 @@ class Layout {
 
  private:
   const WeightSource& source_;
+  const bool keep_fp8_;
   DeviceCarver& carver_;
   DeviceWeights& weights_;
 };
@@ -250,10 +254,10 @@ class Layout {
 }  // namespace
 
 Result<DeviceWeights> CarveWeights(const ModelSpec& spec, const KvPlan& plan,
-                                   const WeightSource& source, int64_t positions,
+                                   const WeightSource& source, int64_t positions, bool portable,
                                    DeviceCarver& carver) {
   DeviceWeights weights;
-  Layout layout(source, carver, weights);
+  Layout layout(source, /*keep_fp8=*/!portable, carver, weights);
   const TensorNames& names = spec.names;
   const int hidden = spec.hidden, middle = spec.intermediate;
   const int q = QWidth(spec), kv = KvWidth(spec);
@@ -304,6 +308,9 @@ Result<DeviceWeights> CarveWeights(const ModelSpec& spec, const KvPlan& plan,
     if (const int count = NumMatrices(k); count > 0) {
       layer.rotation_fragments = carver.Take<uint32_t>(static_cast<size_t>(count) * dim * dim);
       layer.rotations = count;
+      if (portable && k.kind == RotationKind::kCalibrated) {
+        layer.rotation_matrices = carver.Take<float>(static_cast<size_t>(count) * dim * dim);
+      }
     }
   }
   weights.bytes_per_step =

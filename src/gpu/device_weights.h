@@ -28,6 +28,7 @@ struct DeviceLayer {
   float *q_norm = nullptr, *k_norm = nullptr, *qkv_bias = nullptr, *o_bias = nullptr;  // or null
   cuda::Rotation rotation = cuda::Rotation::kNone;
   uint32_t* rotation_fragments = nullptr;
+  float* rotation_matrices = nullptr;  // [rotations, D, D], where passes are portable
   int rotations = 1;
 };
 
@@ -61,9 +62,10 @@ class DeviceCarver {
 
 // Lays out the weights; the same call with a null carver gives the bytes needed. Matrices that are
 // FP8 in the source stay so, except where V's rotation is absorbed, where scales lie otherwise than
-// kernels take them, or where parts of one matrix are stored differently: those are BF16.
+// kernels take them, or where parts of one matrix are stored differently: those are BF16. For
+// portable passes all are BF16, as on the CPU.
 Result<DeviceWeights> CarveWeights(const ModelSpec& spec, const KvPlan& plan,
-                                   const WeightSource& source, int64_t positions,
+                                   const WeightSource& source, int64_t positions, bool portable,
                                    DeviceCarver& carver);
 // Fills what CarveWeights laid out: one tensor at a time, V's rotation absorbed. Random weights are
 // drawn on the device, in the model's own basis (they mean nothing in any); `scratch` holds

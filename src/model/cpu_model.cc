@@ -75,7 +75,7 @@ class CpuModel : public Model {
 
  private:
   simd::GemmPath path() const {
-    return options_.fp32_activations ? simd::GemmPath::kFma : simd::DefaultGemmPath();
+    return options_.portable ? simd::GemmPath::kFma : simd::DefaultGemmPath();
   }
   size_t hidden() const { return static_cast<size_t>(spec_.hidden); }
   size_t dim() const { return static_cast<size_t>(spec_.head_dim); }
@@ -518,7 +518,7 @@ void CpuModel::Attend(int layer, std::span<const ForwardItem> items) {
     const simd::SequencePages pages{item.cache->page_table(), item.cache->sealed_flags()};
     const float* q = qkv_.data() + row * qkv_width();
     float* out = attended_.data() + row * q_width();
-    if (item.is_prompt || to_the_token) {
+    if (item.is_prompt || to_the_token || options_.portable) {
       prefill_.push_back({pages, item.cache->length(), static_cast<int>(item.tokens.size()), q,
                           qkv_width(), out, q_width()});
       if (to_the_token) {

@@ -96,8 +96,10 @@ class Model {
 
 struct CpuModelOptions {
   int max_batch_tokens = 512;
-  // Activations stay fp32 in products, whatever this machine would choose (OSCAR_GEMM=fma).
-  bool fp32_activations = false;
+  // Every sum in one order, whatever this machine would choose: activations stay fp32 in products
+  // (OSCAR_GEMM=fma), and generated tokens take the attention of prompts. The same bits on any
+  // processor, and those of CudaModelOptions::portable.
+  bool portable = false;
   // Of a matrix on its way from the source to its packed form; at least a panel for each thread.
   size_t staging_bytes = size_t{1} << 20;
 };

@@ -31,6 +31,7 @@
 
 #include "base/half.h"
 #include "cache/page_layout.h"
+#include "cache/query_rounding.h"
 #include "simd/attention_state.h"
 #include "simd/lanes16-inl.h"
 
@@ -47,33 +48,8 @@ inline constexpr float kPlaneLimit =
 // than 2^-34 of the result.
 inline constexpr float kNegligible = 40.0f;
 
-// Root mean square by which rounding q may move a logit, in powers of two: 4e-4 of a token's
-// weight.
-inline constexpr float kLogitNoise = 5.8e-4f;
-
 // What is prepared of q: its rounded form, or what rounding left, in units as much finer.
 enum class QueryPart : uint8_t { kRounded, kRemainder };
-
-// What codes of a page are like.
-struct CodeStatistics {
-  float middle;  // code
-  float spread;  // root mean square about it
-
-  // Root mean square of a sum over dims of (code - middle) times what rounding takes, in steps.
-  float Noise(int dims) const {
-    constexpr float kRounding = 0.2887f;  // of a number spread evenly over one step
-    return kRounding * spread * std::sqrt(static_cast<float>(dims));
-  }
-};
-inline CodeStatistics StatisticsOf(const PageLayout& layout) {
-  return layout.kind() == PageKind::kInt2 ? CodeStatistics{1.5f, 1.118f}
-                                          : CodeStatistics{7.5f, 4.61f};
-}
-
-// The largest K scale of a group whose q . code is off by `noise`, times softmax scale and log2 e.
-inline float ScaleLimit(const PageLayout& layout, float noise) {
-  return kLogitNoise / std::max(noise * std::sqrt(static_cast<float>(layout.num_groups())), 1e-30f);
-}
 
 // q of a group in steps of largest / limit.
 struct RoundedSteps {
