@@ -175,7 +175,7 @@ Status LoadedModel::PlanMemory(const ModelOptions& options) {
     const double share = device_ == Device::kCuda ? kShareOfFreeOnCuda : kShareOfFree;
     const double free = share * static_cast<double>(memory.available_bytes) -
                         static_cast<double>(memory.weight_bytes);
-    memory.kv_bytes = static_cast<uint64_t>(std::max(free, 0.0));
+    memory.kv_bytes = PageBudget(static_cast<uint64_t>(std::max(free, 0.0)));
   }
   if (memory.kv_bytes < memory.open_page_bytes && options.kv_memory == 0 &&
       device_ == Device::kCuda) {
@@ -196,6 +196,10 @@ Status LoadedModel::PlanMemory(const ModelOptions& options) {
         FormatBytes(memory.kv_bytes), FormatBytes(memory.open_page_bytes)));
   }
   return {};
+}
+
+uint64_t LoadedModel::PageBudget(uint64_t bytes) const {
+  return device_ == Device::kCuda ? CudaPageBudget(*plan_, bytes) : bytes;
 }
 
 // Makes the plan in the order of pages that the device reads.

@@ -35,6 +35,8 @@ class LoadedModel {
   const ModelConfig& config() const { return config_; }
   const ModelSpec& spec() const { return spec_; }
   const KvPlan& kv() const { return *plan_; }
+  // Pages that fit so many bytes of the device's memory: on a GPU less than all of them.
+  uint64_t PageBudget(uint64_t bytes) const;
   const MemoryPlan& memory() const { return memory_; }
   int64_t max_context() const { return max_context_; }
   const std::filesystem::path& directory() const { return directory_; }

@@ -282,7 +282,8 @@ Status Evaluator::HashSettings() {
                 : fmt::format("{} methods do not fit {} together; name fewer, or use --device cpu",
                               options_.methods.size(), plan->device_name()));
       }
-      cuda_kv_memory_ = static_cast<uint64_t>(share - fixed);
+      const uint64_t budget = plan->PageBudget(static_cast<uint64_t>(share - fixed));
+      cuda_kv_memory_ = cuda_kv_memory_ == 0 ? budget : std::min(cuda_kv_memory_, budget);
     }
     std::string text =
         fmt::format("3|{:x}|{}|{:x}|{}|{}|{}|{}|{}|{}|{}|{}|{}", model_hash_, plan->kv().Describe(),

@@ -5,6 +5,7 @@
 #include "cuda/cuda_status.h"
 #include "cuda/decode_attention.h"
 #include "gpu/cuda_model.h"
+#include "gpu/device_pages.h"
 #include "gpu/step_kernels.h"
 
 namespace oscar {
@@ -58,6 +59,10 @@ Result<CudaDevice> FindCudaDevice() {
   device.free_bytes = free;
   device.total_bytes = total;
   return device;
+}
+
+uint64_t CudaPageBudget(const KvPlan& plan, uint64_t bytes) {
+  return gpu::DevicePages::SizesOf(plan.cache()).BudgetOf(bytes);
 }
 
 Status CheckCudaPlan(const ModelSpec& spec, const KvPlan& plan) {

@@ -28,6 +28,9 @@ Result<CudaDevice> FindCudaDevice();
 // What the kernels would refuse: methods without real pages, shapes they do not take. Needs no
 // device.
 Status CheckCudaPlan(const ModelSpec& spec, const KvPlan& plan);
+// What CudaModelOptions::kv_bytes may be where so many bytes of the device are for pages: less than
+// all of them, by what does not fit between pages of two sizes. Needs no device.
+uint64_t CudaPageBudget(const KvPlan& plan, uint64_t bytes);
 
 struct CudaModelOptions {
   int max_batch_tokens = 4096;

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "gpu/cuda_model.h"
+#include "gpu/device_pages.h"
 #include "simd/page_writer.h"
 
 namespace oscar {
@@ -45,6 +46,22 @@ TEST(CheckCudaPlan, TakesShapesThatItsKernelsHave) {
   EXPECT_TRUE(Check(spec, "oscar+").ok());
   spec.vocab_size = 50257;
   EXPECT_TRUE(Check(spec, "oscar+").ok());
+}
+
+// A budget taken from the card's free bytes must not ask for more of them than there are: three
+// INT4 pages leave a fifth of an open page's place empty.
+TEST(CudaPageBudget, FitsTheBytesItWasMadeFrom) {
+  constexpr uint64_t kBytes = uint64_t{100} << 30;
+  for (const char* method : {"bf16", "oscar+", "naive", "saw-int4"}) {
+    KvPlanOptions options;
+    options.method = method;
+    options.order = CodeOrder::kTensorCore;
+    const auto plan = KvPlan::Make(Spec(), options, simd::WritePage);
+    ASSERT_TRUE(plan.has_value());
+    const uint64_t budget = CudaPageBudget(**plan, kBytes);
+    EXPECT_LE(gpu::DevicePages::SizesOf((*plan)->cache()).ArenaBytes(budget), kBytes) << method;
+    EXPECT_GE(budget, kBytes / 4 * 3) << method;
+  }
 }
 
 // --device auto goes to the CPU with these, in place of failing when half of the model is loaded.

@@ -12,6 +12,7 @@ Status NoCuda() {
 
 Result<CudaDevice> FindCudaDevice() { return Unexpected(NoCuda()); }
 Status CheckCudaPlan(const ModelSpec&, const KvPlan&) { return NoCuda(); }
+uint64_t CudaPageBudget(const KvPlan&, uint64_t) { return 0; }
 Result<std::unique_ptr<CudaModel>> LoadCudaModel(const ModelSpec&, const WeightSource&, KvPlan&,
                                                  ThreadPool&, const CudaModelOptions&) {
   return Unexpected(NoCuda());
