@@ -5,6 +5,7 @@
 #include "engine/demo_fixture.h"
 #include "engine/engine_test_util.h"
 #include "engine/page_budget.h"
+#include "engine/prefix_store.h"
 
 namespace oscar {
 namespace {
@@ -74,6 +75,16 @@ TEST(EngineOnDemoModel, BatchedAsAlone) {
   auto service = MakeEngineService(*demo.model, demo.pool, demo.threads, options);
   ExpectAsAlone(reference, *service, MixedRequests(20));
   EXPECT_GT(service->Stats().steps, 10u);
+}
+
+// What one arithmetic has kept on disk is not the other's.
+TEST(EngineOnDemoModel, PortablePagesAreKeptApart) {
+  CpuModelOptions cpu;
+  const DemoModel plain(SmallWindows()), again(SmallWindows());
+  cpu.portable = true;
+  const DemoModel portable(SmallWindows(), 2, uint64_t{1} << 30, WeightFormat::kCheckpoint, cpu);
+  EXPECT_EQ(PrefixStoreKey(*plain.model), PrefixStoreKey(*again.model));
+  EXPECT_NE(PrefixStoreKey(*plain.model), PrefixStoreKey(*portable.model));
 }
 
 TEST(EngineOnDemoModel, PreemptionChangesNoAnswer) {

@@ -94,6 +94,8 @@ uint64_t PrefixStoreKey(const Model& model) {
   };
   const std::string description = fmt::format("{}/{}", plan.method().name, plan.Describe());
   add(description.data(), description.size());
+  // Pages of other arithmetic would show in answers that are to be the same everywhere.
+  if (model.portable()) add("portable", sizeof("portable"));
   for (const int value : {config.sink, config.recent, config.cell, spec.num_kv_heads}) {
     add(&value, sizeof(value));
   }

@@ -88,6 +88,7 @@ class CudaDecoder final : public CudaModel {
   uint64_t weight_bytes() const override { return weights_.matrix_bytes; }
   uint64_t weight_bytes_per_step() const override { return weights_.bytes_per_step; }
   uint64_t fingerprint() const override { return fingerprint_; }
+  bool portable() const override { return options_.portable; }
   int max_batch_tokens() const override { return options_.max_batch_tokens; }
   int max_draws() const override { return logit_rows_; }
   Status SetTap(QkvTap tap) override;

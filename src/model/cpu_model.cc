@@ -62,6 +62,7 @@ class CpuModel : public Model {
   const KvPlan& kv() const override { return plan_; }
   uint64_t weight_bytes() const override { return weight_bytes_; }
   uint64_t fingerprint() const override { return fingerprint_; }
+  bool portable() const override { return options_.portable; }
   uint64_t weight_bytes_per_step() const override {
     return weight_bytes_ - embedding_.size() * sizeof(Bf16);
   }

@@ -55,6 +55,8 @@ class Model {
   virtual const KvPlan& kv() const = 0;
   virtual uint64_t weight_bytes() const = 0;
   virtual uint64_t fingerprint() const = 0;
+  // Whether its bits are those of every device (CpuModelOptions::portable).
+  virtual bool portable() const { return false; }
 
   // Seals what is due, appends the items' keys and values to their caches and writes logits
   // [sum of num_logits, vocab] in item order. On kResourceExhausted no cache has grown.
