@@ -323,9 +323,16 @@ TEST_F(EvaluationTest, OtherModelsDoNotTakeOldRecords) {
   EXPECT_EQ(items(), 2);
   std::ofstream(model / "chat_template.jinja") << "{{ messages[0].content }}";
   EXPECT_EQ(items(), 3);
+  options.model.portable = true;
+  EXPECT_EQ(items(), 4);
+  EXPECT_EQ(items(), 4);
   const auto results = Evaluate(options);
   const std::pair<std::string, std::string> weights{"weights", "fp8"};
   EXPECT_EQ(std::count(results->settings.begin(), results->settings.end(), weights), 1);
+  const auto is_portable = [](const auto& setting) {
+    return setting.first == "arithmetic" && setting.second.starts_with("portable");
+  };
+  EXPECT_EQ(std::ranges::count_if(results->settings, is_portable), 1);
 }
 
 // The first cell shared and the rest read by the method: as the method alone, up to one rounding.
@@ -396,8 +403,12 @@ TEST_F(EvaluationTest, WindowsAreThePublishedOnesInCellsOfAPage) {
   options.methods = *ParseMethods({"quarot"}, {});
   options.model.prefill_cell = 128;
   EXPECT_EQ(WindowsOf(*Evaluate(options)), "end at pages");
-  // A window shorter than the tokens quantised together cannot end at the token.
+  // Portable runs are the same on devices that have pages only.
   options.model.prefill_cell = 64;
+  options.model.portable = true;
+  EXPECT_EQ(WindowsOf(*Evaluate(options)), "end at pages");
+  options.model.portable = false;
+  // A window shorter than the tokens quantised together cannot end at the token.
   options.methods = *ParseMethods({"kivi-sink"}, {});
   options.model.recent = 64;
   const auto narrow = Evaluate(options);
