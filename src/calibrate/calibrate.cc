@@ -123,21 +123,33 @@ Result<std::map<int, FittedLayer>> Capture::Finish() {
   return out;
 }
 
-// The model's own continuation of each sequence, so that what it writes is calibrated on, too.
+// A chat that ends with an answer: its last token, or the one before a line break, stops.
+bool IsAnswered(std::span<const int32_t> sequence, std::span<const int32_t> stop_tokens) {
+  const auto last = sequence.last(std::min<size_t>(sequence.size(), 2));
+  return std::ranges::find_first_of(last, stop_tokens) != last.end();
+}
+
+// The model's own continuation of each sequence that has one, so that what it writes is calibrated
+// on, too.
 Result<int64_t> Extend(LoadedModel& model, int64_t count, bool show_progress,
                        std::vector<std::vector<int32_t>>& sequences) {
   std::optional<Progress> progress;
   if (show_progress) {
     progress.emplace("generating", sequences.size() * static_cast<uint64_t>(count), "tokens");
   }
+  const std::vector<int32_t> stop_tokens(model.config().eos_token_ids.begin(),
+                                         model.config().eos_token_ids.end());
   int64_t generated = 0;
   for (std::vector<int32_t>& sequence : sequences) {
+    if (IsAnswered(sequence, stop_tokens)) {
+      if (progress.has_value()) progress->Add(static_cast<uint64_t>(count));
+      continue;
+    }
     GenerateRequest request;
     request.prompt = sequence;
     request.sampling.temperature = 0;
     request.max_tokens = count;
-    request.stop_tokens.assign(model.config().eos_token_ids.begin(),
-                               model.config().eos_token_ids.end());
+    request.stop_tokens = stop_tokens;
     Generator generator(model.model(), model.pool(), model.max_context());
     const auto count_token = [&](int32_t) {
       if (progress.has_value()) progress->Add(1);
@@ -259,6 +271,9 @@ Result<Calibration> Calibrate(const CalibrateOptions& options) {
   if (options.generate > 0) {
     OSCAR_ASSIGN_OR_RETURN(out.generated_tokens,
                            Extend(*model, options.generate, options.show_progress, text.sequences));
+    if (out.generated_tokens == 0) {
+      LogWarning("--generate added nothing: every text ends with a finished answer");
+    }
   }
   out.num_sequences = static_cast<int64_t>(text.sequences.size());
   out.num_tokens = text.num_tokens;

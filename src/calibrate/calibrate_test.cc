@@ -180,6 +180,23 @@ TEST_F(CalibrateTest, LengthsThatDoNotFitAreRefused) {
   EXPECT_EQ(shorter->num_sequences, 2);
 }
 
+TEST_F(CalibrateTest, FinishedAnswersAreNotGoneOnWith) {
+  const std::string question = R"({"role": "user", "content": "What is in the box?"})";
+  const std::string answer = R"({"role": "assistant", "content": "A lamp and two old maps."})";
+  const auto generated = [&](const std::string& messages) {
+    options_.text.data = directory_ / "chat.jsonl";
+    std::string lines;
+    for (int i = 0; i < 8; ++i) lines += "{\"messages\": [" + messages + "]}\n";
+    EXPECT_TRUE(WriteFileAtomically(options_.text.data, lines).ok());
+    options_.generate = 6;
+    const auto result = Calibrate(options_);
+    EXPECT_TRUE(result.has_value()) << result.error().ToString();
+    return result->generated_tokens;
+  };
+  EXPECT_EQ(generated(question + ", " + answer), 0);
+  EXPECT_GT(generated(question), 0);
+}
+
 // Hours of generation come first where they are asked for; what cannot be written is found before.
 TEST_F(CalibrateTest, ADumpThatCannotBeWrittenIsFoundBeforeTheModelIsRead) {
   options_.model.model = directory_ / "no model";

@@ -405,7 +405,7 @@ Result<ModelConfig> ParseModelConfig(std::string_view config_text, std::string_v
   if (const auto type = fields.Text("model_type")) {
     config.model_type = *type;
   } else {
-    fields.Fail("model_type", "missing");
+    fields.Fail("model_type", "missing; is this a model's config.json?");
   }
   if (const Json* architectures = fields.Find("architectures")) {
     if (!architectures->is_array() || architectures->empty() || !(*architectures)[0].is_string()) {

@@ -272,7 +272,7 @@ TEST(HfConfig, MissingFieldsAreNamed) {
         "num_attention_heads", "rms_norm_eps", "max_position_embeddings"}) {
     json config = Valid();
     config.erase(key);
-    EXPECT_EQ(MessageOf(Parse(config)), "c.json: " + std::string(key) + ": missing");
+    EXPECT_EQ(MessageOf(Parse(config)).find("c.json: " + std::string(key) + ": missing"), 0u);
   }
 }
 

@@ -35,7 +35,9 @@ std::optional<int> ParseId(std::string_view text) {
   return value;
 }
 
-Result<std::vector<int>> ListChunks(const fs::path& directory, std::span<const int> skip_chunks) {
+// Chunks that were left out are added to `skipped`.
+Result<std::vector<int>> ListChunks(const fs::path& directory, std::span<const int> skip_chunks,
+                                    std::set<int>& skipped) {
   std::vector<int> chunks;
   std::error_code error;
   for (fs::directory_iterator it(directory, error), end; !error && it != end; it.increment(error)) {
@@ -47,6 +49,8 @@ Result<std::vector<int>> ListChunks(const fs::path& directory, std::span<const i
     }
     if (std::find(skip_chunks.begin(), skip_chunks.end(), *id) == skip_chunks.end()) {
       chunks.push_back(*id);
+    } else {
+      skipped.insert(*id);
     }
   }
   if (error) {
@@ -113,6 +117,7 @@ TorchValue Bf16Tensor(std::span<const float> values, std::vector<int64_t> shape)
 Result<DumpReader> DumpReader::Open(const fs::path& directory, std::span<const int> skip_chunks) {
   DumpReader reader;
   reader.directory_ = directory;
+  std::set<int> skipped;
   std::error_code error;
   for (fs::directory_iterator it(directory, error), end; !error && it != end; it.increment(error)) {
     const std::string name = it->path().filename().string();
@@ -122,10 +127,11 @@ Result<DumpReader> DumpReader::Open(const fs::path& directory, std::span<const i
       return Unexpected(
           DataLoss(fmt::format("{}: the name has no layer number", it->path().string())));
     }
-    OSCAR_ASSIGN_OR_RETURN(std::vector<int> chunks, ListChunks(it->path() / "q", skip_chunks));
+    OSCAR_ASSIGN_OR_RETURN(std::vector<int> chunks,
+                           ListChunks(it->path() / "q", skip_chunks, skipped));
     for (const char* part : {"k", "v"}) {
       OSCAR_ASSIGN_OR_RETURN(const std::vector<int> other,
-                             ListChunks(it->path() / part, skip_chunks));
+                             ListChunks(it->path() / part, skip_chunks, skipped));
       if (other != chunks) {
         return Unexpected(
             DataLoss(fmt::format("{}: q has {} chunks, {} has {} or others; the dump is incomplete",
@@ -145,6 +151,12 @@ Result<DumpReader> DumpReader::Open(const fs::path& directory, std::span<const i
   if (reader.layers_.empty()) {
     return Unexpected(
         NotFound(fmt::format("{}: no layer_<i> directories: not a dump", directory.string())));
+  }
+  for (const int chunk : skip_chunks) {
+    if (skipped.contains(chunk)) continue;
+    return Unexpected(InvalidArgument(fmt::format("--skip-chunk {}: no such chunk; {} has {}",
+                                                  chunk, directory.string(),
+                                                  DescribeChunks(reader.layers_.begin()->second))));
   }
   // A capture that was stopped has chunks of some layers only: each would be fitted to other text.
   const auto& [first, expected] = *reader.layers_.begin();

@@ -118,6 +118,10 @@ TEST(DumpTest, SkippingAChunkLeavesItOut) {
   EXPECT_EQ(all->info.calibration_tokens, 26 + 27 + 28);
   EXPECT_NE(fewer->layers, all->layers);
   EXPECT_EQ(DumpSteps(*reader, {}), 2u * 2 * 2);  // layers, chunks, passes
+  const auto absent = DumpReader::Open(dir.path(), std::vector<int>{2, 7});
+  ASSERT_FALSE(absent.has_value());
+  EXPECT_NE(absent.error().message().find("--skip-chunk 7: no such chunk"), std::string::npos)
+      << absent.error().message();
 }
 
 // What is left of a capture that was stopped: some layers have more tokens than others.
