@@ -8,8 +8,6 @@
 namespace oscar {
 namespace {
 
-int64_t PagesOf(int64_t tokens) { return (tokens + kPageTokens - 1) / kPageTokens; }
-
 // What SealForPrompt leaves behind at this length.
 int64_t SealedForPrompt(const SequenceCache& cache) {
   const CacheConfig& config = cache.config();

@@ -58,7 +58,7 @@ void SequenceCache::Replace(int64_t index, PageRef page, bool sealed) {
 
 Status SequenceCache::Reserve(int64_t num_tokens) {
   const int64_t end = length_ + num_tokens;
-  const int64_t pages_needed = (end + kPageTokens - 1) / kPageTokens;
+  const int64_t pages_needed = PagesOf(end);
   // A shared, partly filled last page is copied before the first write to it.
   const int64_t last = length_ / kPageTokens;
   PageRef copy;
@@ -166,7 +166,7 @@ Status SequenceCache::SealPages(int64_t first, int64_t count, ThreadPool& thread
 
 SequenceCache SequenceCache::FromPages(const CacheConfig& config, BlockPool& pool,
                                        std::vector<StoredPage> pages, int64_t length) {
-  OSCAR_CHECK(static_cast<int64_t>(pages.size()) == (length + kPageTokens - 1) / kPageTokens);
+  OSCAR_CHECK(static_cast<int64_t>(pages.size()) == PagesOf(length));
   SequenceCache cache(config, pool);
   const auto sink_pages = static_cast<size_t>(config.sink / kPageTokens);
   for (size_t i = 0; i < pages.size(); ++i) {
@@ -201,7 +201,7 @@ AppendCost SequenceCache::CostOf(int64_t num_tokens, bool is_prompt) const {
     }
     cost.seal_peak = std::max(cost.seal_peak, cost.seal_net);
   }
-  const int64_t pages_needed = (length_ + num_tokens + kPageTokens - 1) / kPageTokens;
+  const int64_t pages_needed = PagesOf(length_ + num_tokens);
   cost.reserve = std::max<int64_t>(0, pages_needed - num_pages()) * open_bytes;
   if (num_tokens > 0 && length_ % kPageTokens != 0 && page(length_ / kPageTokens).shared()) {
     cost.reserve += open_bytes;
@@ -237,7 +237,7 @@ int64_t SequenceCache::Trim(int64_t length) {
   if (length % kPageTokens != 0 && is_sealed(length / kPageTokens)) {
     length = length / kPageTokens * kPageTokens;
   }
-  const auto kept = static_cast<size_t>((length + kPageTokens - 1) / kPageTokens);
+  const auto kept = static_cast<size_t>(PagesOf(length));
   pages_.resize(kept);
   table_.resize(kept);
   sealed_.resize(kept);
@@ -273,7 +273,7 @@ CacheUsage SequenceCache::Usage() const {
 }
 
 uint64_t SequenceCache::BytesFor(const CacheConfig& config, int64_t num_tokens) {
-  const int64_t pages = (num_tokens + kPageTokens - 1) / kPageTokens;
+  const int64_t pages = PagesOf(num_tokens);
   int64_t sealed = 0;
   if (config.sealer != nullptr) {
     sealed = std::max<int64_t>(

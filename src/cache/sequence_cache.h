@@ -25,6 +25,9 @@ namespace oscar {
 
 struct CacheConfig;
 
+// Pages that hold `tokens` tokens.
+constexpr int64_t PagesOf(int64_t tokens) { return (tokens + kPageTokens - 1) / kPageTokens; }
+
 // Quantises pages.
 class PageSealer {
  public:

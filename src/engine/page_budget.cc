@@ -7,8 +7,6 @@
 namespace oscar {
 namespace {
 
-int64_t PagesOf(int64_t tokens) { return (tokens + kPageTokens - 1) / kPageTokens; }
-
 // Calls body(bytes, tokens) with what is held after each stretch in which bytes only grow.
 template <typename Body>
 void EachPeak(const CacheConfig& config, int64_t length, int64_t sealed_end, int64_t prompt,
