@@ -8,11 +8,23 @@
 namespace oscar {
 namespace {
 
-// What SealForPrompt leaves behind at this length.
+// What SealForPrompt leaves behind at this length: the first page that is open then.
 int64_t SealedForPrompt(const SequenceCache& cache) {
   const CacheConfig& config = cache.config();
   const int64_t start = cache.length() / config.cell * config.cell;
-  return std::max(cache.sealed_end(), SequenceCache::SealedEndAt(config, start - config.recent));
+  int64_t end =
+      std::max(cache.sealed_end(), SequenceCache::SealedEndAt(config, start - config.recent));
+  while (end < cache.num_pages() && cache.is_sealed(end)) ++end;
+  return end;
+}
+
+// Pages of [first, end) that are sealed already: a prefix hit may leave open ones before them.
+int64_t SealedAmong(const SequenceCache& cache, int64_t first, int64_t end) {
+  int64_t sealed = 0;
+  for (int64_t j = first; j < std::min(end, cache.num_pages()); ++j) {
+    sealed += cache.is_sealed(j) ? 1 : 0;
+  }
+  return sealed;
 }
 
 }  // namespace
@@ -30,8 +42,9 @@ AppendCost LayeredAppend::CostOf(const SequenceCache& cache, int64_t num_tokens)
   const CacheConfig& config = cache.config();
   const int64_t in_page = (kPageTokens - cache.length() % kPageTokens) % kPageTokens;
   AppendCost cost = cache.CostOf(std::min(num_tokens, in_page), /*is_prompt=*/true);
-  const LayeredPages pages(config, cache.length(), SealedForPrompt(cache),
-                           cache.length() + num_tokens);
+  const int64_t first_seal = SealedForPrompt(cache);
+  LayeredPages pages(config, cache.length(), first_seal, cache.length() + num_tokens);
+  pages.sealed -= SealedAmong(cache, first_seal, pages.sealed_end);
   cost.reserve += static_cast<int64_t>(pages.bytes(config));
   return cost;
 }
@@ -60,11 +73,13 @@ Result<std::unique_ptr<LayeredAppend>> LayeredAppend::Begin(SequenceCache& cache
 
   std::unique_ptr<LayeredAppend> append(new LayeredAppend(cache, num_tokens));
   append->first_seal_ = cache.sealed_end();
-  const LayeredPages plan(config, cache.length(), append->first_seal_, end);
+  LayeredPages plan(config, cache.length(), append->first_seal_, end);
+  plan.sealed -= SealedAmong(cache, append->first_seal_, plan.sealed_end);
   append->sealed_end_ = plan.sealed_end;
-  for (int64_t i = 0; i < plan.sealed; ++i) {
-    OSCAR_ASSIGN_OR_RETURN(PageRef page, cache.pool_->Allocate(config.sealed));
-    append->sealed_.push_back(std::move(page));
+  for (int64_t j = append->first_seal_; j < plan.sealed_end; ++j) {
+    PageRef& page = append->sealed_.emplace_back();
+    if (j < cache.num_pages() && cache.is_sealed(j)) continue;
+    OSCAR_ASSIGN_OR_RETURN(page, cache.pool_->Allocate(config.sealed));
   }
   for (int64_t j = cache.num_pages(); j < PagesOf(end); ++j) {
     const bool sealed = j >= config.sink / kPageTokens && j < plan.sealed_end;
@@ -117,6 +132,7 @@ void LayeredAppend::SealLayer(ThreadPool& threads) {
     std::vector<const std::byte*> from;
     std::vector<std::byte*> to;
     const size_t first = static_cast<size_t>(group) * together;
+    if (!sealed_[first]) return;  // sealed already, and all of its group
     for (size_t i = first; i < first + together; ++i) {
       from.push_back(table_[static_cast<size_t>(first_seal_) + i]);
       to.push_back(sealed_[i].data() + config_.sealed.BlockOffset(layer_, 0));
@@ -131,7 +147,8 @@ void LayeredAppend::Commit() {
   OSCAR_CHECK(layers_sealed_ == config_.open.num_layers());
   const int64_t had = cache_.num_pages();
   for (int64_t j = first_seal_; j < std::min(sealed_end_, had); ++j) {
-    cache_.Replace(j, std::move(sealed_[static_cast<size_t>(j - first_seal_)]), /*sealed=*/true);
+    PageRef& page = sealed_[static_cast<size_t>(j - first_seal_)];
+    if (page) cache_.Replace(j, std::move(page), /*sealed=*/true);
   }
   for (size_t i = 0; i < fresh_.size(); ++i) {
     const int64_t j = had + static_cast<int64_t>(i);

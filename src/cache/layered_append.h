@@ -27,7 +27,8 @@ inline uint64_t OpenLayerBytes(const CacheConfig& config) {
 }
 
 // Pages that reading [length, end) layer by layer takes beside those the sequence has, by kind; a
-// pure function of positions. `sealed_end`: the sequence's, after SealForPrompt.
+// pure function of positions. `sealed_end`: the sequence's, after SealForPrompt; pages behind it
+// that are sealed nevertheless are counted as if they were open.
 struct LayeredPages {
   int64_t sealed = 0;      // new sealed pages; some replace open ones at Commit
   int64_t open = 0;        // new open pages
@@ -80,7 +81,7 @@ class LayeredAppend {
   uint64_t saturated_ = 0;
   int layer_ = 0, layers_sealed_ = 0;
   PageShape layer_shape_;        // outlives the pages below
-  std::vector<PageRef> sealed_;  // pages [first_seal_, sealed_end_)
+  std::vector<PageRef> sealed_;  // pages [first_seal_, sealed_end_); empty: sealed already
   std::vector<PageRef> fresh_;   // pages from the sequence's end on: one layer, or open
   std::vector<const std::byte*> table_;
   std::vector<uint8_t> flags_;
