@@ -225,7 +225,7 @@ int64_t SequenceCache::SealedEndAt(const CacheConfig& config, int64_t position) 
 
 SequenceCache SequenceCache::Fork() const {
   SequenceCache fork(*config_, *pool_);
-  for (int64_t i = 0; i < num_pages(); ++i) fork.Append(page(i).Share(), is_sealed(i));
+  for (int64_t i = 0; i < PagesOf(length_); ++i) fork.Append(page(i).Share(), is_sealed(i));
   fork.length_ = length_;
   fork.next_to_seal_ = next_to_seal_;
   fork.saturated_ = saturated_;

@@ -154,8 +154,8 @@ class SequenceCache {
   // negative); the number of sink pages where nothing is sealed.
   static int64_t SealedEndAt(const CacheConfig& config, int64_t position);
 
-  // A second sequence with the same tokens; pages are shared. The partly filled last page is copied
-  // by whichever of the two writes first.
+  // A second sequence with the same tokens; pages that hold some are shared. The partly filled last
+  // page is copied by whichever of the two writes first.
   SequenceCache Fork() const;
   // Keeps the first `length` tokens. A sealed page cannot lose part of its tokens, so the length is
   // lowered to that page's start; returns the length kept.

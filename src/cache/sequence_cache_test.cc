@@ -133,6 +133,23 @@ TEST_F(SequenceCacheTest, ForkSharesAndCopiesOnWrite) {
   ExpectContents(cache);
 }
 
+// A pass that failed may leave pages that hold nothing yet: each of the two needs its own.
+TEST_F(SequenceCacheTest, ForkLeavesReservedPagesBehind) {
+  for (const int64_t length : {40, 64}) {
+    SequenceCache cache(config_, pool_);
+    Append(cache, length);
+    ASSERT_TRUE(cache.Reserve(100).ok());
+    SequenceCache fork = cache.Fork();
+    Append(cache, 100);
+    Append(fork, 100);
+    for (int64_t j = length / 64; j < cache.num_pages(); ++j) {
+      EXPECT_NE(cache.page(j).data(), fork.page(j).data()) << length << " tokens, page " << j;
+    }
+    ExpectContents(cache);
+    ExpectContents(fork);
+  }
+}
+
 TEST_F(SequenceCacheTest, TrimKeepsSealedPagesWhole) {
   SequenceCache cache(config_, pool_);
   Append(cache, 600);
