@@ -237,6 +237,13 @@ int64_t SequenceCache::Trim(int64_t length) {
   if (length % kPageTokens != 0 && is_sealed(length / kPageTokens)) {
     length = length / kPageTokens * kPageTokens;
   }
+  // Nor can pages that were sealed together part: their bytes depend on the tokens of all of them.
+  const int64_t sink_pages = config_->sink / kPageTokens;
+  const int64_t together = config_->sealer == nullptr ? 1 : config_->sealer->pages_together();
+  const int64_t over = std::max<int64_t>(0, PagesOf(length) - sink_pages) % together;
+  if (over != 0 && is_sealed(PagesOf(length) - 1)) {
+    length = (PagesOf(length) - over) * kPageTokens;
+  }
   const auto kept = static_cast<size_t>(PagesOf(length));
   pages_.resize(kept);
   table_.resize(kept);

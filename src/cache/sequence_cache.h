@@ -157,8 +157,9 @@ class SequenceCache {
   // A second sequence with the same tokens; pages that hold some are shared. The partly filled last
   // page is copied by whichever of the two writes first.
   SequenceCache Fork() const;
-  // Keeps the first `length` tokens. A sealed page cannot lose part of its tokens, so the length is
-  // lowered to that page's start; returns the length kept.
+  // Keeps the first `length` tokens. Pages that were sealed together cannot lose part of their
+  // tokens, so the length is lowered to the start of the first; returns the length kept. Gives back
+  // reserved pages, too.
   int64_t Trim(int64_t length);
 
   CacheUsage Usage() const;

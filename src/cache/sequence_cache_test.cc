@@ -68,6 +68,14 @@ class SequenceCacheTest : public testing::Test {
       128, 256};
   RuleSealer sealer_{config_.sealed, std::vector(kLayers, std::vector<PageRules>(kHeads, rules_)),
                      EncodePage};
+  // Two pages at a time, as methods do whose groups run over 128 tokens.
+  class PairSealer : public RuleSealer {
+   public:
+    using RuleSealer::RuleSealer;
+    int pages_together() const override { return 2; }
+  };
+  PairSealer pairs_{config_.sealed, std::vector(kLayers, std::vector<PageRules>(kHeads, rules_)),
+                    EncodePage};
   BlockPool pool_{uint64_t{64} << 20};
   ThreadPool threads_{2};
 };
@@ -164,6 +172,29 @@ TEST_F(SequenceCacheTest, TrimKeepsSealedPagesWhole) {
   EXPECT_EQ(cache.Trim(30), 30);
   EXPECT_EQ(cache.Trim(0), 0);
   EXPECT_EQ(pool_.pages_in_use(), 0);
+}
+
+TEST_F(SequenceCacheTest, TrimKeepsPagesThatAreSealedTogetherWhole) {
+  config_.sealer = &pairs_;
+  SequenceCache cache(config_, pool_);
+  Append(cache, 600);
+  ASSERT_TRUE(cache.SealForGeneration(threads_).ok());  // (1, 2), (3, 4), (5, 6)
+  ASSERT_EQ(cache.sealed_end(), 7);
+  EXPECT_EQ(cache.Trim(449), 449);
+  EXPECT_EQ(cache.Trim(448), 448);
+  EXPECT_EQ(cache.Trim(300), 192);  // page 3's bytes are those of a pair
+  Append(cache, 400);
+  // What sealing is to cost is what it seals: whole pairs, counted from the sink.
+  const AppendCost cost = cache.CostOf(0, /*is_prompt=*/false);
+  const uint64_t before = pool_.bytes_in_use();
+  ASSERT_TRUE(cache.SealForGeneration(threads_).ok());
+  EXPECT_EQ(cache.sealed_end(), SequenceCache::SealedEndAt(config_, cache.length() - 128));
+  EXPECT_EQ(static_cast<int64_t>(pool_.bytes_in_use()),
+            static_cast<int64_t>(before) + cost.seal_net);
+  ExpectContents(cache);
+  EXPECT_EQ(cache.Trim(128), 64);
+  EXPECT_EQ(cache.Trim(64), 64);
+  EXPECT_EQ(cache.Trim(30), 30);
 }
 
 TEST_F(SequenceCacheTest, BudgetIsNeverExceededAndErrorsChangeNothing) {
