@@ -281,11 +281,8 @@ CacheUsage SequenceCache::Usage() const {
 
 uint64_t SequenceCache::BytesFor(const CacheConfig& config, int64_t num_tokens) {
   const int64_t pages = PagesOf(num_tokens);
-  int64_t sealed = 0;
-  if (config.sealer != nullptr) {
-    sealed = std::max<int64_t>(
-        0, (num_tokens - config.recent) / kPageTokens - config.sink / kPageTokens);
-  }
+  const int64_t sealed =
+      SealedEndAt(config, num_tokens - config.recent) - config.sink / kPageTokens;
   return static_cast<uint64_t>(sealed) * config.sealed.bytes() +
          static_cast<uint64_t>(pages - sealed) * config.open.bytes();
 }

@@ -197,6 +197,17 @@ TEST_F(SequenceCacheTest, TrimKeepsPagesThatAreSealedTogetherWhole) {
   EXPECT_EQ(cache.Trim(30), 30);
 }
 
+TEST_F(SequenceCacheTest, PagesSealedTogetherAreCountedTogether) {
+  config_.sealer = &pairs_;
+  SequenceCache cache(config_, pool_);
+  for (int64_t length = 1; length <= 600; ++length) {
+    Append(cache, 1);
+    ASSERT_TRUE(cache.SealForGeneration(threads_).ok());
+    ASSERT_EQ(cache.Usage().bytes, SequenceCache::BytesFor(config_, length)) << length;
+  }
+  ExpectContents(cache);
+}
+
 TEST_F(SequenceCacheTest, BudgetIsNeverExceededAndErrorsChangeNothing) {
   // Room for nine open pages and nothing else: sealing must make its own room.
   BlockPool small(9 * config_.open.bytes());
