@@ -96,11 +96,7 @@ Result<PageRef> BlockPool::Allocate(const PageShape& shape) {
     spare_bytes_ -= bytes;
     spare_.erase(spare);
   } else {
-    while (!spare_.empty() && in_use_ + spare_bytes_ + bytes > budget_) {
-      std::free(spare_.back().first);
-      spare_bytes_ -= spare_.back().second;
-      spare_.pop_back();
-    }
+    while (!spare_.empty() && in_use_ + spare_bytes_ + bytes > budget_) DropSpare();
     data = AllocateBytes(bytes);
     if (data == nullptr) {
       return Unexpected(ResourceExhausted(fmt::format(
@@ -143,6 +139,13 @@ Status BlockPool::Write(const PageRef& to, std::span<const std::byte> from) {
   return {};
 }
 
+// The one that has waited longest.
+void BlockPool::DropSpare() {
+  std::free(spare_.front().first);
+  spare_bytes_ -= spare_.front().second;
+  spare_.erase(spare_.begin());
+}
+
 void BlockPool::Free(PageRef::Page* page) {
   const size_t bytes = page->shape->bytes();
   in_use_ -= bytes;
@@ -150,11 +153,10 @@ void BlockPool::Free(PageRef::Page* page) {
   if (memory_ != nullptr) {
     placed_.erase(page->data);
     memory_->Free(page->data, bytes);
-  } else if (spare_.size() < kMaxSpare) {
+  } else {
+    if (spare_.size() == kMaxSpare) DropSpare();
     spare_.emplace_back(page->data, bytes);
     spare_bytes_ += bytes;
-  } else {
-    std::free(page->data);
   }
   delete page;
 }

@@ -111,7 +111,7 @@ class BlockPool {
 
   // `shape` must outlive the page. Bytes are undefined. kResourceExhausted when the budget is full.
   Result<PageRef> Allocate(const PageShape& shape);
-  bool CanAllocate(uint64_t bytes) const { return in_use_ + bytes <= budget_; }
+  bool CanAllocate(uint64_t bytes) const { return bytes <= budget_ - in_use_; }
 
   // Bytes of pages, wherever they lie. Copy is between pages of one shape.
   void Copy(const PageRef& to, const PageRef& from);
@@ -131,6 +131,7 @@ class BlockPool {
   friend class PageRef;
   PageRef Register(std::byte* data, const PageShape& shape);
   void Free(PageRef::Page* page);
+  void DropSpare();
 
   uint64_t budget_;
   PageMemory* memory_ = nullptr;
