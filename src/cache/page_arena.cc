@@ -14,6 +14,7 @@ constexpr uint64_t kMaxSlots = 31;  // kOpen is not a set of slots
 }  // namespace
 
 int PageArena::Sizes::slots() const {
+  if (!seals) return 1;  // there is no sealed size to divide by
   return static_cast<int>(std::clamp<uint64_t>(slab_bytes() / slot_bytes(), 1, kMaxSlots));
 }
 

@@ -18,7 +18,7 @@ class PageArena {
  public:
   // Offsets are multiples of `unit`.
   struct Sizes {
-    uint64_t open = 0, sealed = 0;  // bytes of a page
+    uint64_t open = 0, sealed = 0;  // bytes of a page; sealed ones are not larger
     uint64_t unit = 256;
     bool seals = true;  // false: there are open pages only
 

@@ -20,7 +20,7 @@ TEST(PageArena, WhateverTheBudgetAllowsFits) {
   for (const PageArena::Sizes sizes :
        {PageArena::Sizes{9437184, 1327104, 256, true}, PageArena::Sizes{524288, 73728, 256, true},
         PageArena::Sizes{1000, 530, 256, true}, PageArena::Sizes{65536, 2048, 256, true},
-        PageArena::Sizes{4096, 4096, 256, false}}) {
+        PageArena::Sizes{4096, 4096, 256, false}, PageArena::Sizes{4096, 0, 256, false}}) {
     std::map<uint64_t, Placed> placed;
     int moves = 0;
     PageArena arena(sizes, 37 * sizes.slab_bytes() + 5, [&](uint64_t from, uint64_t to) {
