@@ -235,8 +235,8 @@ double RelativeL2(std::span<const float> actual, std::span<const double> expecte
   OSCAR_CHECK(actual.size() == expected.size());
   double error = 0.0, norm = 0.0;
   for (size_t i = 0; i < actual.size(); ++i) {
-    if (std::isnan(actual[i])) return std::numeric_limits<double>::infinity();
     const double difference = actual[i] - expected[i];
+    if (std::isnan(difference)) return std::numeric_limits<double>::infinity();
     error += difference * difference;
     norm += expected[i] * expected[i];
   }

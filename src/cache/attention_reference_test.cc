@@ -42,6 +42,8 @@ TEST(AttentionReference, RelativeL2SeesNaNAndZero) {
   const std::vector<double> zero(2, 0.0);
   EXPECT_EQ(RelativeL2(std::vector<float>{0.0f, 0.0f}, zero), 0.0);
   EXPECT_TRUE(std::isinf(RelativeL2(std::vector<float>{std::nanf(""), 0.0f}, zero)));
+  const std::vector<double> nan = {1.0, std::nan("")};
+  EXPECT_TRUE(std::isinf(RelativeL2(std::vector<float>{1.0f, 1.0f}, nan)));
   EXPECT_NEAR(RelativeL2(std::vector<float>{3.0f, 4.0f}, std::vector<double>{3.0, 0.0}), 4.0 / 3,
               1e-6);
 }

@@ -52,8 +52,10 @@ TEST(PageLayout, IdsAreDistinct) {
   for (size_t i = 0; i < layouts.size(); ++i) {
     for (size_t j = 0; j < i; ++j) {
       // A BF16 page has no groups, so its group does not distinguish it.
-      if (layouts[i].kind() == PageKind::kBf16 && layouts[i].head_dim() == layouts[j].head_dim() &&
+      if (layouts[i].kind() == PageKind::kBf16 && layouts[j].kind() == PageKind::kBf16 &&
+          layouts[i].head_dim() == layouts[j].head_dim() &&
           layouts[i].order() == layouts[j].order()) {
+        EXPECT_EQ(layouts[i], layouts[j]);
         continue;
       }
       EXPECT_NE(layouts[i].id(), layouts[j].id());
