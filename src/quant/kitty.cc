@@ -127,6 +127,10 @@ Status KittyKeys::DecodeTile(const TileShape& shape, std::span<const std::byte> 
         }
         ++next;
       }
+      if (next != boosted) {
+        return DataLoss(fmt::format("{}: block at token {}, head {}: {} of {} boosted channels",
+                                    description(), first, head, next, boosted));
+      }
       for (float& s : scale) s = reader.Meta(MetaType::kFp16);
       for (float& m : min) m = reader.Meta(MetaType::kFp16);
       for (size_t d = 0; d < dims; ++d) {

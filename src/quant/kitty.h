@@ -13,7 +13,7 @@
 //
 // The published kernel fixes f = 1/4, its scripts use 0.2 and 0.1, and the 2.39 bits that
 // comparisons quote are nearest to 1/8; so f is a parameter. Decode refuses index bytes that no
-// encoder writes (two channels on one position, or a position out of range).
+// encoder writes (positions that do not count up from 0 to the last).
 #pragma once
 
 #include "quant/kv_quantizer.h"

@@ -204,6 +204,13 @@ Result<KvMethod> MakeKvMethod(const KvMethodOptions& options) {
                                                   group, info.name))
                           .WithParam("group_dims"));
   }
+  if (IsPages(m) && group != 32 && group != 64 && group != 128 && group != options.head_dim) {
+    return Unexpected(
+        InvalidArgument(fmt::format("group size {}: must be 32, 64, 128 or the head dim and divide "
+                                    "it ({})",
+                                    group, options.head_dim))
+            .WithParam("group_dims"));
+  }
   OSCAR_RETURN_IF_ERROR(SetClip(info.name, "k", options.k_clip, IsPages(m), &m.k_rows));
   OSCAR_RETURN_IF_ERROR(SetClip(info.name, "v", options.v_clip, IsPages(m), &m.v_rows));
   OSCAR_RETURN_IF_ERROR(SetWindow("sink", options.sink_tokens, &m.sink_tokens));

@@ -193,6 +193,7 @@ TEST(KvMethod, OptionsOverrideAndAreChecked) {
   refused({.name = "kivi", .has_rotation = true}, "rotation", "uses no rotation");
   refused({.name = "kivi", .group_dims = 64}, "group_dims", "groups of its own");
   refused({.group_dims = 48}, "group_dims", "divide");
+  refused({.group_dims = 16}, "group_dims", "32, 64, 128");  // rows could, pages cannot
   refused({.recent_tokens = 100}, "recent", "multiple of 64");
   refused({.sink_tokens = -64}, "sink", "multiple of 64");
   refused({.k_clip = 0.9f}, "k_clip", "without one");

@@ -490,6 +490,13 @@ TEST(Kitty, RefusesIndexBytesThatNoEncoderWrites) {
     EXPECT_EQ(status.code(), StatusCode::kDataLoss);
     EXPECT_THAT(status.message(), testing::HasSubstr("channel 0"));
   }
+  // One boosted channel that is not named: its place in the high plane belongs to nobody.
+  for (size_t d = 64; d-- > 0;) {
+    if (bytes[index_at + d] == std::byte{255}) continue;
+    bytes[index_at + d] = std::byte{255};
+    break;
+  }
+  EXPECT_EQ(kitty.Decode(shape, bytes, rows).code(), StatusCode::kDataLoss);
 }
 
 double Distortion(const KvQuantizer& q, int tokens, uint64_t stream) {
