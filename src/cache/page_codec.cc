@@ -134,24 +134,4 @@ float DecodeV(const PageLayout& layout, std::span<const std::byte> block, int to
   return DecodeElement(layout, kSides[1], block, token, dim);
 }
 
-void ConvertPage(const PageLayout& from, std::span<const std::byte> source, const PageLayout& to,
-                 std::span<std::byte> target) {
-  OSCAR_CHECK(from.kind() == to.kind() && from.head_dim() == to.head_dim() &&
-              from.group_dims() == to.group_dims());
-  OSCAR_CHECK(source.size() == from.block_bytes() && target.size() == to.block_bytes());
-  std::fill(target.begin(), target.end(), std::byte{0});
-  for (const Side side : kSides) {
-    for (int token = 0; token < kPageTokens; ++token) {
-      for (int d = 0; d < from.head_dim(); ++d) {
-        OrCode(target, side.Code(to, token, d),
-               LoadCode(source, side.Code(from, token, d), from.bits()));
-      }
-      for (int g = 0; g < from.num_groups(); ++g) {
-        StoreFp16(target, side.Scale(to, token, g), LoadFp16(source, side.Scale(from, token, g)));
-        StoreFp16(target, side.Min(to, token, g), LoadFp16(source, side.Min(from, token, g)));
-      }
-    }
-  }
-}
-
 }  // namespace oscar

@@ -38,8 +38,4 @@ void DecodePage(const PageLayout& layout, std::span<const std::byte> block, std:
 float DecodeK(const PageLayout& layout, std::span<const std::byte> block, int token, int dim);
 float DecodeV(const PageLayout& layout, std::span<const std::byte> block, int token, int dim);
 
-// The same numbers in the other order. REQUIRES: layouts differ in order alone.
-void ConvertPage(const PageLayout& from, std::span<const std::byte> source, const PageLayout& to,
-                 std::span<std::byte> target);
-
 }  // namespace oscar

@@ -65,22 +65,6 @@ TEST_P(PageCodecTest, DecodesWhatTheRowQuantiserChose) {
   }
 }
 
-TEST_P(PageCodecTest, ConvertsToTheOtherOrderAndBack) {
-  const PageLayout page = layout();
-  const CodeOrder other =
-      page.order() == CodeOrder::kCpu ? CodeOrder::kTensorCore : CodeOrder::kCpu;
-  const PageLayout to(page.kind(), other, page.head_dim(), page.group_dims());
-  const Rows rows = RandomRows(page.head_dim(), 8);
-  std::vector<std::byte> block(page.block_bytes()), converted(to.block_bytes()), direct(converted),
-      back(block);
-  EncodePage(page, {}, rows.k, rows.v, block);
-  EncodePage(to, {}, rows.k, rows.v, direct);
-  ConvertPage(page, block, to, converted);
-  EXPECT_EQ(converted, direct);
-  ConvertPage(to, converted, page, back);
-  EXPECT_EQ(back, block);
-}
-
 INSTANTIATE_TEST_SUITE_P(Shapes, PageCodecTest,
                          testing::Combine(testing::Values(PageKind::kInt2, PageKind::kInt4,
                                                           PageKind::kBf16),
