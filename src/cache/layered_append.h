@@ -48,7 +48,8 @@ class LayeredAppend {
   // What Begin asks of the pool, as SequenceCache::CostOf has it for a chunk.
   static AppendCost CostOf(const SequenceCache& cache, int64_t num_tokens);
   // Seals what is due before the first token and takes the pages. [length, length + num_tokens)
-  // lies in one cell. On kResourceExhausted nothing has changed but what was due to be sealed.
+  // lies in one cell. On kResourceExhausted nothing has changed but what was due to be sealed, and
+  // a shared, partly filled last page may have become a copy of the sequence's own.
   static Result<std::unique_ptr<LayeredAppend>> Begin(SequenceCache& cache, int64_t num_tokens,
                                                       ThreadPool& threads);
 

@@ -11,7 +11,9 @@
 //                exact s; s and offset are rounded to the metadata type afterwards. Zeros alone
 //                count as the range [-1, 1] and decode to 0 (exactly at 2 bits, else to the
 //                rounding of the offset). Another constant group, or one whose range is below 1e-30
-//                (L / r would overflow), is s = 0, q = 0, offset = min.
+//                (L / r would overflow), is s = 0, q = 0, offset = min. The offset may lie half a
+//                step below min: in fp16 it saturates for groups beyond about +-49000, which come
+//                back shifted.
 #pragma once
 
 #include <cstdint>

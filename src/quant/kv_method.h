@@ -112,7 +112,8 @@ struct KvMethod {
 };
 
 // kInvalidArgument naming the option at fault: an unknown name, `oscar` without a rotation, a
-// rotation for a method that takes none, a clip where the rule has none, groups that do not fit.
+// rotation for a method that takes none, a clip where the rule has none, groups that do not fit or
+// that pages do not have. kUnimplemented for a head dim that codecs do not have.
 Result<KvMethod> MakeKvMethod(const KvMethodOptions& options);
 
 }  // namespace oscar

@@ -8,7 +8,7 @@
 //
 // Input: NaN counts as 0, values beyond +-65504 saturate, and Encode returns how many there were
 // (Bf16Rows alone keeps every value). Decode accepts any bytes of the right size without harm;
-// kDataLoss where no Encode can have written them.
+// kDataLoss for another size and where they contradict themselves.
 //
 // Immutable after construction; safe from any thread. Scalar and unhurried: this is the reference.
 #pragma once
@@ -37,7 +37,7 @@ class KvQuantizer {
   KvQuantizer(const KvQuantizer&) = delete;
   KvQuantizer& operator=(const KvQuantizer&) = delete;
 
-  // A few words with every parameter, for reports: "uniform 2 bits, groups of 128, clip 0.96".
+  // A few words with every parameter, for reports: "KIVI keys, 2 bits, 32 tokens a channel, ...".
   virtual std::string description() const = 0;
   // Tokens that are encoded together; a tile holds a multiple.
   virtual int tokens_per_block() const { return 1; }

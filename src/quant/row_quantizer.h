@@ -33,7 +33,9 @@
 //            scale would undo the rescale.
 //
 // Stored scales are at least 2^-24, so that a reader may divide by them; a constant row codes to
-// its own value (to the rounding of min). Groups whose spread is below about 1e-20 count as
+// its own value (to the rounding of min). The min of a fit may lie below every number of its group
+// (where no dim takes code 0) and saturates in fp16: groups beyond about +-24000 may come back
+// shifted. Groups whose spread is below about 1e-20 count as
 // constant in the fits (their squares underflow).
 #pragma once
 
