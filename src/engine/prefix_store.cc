@@ -99,6 +99,22 @@ uint64_t PrefixStoreKey(const Model& model) {
   for (const int value : {config.sink, config.recent, config.cell, spec.num_kv_heads}) {
     add(&value, sizeof(value));
   }
+  // The same weights give other keys and values under another config or --rope-scaling.
+  const RopeScaling& rope = spec.rope_scaling;
+  for (const double value :
+       {static_cast<double>(spec.norm_eps), spec.rope_theta, static_cast<double>(rope.type),
+        rope.factor, static_cast<double>(rope.original_max_position), rope.low_freq_factor,
+        rope.high_freq_factor, rope.attention_factor, rope.beta_fast, rope.beta_slow}) {
+    add(&value, sizeof(value));
+  }
+  for (const std::vector<PageRules>& layer : plan.rules()) {
+    for (const PageRules& rules : layer) {
+      for (const float value : {static_cast<float>(rules.k_rule), static_cast<float>(rules.v_rule),
+                                rules.k_clip_ratio, rules.v_clip_ratio}) {
+        add(&value, sizeof(value));
+      }
+    }
+  }
   for (int layer = 0; layer < spec.num_layers; ++layer) {
     for (const PageShape* shape : {&config.open, &config.sealed}) {
       const uint64_t id = shape->layout(layer).id();

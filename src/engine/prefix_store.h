@@ -1,8 +1,8 @@
 // PrefixStore: immutable prefix pages on disk, so that a restart finds them again. One file a page,
 // written beside its name and renamed, with a checksum over all of it: a crash loses at most the
-// pages that were not yet written. A folder belongs to one store key (model, method, rotation, page
-// format); other folders are left alone. Files are hostile: what is torn, foreign or damaged is
-// skipped with a warning and removed when space is needed.
+// pages that were not yet written. A folder belongs to one store key (model, its positions, method,
+// rotation, clips, page format); other folders are left alone. Files are hostile: what is torn,
+// foreign or damaged is skipped with a warning and removed when space is needed.
 //
 // Put copies and returns; a thread of the store's own writes. All methods from the engine thread.
 #pragma once

@@ -266,5 +266,39 @@ TEST_F(PrefixStoreTest, RestoredPagesAreTheSameBytes) {
   EXPECT_EQ(index.Match(key, 999, true).cache.length(), 0);
 }
 
+// Whatever changes the rows of the same tokens, or what they are quantised to.
+TEST(PrefixStoreKey, KnowsPositionsAndClips) {
+  struct OtherModel : FakeModel {
+    OtherModel(const Options& options, ThreadPool& threads) : FakeModel(options, threads) {
+      changed = FakeModel::spec();
+    }
+    const ModelSpec& spec() const override { return changed; }
+    const KvPlan& kv() const override { return plan != nullptr ? *plan : FakeModel::kv(); }
+    void Replan(std::optional<float> v_clip) {
+      KvPlanOptions made;
+      made.method = "naive";
+      made.v_clip = v_clip;
+      plan = *KvPlan::Make(changed, made, FakeEncodePage);
+    }
+    ModelSpec changed;
+    std::unique_ptr<KvPlan> plan;
+  };
+  ThreadPool threads(1);
+  OtherModel model({}, threads), same({}, threads);
+  const uint64_t key = PrefixStoreKey(model);
+  EXPECT_EQ(key, PrefixStoreKey(same));
+  model.changed.rope_scaling = {.type = RopeScalingType::kYarn, .factor = 4.0};
+  const uint64_t stretched = PrefixStoreKey(model);
+  EXPECT_NE(key, stretched);
+  model.changed.rope_scaling.factor = 2.0;
+  EXPECT_NE(stretched, PrefixStoreKey(model));
+  same.changed.rope_theta *= 2.0;
+  EXPECT_NE(key, PrefixStoreKey(same));
+  model.Replan(std::nullopt);
+  const uint64_t unclipped = PrefixStoreKey(model);
+  model.Replan(0.92f);
+  EXPECT_NE(unclipped, PrefixStoreKey(model));
+}
+
 }  // namespace
 }  // namespace oscar
