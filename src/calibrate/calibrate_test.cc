@@ -231,7 +231,7 @@ TEST_F(CalibrateTest, GivenClipsAndGroupsAreUsed) {
   ASSERT_TRUE(fitted.has_value() && whole.has_value());
   EXPECT_NE(fitted->rotation.layers.at(3).k.clip, whole->rotation.layers.at(3).k.clip);
   options_.group_dims = 48;
-  EXPECT_NE(Calibrate(options_).error().message().find("groups of 48"), std::string::npos);
+  EXPECT_NE(Calibrate(options_).error().message().find("group size 48"), std::string::npos);
 }
 
 // The published path (dump, then fit) sees the same numbers as the stream, but for BF16 on disk.
