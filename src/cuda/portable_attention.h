@@ -1,7 +1,7 @@
 // PortableAttention: attention in the CPU's order of sums, so that both devices give the same bits
 // (simd/attention.h's PrefillAttention with fp32 products). A page is one softmax tile, pages are
-// taken in position order, every sum is one chain. For evaluation and tests, not for speed: about a
-// hundredth of PrefillAttention's. Holds only numbers; create it once a shape and device.
+// taken in position order, every sum is one chain. For evaluation and tests, not for speed. Holds
+// only numbers; create it once a shape and device.
 #pragma once
 
 #include <cstdint>
