@@ -49,7 +49,7 @@ TEST(BlockPool, ReferencesAreCounted) {
   PageRef second = page.Share();
   EXPECT_TRUE(page.shared());
   page = std::move(second);  // gives up one of the two
-  EXPECT_FALSE(second);
+  EXPECT_FALSE(second);      // NOLINT(bugprone-use-after-move): what was moved from is empty
   EXPECT_FALSE(page.shared());
   EXPECT_EQ(pool.pages_in_use(), 1);
   page.Reset();
