@@ -12,6 +12,7 @@
 
 #include "engine/demo_fixture.h"
 #include "gpu/cuda_model.h"
+#include "rotation/rotation_file.h"
 
 namespace oscar {
 
@@ -92,6 +93,20 @@ struct CpuModelOf {
   std::unique_ptr<KvPlan> plan;
   std::unique_ptr<Model> model;
 };
+
+// The demo model under a method, in cells of 512.
+struct MethodCase {
+  const char* name;
+  WeightFormat weights = WeightFormat::kCheckpoint;
+  bool rotated = false;  // by the model's calibrated rotation
+  int group_dims = 0;    // 0: the method's own
+};
+inline KvPlanOptions PlanOf(const MethodCase& c) {
+  KvPlanOptions method = DemoModel::Method(c.name, /*cell=*/512);
+  if (c.group_dims > 0) method.group_dims = c.group_dims;
+  if (c.rotated) method.rotation = *LoadRotation(OSCAR_DEMO_MODEL "/rotation");
+  return method;
+}
 
 // Architectures and sizes that the demo model does not have.
 struct ShapeCase {

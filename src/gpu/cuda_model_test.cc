@@ -13,7 +13,6 @@
 #include "engine/generator.h"
 #include "engine/sampler.h"
 #include "gpu/cuda_fixture.h"
-#include "rotation/rotation_file.h"
 
 namespace oscar {
 namespace {
@@ -28,21 +27,14 @@ TEST(CudaModel, GoldenChatsOnABf16Cache) {
   ExpectGoldenChats(*gpu.model, *gpu.pool);
 }
 
-struct MethodCase {
-  const char* name;
-  WeightFormat weights = WeightFormat::kCheckpoint;
-  bool rotated = false;  // by the model's calibrated rotation
-  int group_dims = 0;    // 0: the method's own
-};
 class MethodTest : public testing::TestWithParam<MethodCase> {};
 
 // Prompts with history in every form, then generated tokens across several seals, both fed the
 // CPU's choices: the logits must stay together all the way.
 TEST_P(MethodTest, FollowsTheCpu) {
-  const auto& [name, weights, rotated, group_dims] = GetParam();
-  KvPlanOptions method = DemoModel::Method(name, /*cell=*/512);
-  if (group_dims > 0) method.group_dims = group_dims;
-  if (rotated) method.rotation = *LoadRotation(OSCAR_DEMO_MODEL "/rotation");
+  const char* const name = GetParam().name;
+  const WeightFormat weights = GetParam().weights;
+  const KvPlanOptions method = PlanOf(GetParam());
   DemoModel cpu(method, 8, uint64_t{1} << 30, weights);
   GpuModel gpu(method, Sized(512, 8), weights);
   const Followed f =

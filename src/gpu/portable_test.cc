@@ -2,7 +2,6 @@
 #include <gtest/gtest.h>
 
 #include "gpu/cuda_fixture.h"
-#include "rotation/rotation_file.h"
 
 namespace oscar {
 namespace {
@@ -24,20 +23,13 @@ void ExpectSame(const Followed& f) {
   EXPECT_EQ(f.sealed_pages[0], f.sealed_pages[1]);
 }
 
-struct MethodCase {
-  const char* name;
-  WeightFormat weights = WeightFormat::kCheckpoint;
-  bool rotated = false;  // by the model's calibrated rotation
-  int group_dims = 0;    // 0: the method's own
-};
 class PortableMethodTest : public testing::TestWithParam<MethodCase> {};
 
 // History in every form, then generated tokens across several seals.
 TEST_P(PortableMethodTest, LogitsAreTheCpus) {
-  const auto& [name, weights, rotated, group_dims] = GetParam();
-  KvPlanOptions method = DemoModel::Method(name, /*cell=*/512);
-  if (group_dims > 0) method.group_dims = group_dims;
-  if (rotated) method.rotation = *LoadRotation(OSCAR_DEMO_MODEL "/rotation");
+  const char* const name = GetParam().name;
+  const WeightFormat weights = GetParam().weights;
+  const KvPlanOptions method = PlanOf(GetParam());
   DemoModel cpu(method, 8, uint64_t{1} << 30, weights, PortableCpu());
   GpuModel gpu(method, PortableGpu(512, 8), weights);
   const Followed f =
