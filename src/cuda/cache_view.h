@@ -48,6 +48,15 @@ struct CacheView {
   int32_t window_table_stride = 0;
   int32_t sink_pages = 1;  // entries of a window row before the ring
   int32_t ring_pages = 1;
+
+  // Bytes from window_pool to the block of a head in the window page of a position. Reads the
+  // table, so only where that is.
+  OSCAR_HD int64_t WindowOffset(int table_row, int position, int head, int64_t block_bytes) const {
+    const int page = position / kPageTokens;
+    const int entry = page < sink_pages ? page : sink_pages + page % ring_pages;
+    const int64_t id = window_table[int64_t{table_row} * window_table_stride + entry];
+    return id * window_page_stride + head * block_bytes;
+  }
 };
 
 // Shape of an attention layer; what a kernel is chosen by.

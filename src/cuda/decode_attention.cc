@@ -8,6 +8,7 @@
 #include "cuda/cuda_status.h"
 #include "cuda/decode_kernels.h"
 #include "cuda/kernels/decode_params.h"
+#include "cuda/launch.h"
 
 namespace oscar::cuda {
 namespace {
@@ -165,19 +166,9 @@ Status DecodeAttention::Launch(const DecodeArguments& args, Stream stream) const
   params.max_splits = max_splits_;
   params.out_fp32 = args.out_fp32;
 
-  cudaLaunchAttribute overlap{};
-  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  overlap.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(blocks_));
-  config.blockDim = dim3(static_cast<unsigned>(threads_));
-  config.dynamicSmemBytes = static_cast<size_t>(shared_bytes_);
-  config.stream = stream;
-  config.attrs = &overlap;
-  config.numAttrs = args.overlap_predecessor ? 1 : 0;
   void* kernel_args[] = {&params};
-  return CudaStatus(cudaLaunchKernelExC(&config, kernel_, kernel_args),
-                    "launching decode attention");
+  return LaunchOverlapping(kernel_, {blocks_, threads_, shared_bytes_, args.overlap_predecessor},
+                           kernel_args, stream, "launching decode attention");
 }
 
 }  // namespace oscar::cuda

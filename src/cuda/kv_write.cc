@@ -63,11 +63,7 @@ Status WriteTokens(const AttentionShape& shape, const WriteArguments& args, Stre
   params.rotation = reinterpret_cast<const uint4*>(args.rotation_fragments);
   params.q_out = reinterpret_cast<uint16_t*>(args.q_out);
   params.window_pool = args.window_pool;
-  params.window_page_stride = args.cache.window_page_stride;
-  params.window_table = args.cache.window_table;
-  params.window_table_stride = args.cache.window_table_stride;
-  params.sink_pages = args.cache.sink_pages;
-  params.ring_pages = args.cache.ring_pages;
+  params.cache = args.cache;
   params.tokens = args.tokens;
   params.num_q_heads = shape.num_q_heads;
   params.num_kv_heads = shape.num_kv_heads;

@@ -209,12 +209,10 @@ __global__ void __launch_bounds__(kWarps * 32)
     for (int r = 0; r < kRegs; ++r) row[lane + 32 * r] = x[r];
     return;
   }
-  const int position = p.positions[token], page = position / kPageTokens;
-  const int entry = page < cache.sink_pages ? page : cache.sink_pages + page % cache.ring_pages;
-  const int64_t id =
-      cache.window_table[int64_t{p.table_rows[token]} * cache.window_table_stride + entry];
-  std::byte* block = const_cast<std::byte*>(cache.window_pool) + id * cache.window_page_stride +
-                     int64_t{kv_head} * kLayout.block_bytes();
+  const int position = p.positions[token];
+  std::byte* block = const_cast<std::byte*>(cache.window_pool) +
+                     cache.WindowOffset(p.table_rows[token], position, kv_head,
+                                        static_cast<int64_t>(kLayout.block_bytes()));
 #pragma unroll
   for (int r = 0; r < kRegs; ++r) {
     const int dim = lane + 32 * r, at_token = position % kPageTokens;

@@ -2,6 +2,7 @@
 
 #include "cuda/cuda_status.h"
 #include "cuda/kernels/ptx.cuh"
+#include "cuda/launch.h"
 #include "gpu/step_kernels.h"
 
 namespace oscar::gpu {
@@ -219,18 +220,9 @@ Status LaunchNorm(const float* x, const float* weight, float epsilon, const int3
     return Unimplemented(
         "RMSNorm on the GPU takes hidden sizes that are multiples of 4, up to 16384");
   }
-  cudaLaunchAttribute overlap{};
-  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  overlap.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(rows));
-  config.blockDim = dim3(kNormThreads);
-  config.stream = stream;
-  config.attrs = &overlap;
-  config.numAttrs = 1;
-  return CudaStatus(cudaLaunchKernelEx(&config, NormKernel, x, weight, epsilon, sources,
-                                       reinterpret_cast<uint16_t*>(out), hidden),
-                    "launching RMSNorm");
+  void* args[] = {&x, &weight, &epsilon, &sources, &out, &hidden};
+  return cuda::LaunchOverlapping(reinterpret_cast<const void*>(&NormKernel), {rows, kNormThreads},
+                                 args, stream, "launching RMSNorm");
 }
 
 Status LaunchSiluMul(const float* gate_up, Bf16* out, int rows, int width, Stream stream) {

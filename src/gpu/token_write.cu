@@ -7,8 +7,8 @@
 // Bound      few tokens: latency (positions, angles and norms are read before the predecessor has
 //            ended); many: memory, 4 bytes a number read and 2 written.
 #include "cache/page_layout.h"
-#include "cuda/cuda_status.h"
 #include "cuda/kernels/ptx.cuh"
+#include "cuda/launch.h"
 #include "gpu/token_write.h"
 
 namespace oscar::gpu {
@@ -26,9 +26,7 @@ struct Params {
   float epsilon, q_scale;
   uint16_t* q_out;
   std::byte* window_pool;
-  int64_t window_page_stride;
-  const int32_t* window_table;
-  int32_t window_table_stride, sink_pages, ring_pages;
+  cuda::CacheView cache;
   int32_t tokens, q_heads, kv_heads;
 };
 
@@ -60,13 +58,9 @@ __global__ void __launch_bounds__(kWarps * 32) TokenWriteKernel(const Params p) 
                      : make_float2(1.0f, 0.0f);
     }
     if (!is_q) {
-      const int page = position / kPageTokens;
-      const int entry = page < p.sink_pages ? page : p.sink_pages + page % p.ring_pages;
-      const int64_t id =
-          p.window_table[int64_t{p.table_rows[token]} * p.window_table_stride + entry];
       const int kv_head = is_v ? head - p.q_heads - p.kv_heads : head - p.q_heads;
-      block = p.window_pool + id * p.window_page_stride +
-              int64_t{kv_head} * static_cast<int64_t>(kLayout.block_bytes());
+      block = p.window_pool + p.cache.WindowOffset(p.table_rows[token], position, kv_head,
+                                                   static_cast<int64_t>(kLayout.block_bytes()));
     }
   }
   cuda::WaitForPredecessor();
@@ -167,29 +161,15 @@ Status LaunchTokenWrite(const cuda::AttentionShape& shape, const cuda::WriteArgu
   params.q_scale = args.q_scale;
   params.q_out = reinterpret_cast<uint16_t*>(args.q_out);
   params.window_pool = args.window_pool;
-  params.window_page_stride = args.cache.window_page_stride;
-  params.window_table = args.cache.window_table;
-  params.window_table_stride = args.cache.window_table_stride;
-  params.sink_pages = args.cache.sink_pages;
-  params.ring_pages = args.cache.ring_pages;
+  params.cache = args.cache;
   params.tokens = args.tokens;
   params.q_heads = shape.num_q_heads;
   params.kv_heads = shape.num_kv_heads;
   const int units = args.tokens * (shape.num_q_heads + 2 * shape.num_kv_heads);
-  cudaLaunchAttribute overlap{};
-  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  overlap.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>((units + kWarps - 1) / kWarps));
-  config.blockDim = dim3(kWarps * 32);
-  config.stream = stream;
-  config.attrs = &overlap;
-  config.numAttrs = 1;
   void* kernel_args[] = {&params};
-  return cuda::CudaStatus(
-      cudaLaunchKernelExC(&config,
-                          FindKernel(shape.head_dim, args.rotation == cuda::Rotation::kHadamard),
-                          kernel_args),
+  return cuda::LaunchOverlapping(
+      FindKernel(shape.head_dim, args.rotation == cuda::Rotation::kHadamard),
+      {(units + kWarps - 1) / kWarps, kWarps * 32}, kernel_args, stream,
       "launching the token write");
 }
 

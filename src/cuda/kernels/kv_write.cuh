@@ -21,10 +21,9 @@ namespace oscar::cuda {
 
 template <int kDim>
 __device__ __forceinline__ std::byte* WindowBlock(const WriteKernelParams& p, int token, int head) {
-  const int page = p.positions[token] / kPageTokens;
-  const int entry = page < p.sink_pages ? page : p.sink_pages + page % p.ring_pages;
-  const int64_t id = p.window_table[int64_t{p.table_rows[token]} * p.window_table_stride + entry];
-  return p.window_pool + id * p.window_page_stride + int64_t{head} * (2 * kPageTokens * kDim * 2);
+  constexpr PageLayout kLayout(PageKind::kBf16, CodeOrder::kTensorCore, kDim, kDim);
+  return p.window_pool + p.cache.WindowOffset(p.table_rows[token], p.positions[token], head,
+                                              static_cast<int64_t>(kLayout.block_bytes()));
 }
 
 template <int kDim>

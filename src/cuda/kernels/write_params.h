@@ -20,9 +20,7 @@ struct WriteKernelParams {
   const uint4* rotation;      // [rotations, D / 16, D / 8, 32]: fragments, (b0, b1) high, then low
   uint16_t* q_out;            // [tokens, q_heads, D]
   std::byte* window_pool;
-  int64_t window_page_stride;
-  const int32_t* window_table;
-  int32_t window_table_stride, sink_pages, ring_pages;
+  CacheView cache;
   int32_t tokens, num_q_heads, num_kv_heads;
   int32_t rotations;  // 1 or num_kv_heads
   float norm_epsilon;
