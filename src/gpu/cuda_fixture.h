@@ -51,8 +51,20 @@ inline CudaModelOptions Sized(int tokens, int sequences) {
   return options;
 }
 
+// Weights that are made in fp32 and rounded to BF16 where that is asked for.
+class RoundedWeights : public WeightSource {
+ public:
+  Status LoadBf16Rows(const std::string& name, std::span<const int64_t> shape, WeightRows rows,
+                      std::span<Bf16> out) const override {
+    std::vector<float> values(out.size());
+    OSCAR_RETURN_IF_ERROR(LoadRows(name, shape, rows, values));
+    std::ranges::transform(values, out.begin(), ToBf16);
+    return {};
+  }
+};
+
 // Matrices of some size, norms and biases that are not all the same.
-class WavyWeights : public WeightSource {
+class WavyWeights : public RoundedWeights {
  public:
   Status LoadRows(const std::string& name, std::span<const int64_t> shape, WeightRows rows,
                   std::span<float> out) const override {
@@ -66,13 +78,6 @@ class WavyWeights : public WeightSource {
       const auto at = static_cast<double>(i + static_cast<size_t>(rows.first) + name.size());
       out[i] = middle + 0.4f * static_cast<float>(std::sin(0.37 * at));
     }
-    return {};
-  }
-  Status LoadBf16Rows(const std::string& name, std::span<const int64_t> shape, WeightRows rows,
-                      std::span<Bf16> out) const override {
-    std::vector<float> values(out.size());
-    OSCAR_RETURN_IF_ERROR(LoadRows(name, shape, rows, values));
-    std::ranges::transform(values, out.begin(), ToBf16);
     return {};
   }
   bool Has(const std::string&) const override { return true; }

@@ -461,7 +461,7 @@ INSTANTIATE_TEST_SUITE_P(All, ShapeTest, testing::ValuesIn(kShapeCases),
                          [](const auto& shape) { return std::string(shape.param.name); });
 
 // A checkpoint whose FP8 matrices have a scale for each block of 128 x 128, as published ones do.
-class BlockFp8Weights : public WeightSource {
+class BlockFp8Weights : public RoundedWeights {
  public:
   static constexpr int64_t kSide = 128;
   Status LoadRows(const std::string& name, std::span<const int64_t> shape, WeightRows rows,
@@ -475,13 +475,6 @@ class BlockFp8Weights : public WeightSource {
       out[i] = F8E4M3ToFloat(matrix.codes[row * width + column]) *
                matrix.scales[row / kSide * columns + column / kSide];
     }
-    return {};
-  }
-  Status LoadBf16Rows(const std::string& name, std::span<const int64_t> shape, WeightRows rows,
-                      std::span<Bf16> out) const override {
-    std::vector<float> values(out.size());
-    OSCAR_RETURN_IF_ERROR(LoadRows(name, shape, rows, values));
-    std::ranges::transform(values, out.begin(), ToBf16);
     return {};
   }
   Result<std::optional<Fp8Blocks>> Fp8Of(const std::string& name, int64_t outputs,
