@@ -206,7 +206,7 @@ class Layout {
   // Scales of these tensors, one below the other, as kernels take them; null: they must be BF16.
   Result<std::optional<Fp8Blocks>> Common(const std::vector<Tensor>& tensors, int inputs) const {
     std::optional<Fp8Blocks> common;
-    if (!keep_fp8_ || !FitsSkinny(inputs, /*fp8=*/true)) return common;
+    if (!keep_fp8_ || !FitsProductKernels(inputs, /*fp8=*/true)) return common;
     for (const Tensor& tensor : tensors) {
       OSCAR_ASSIGN_OR_RETURN(std::optional<Fp8Blocks> blocks,
                              source_.Fp8Of(tensor.name, tensor.outputs, inputs));

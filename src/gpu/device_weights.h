@@ -10,7 +10,7 @@
 #include "base/half.h"
 #include "cuda/cache_view.h"
 #include "cuda/kv_write.h"
-#include "gpu/skinny_gemm.h"
+#include "gpu/product_arguments.h"
 #include "model/kv_plan.h"
 #include "model/spec.h"
 #include "model/weights.h"

@@ -6,7 +6,7 @@
 
 #include "base/half.h"
 #include "cuda/cache_view.h"
-#include "gpu/skinny_gemm.h"
+#include "gpu/product_arguments.h"
 #include "oscar/status.h"
 
 namespace oscar::gpu {

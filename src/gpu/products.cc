@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "gpu/fp8_kernels.h"
+#include "gpu/gemv.h"
 #include "gpu/step_kernels.h"
 
 namespace oscar::gpu {
@@ -25,7 +26,12 @@ bool Products::IsSkinny(const DeviceMatrix& matrix, int rows) const {
   // by the product) costs as much as two launches.
   const int limit = matrix.is_fp8() ? 2 * SkinnyRows(wide_) : kBf16Rows;
   return skinny_ && (rows <= limit || blas_ == nullptr || invariant_) &&
-         FitsSkinny(matrix.inputs, matrix.is_fp8());
+         FitsProductKernels(matrix.inputs, matrix.is_fp8());
+}
+
+bool Products::IsGemv(const DeviceMatrix& matrix, int rows) const {
+  // Its sums have another order than those of more rows, so batches would show.
+  return skinny_ && !invariant_ && FitsGemv(matrix, rows);
 }
 
 Result<DeviceMatrix> Products::Expanded(const DeviceMatrix& matrix, int rows, Stream stream) {
@@ -43,7 +49,7 @@ Status Products::Of(const DeviceMatrix& matrix, const Bf16* x, void* out, int ou
   if (IsSkinny(matrix, rows)) {
     const int most = SkinnyRows(matrix.is_fp8() && wide_);
     for (int first = 0; first < rows; first += most) {
-      SkinnyArguments args;
+      ProductArguments args;
       args.matrix = matrix;
       args.x = x + int64_t{first} * matrix.inputs;
       args.out = static_cast<std::byte*>(out) +
@@ -52,8 +58,8 @@ Status Products::Of(const DeviceMatrix& matrix, const Bf16* x, void* out, int ou
       args.bias = bias;
       args.rows = std::min(most, rows - first);
       args.output = output;
-      args.invariant = invariant_;
-      OSCAR_RETURN_IF_ERROR(LaunchSkinny(args, stream));
+      OSCAR_RETURN_IF_ERROR(IsGemv(matrix, args.rows) ? LaunchGemv(args, stream)
+                                                      : LaunchSkinny(args, invariant_, stream));
     }
     return {};
   }
@@ -73,9 +79,8 @@ Status Products::Of(const DeviceMatrix& matrix, const Bf16* x, void* out, int ou
 Status Products::OfNormed(const DeviceMatrix& matrix, const NormedInput& x, void* out,
                           int out_stride, int rows, ProductOutput output, const float* bias,
                           Stream stream) {
-  // A norm inside the product rounds otherwise than one before it, so batches would show.
-  if (skinny_ && rows <= kNormedRows && FitsSkinny(matrix.inputs, matrix.is_fp8()) && !invariant_) {
-    SkinnyArguments args;
+  if (IsGemv(matrix, rows)) {
+    ProductArguments args;
     args.matrix = matrix;
     args.residual = x.x;
     args.norm_weight = x.weight;
@@ -85,7 +90,7 @@ Status Products::OfNormed(const DeviceMatrix& matrix, const NormedInput& x, void
     args.bias = bias;
     args.rows = rows;
     args.output = output;
-    return LaunchSkinny(args, stream);
+    return LaunchGemv(args, stream);
   }
   OSCAR_RETURN_IF_ERROR(
       LaunchNorm(x.x, x.weight, x.epsilon, nullptr, x.scratch, rows, matrix.inputs, stream));

@@ -1,5 +1,5 @@
 // Products: the matrix products of a pass, each by whichever kernel suits its rows. Few rows go
-// through the skinny kernels, many through cuBLASLt, FP8 matrices multiplied out to BF16 before it.
+// through kernels of our own, many through cuBLASLt, FP8 matrices multiplied out to BF16 before it.
 // Holds no memory of its own. One thread.
 #pragma once
 
@@ -46,6 +46,7 @@ class Products {
 
  private:
   bool IsSkinny(const DeviceMatrix& matrix, int rows) const;
+  bool IsGemv(const DeviceMatrix& matrix, int rows) const;  // which are skinny, too
 
   std::unique_ptr<Blas> blas_;
   Bf16* scratch_;

@@ -12,21 +12,17 @@
 //            16-byte load, 8 consecutive k of a row, serves as its operands of two steps; x is
 //            loaded the same way as B. Rows in shared memory are 64 bytes further apart than they
 //            are long, which keeps those loads free of conflicts.
-// FP8        the same 16 bytes are 16 consecutive k and serve four steps. Words unpack to BF16 that
-// is
-//            2^120 too small (base/fp8.h; tensor cores take subnormal operands as they are): x is
-//            multiplied by 2^60 before and the sum by 2^60 after, all of it exact. Scales of rows
+// FP8        the same 16 bytes are 16 consecutive k and serve four steps. Codes are unpacked as in
+//            product_kernels.cuh; tensor cores take subnormal operands as they are. Scales of rows
 //            multiply the result, those of blocks the sum over each 128 k.
 // Order      fixed by the tile, and warps are added in order at the end: a row's bits do not depend
 //            on the other rows of the launch.
-// Norm       for few rows x may be the fp32 residual stream: its RMSNorm is then a factor of the
-//            result, because every block sees the whole row anyway.
 // Bound      memory: 2 bytes of weights, or 1, a product row and k.
 #include <algorithm>
 
-#include "base/fp8.h"
 #include "cuda/cuda_status.h"
-#include "cuda/kernels/ptx.cuh"
+#include "cuda/launch.h"
+#include "gpu/product_kernels.cuh"
 #include "gpu/skinny_gemm.h"
 
 namespace oscar::gpu {
@@ -49,26 +45,6 @@ struct Fit {
   static_assert(kBlocks * (kSharedBytes + 1536) <= 227 * 1024);
 };
 
-enum class Format { kBf16, kFp8Rows, kFp8Blocks };  // FP8: what a scale is for
-
-struct Params {
-  const unsigned char* w;
-  const float* scales;
-  int scale_rows, scale_columns;
-  const uint16_t* x;
-  const float* residual;
-  const float* norm_weight;
-  float epsilon;
-  void* out;
-  const float* bias;
-  int outputs, inputs, rows, out_stride;
-};
-
-__device__ __forceinline__ uint32_t Pack(float a, float b) {
-  const __nv_bfloat162 pair = __floats2bfloat162_rn(a, b);
-  return *reinterpret_cast<const uint32_t*>(&pair);
-}
-
 // Sixteen codes a lane of rows `lo` and `hi`: four steps.
 template <int kNTiles>
 __device__ __forceinline__ void MultiplyFp8(float (&sums)[kNTiles][4], const uint4& lo,
@@ -86,21 +62,12 @@ __device__ __forceinline__ void MultiplyFp8(float (&sums)[kNTiles][4], const uin
   }
 }
 
-constexpr float kHalfOfFp8 = 0x1p60f;  // twice this factor is missing from unpacked weights
-
-__device__ __forceinline__ uint32_t RaiseForFp8(uint32_t pair) {
-  constexpr uint32_t kFactor = 0x5d805d80u;  // 2^60, 2^60
-  const __nv_bfloat162 product = __hmul2(*reinterpret_cast<const __nv_bfloat162*>(&pair),
-                                         *reinterpret_cast<const __nv_bfloat162*>(&kFactor));
-  return *reinterpret_cast<const uint32_t*>(&product);
-}
-
-template <int kNTiles, int kRTiles, bool kNorm, ProductOutput kOut, Format kFormat>
+template <int kNTiles, int kRTiles, ProductOutput kOut, WeightFormat kFormat>
 __global__ void __launch_bounds__((kWarps + 1) * 32, Fit<kNTiles, kRTiles>::kBlocks)
-    SkinnyKernel(const Params p) {
+    SkinnyKernel(const ProductParams p) {
   using F = Fit<kNTiles, kRTiles>;
   constexpr bool kPair = kOut == ProductOutput::kSiluMul;
-  constexpr bool kFp8 = kFormat != Format::kBf16;
+  constexpr bool kFp8 = kFormat != WeightFormat::kBf16;
   constexpr int kWidth = kFp8 ? 1 : 2;  // bytes of a weight
   constexpr int kChunkK = 64 / kWidth;  // k of a chunk, which is 64 bytes of a row
   constexpr int kLoads = kFp8 ? 2 : 1;  // of 16 bytes of x, a lane's share of a chunk
@@ -114,7 +81,6 @@ __global__ void __launch_bounds__((kWarps + 1) * 32, Fit<kNTiles, kRTiles>::kBlo
   __shared__ uint64_t barriers[2 * kStages];
   auto* const partial =
       reinterpret_cast<float(*)[kRows][F::kColumns]>(ring + F::kRingBytes);  // [kWarps]
-  __shared__ float squares[kWarps][8];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = lane / 4, quad = lane % 4;
   const auto full = [&](int slot) { return cuda::SharedAddress(&barriers[slot]); };
   const auto empty = [&](int slot) { return cuda::SharedAddress(&barriers[kStages + slot]); };
@@ -149,8 +115,8 @@ __global__ void __launch_bounds__((kWarps + 1) * 32, Fit<kNTiles, kRTiles>::kBlo
           const unsigned char* from = p.w + min(row, total_rows - 1) * pitch + k * kWidth;
 #pragma unroll
           for (int r = 0; r < kTileRows; ++r) {
-            fill.Copy(to + static_cast<uint32_t>((half * kTileRows + r) * kPitch), from,
-                      static_cast<uint32_t>(bytes));
+            fill.CopyOnce(to + static_cast<uint32_t>((half * kTileRows + r) * kPitch), from,
+                          static_cast<uint32_t>(bytes));
             if (row + r + 1 < total_rows) from += pitch;
           }
         }
@@ -161,37 +127,12 @@ __global__ void __launch_bounds__((kWarps + 1) * 32, Fit<kNTiles, kRTiles>::kBlo
   }
 
   cuda::WaitForPredecessor();
-  float square = 0.0f;
-  bool first_tile = true;
-  const auto inputs_at = [&](int n, int chunk, int load, bool count_squares) {
+  const auto inputs_at = [&](int n, int chunk, int load) {
     const int row = n * 8 + group;
     if (row >= p.rows || chunk >= chunks) return make_uint4(0, 0, 0, 0);
     const int k = chunk * kChunkK + quad * (kChunkK / 4) + load * 8;
-    if constexpr (!kNorm) {
-      uint4 pairs = *reinterpret_cast<const uint4*>(p.x + int64_t{row} * p.inputs + k);
-      if constexpr (kFp8) {
-        pairs = make_uint4(RaiseForFp8(pairs.x), RaiseForFp8(pairs.y), RaiseForFp8(pairs.z),
-                           RaiseForFp8(pairs.w));
-      }
-      return pairs;
-    } else {
-      const auto* x = reinterpret_cast<const float4*>(p.residual + int64_t{row} * p.inputs + k);
-      const auto* f = reinterpret_cast<const float4*>(p.norm_weight + k);
-      float4 x0 = x[0], x1 = x[1];
-      const float4 f0 = __ldg(f), f1 = __ldg(f + 1);
-      if (count_squares) {
-        square += x0.x * x0.x + x0.y * x0.y + x0.z * x0.z + x0.w * x0.w + x1.x * x1.x +
-                  x1.y * x1.y + x1.z * x1.z + x1.w * x1.w;
-      }
-      if constexpr (kFp8) {
-        x0 =
-            make_float4(x0.x * kHalfOfFp8, x0.y * kHalfOfFp8, x0.z * kHalfOfFp8, x0.w * kHalfOfFp8);
-        x1 =
-            make_float4(x1.x * kHalfOfFp8, x1.y * kHalfOfFp8, x1.z * kHalfOfFp8, x1.w * kHalfOfFp8);
-      }
-      return make_uint4(Pack(x0.x * f0.x, x0.y * f0.y), Pack(x0.z * f0.z, x0.w * f0.w),
-                        Pack(x1.x * f1.x, x1.y * f1.y), Pack(x1.z * f1.z, x1.w * f1.w));
-    }
+    const uint4 pairs = *reinterpret_cast<const uint4*>(p.x + int64_t{row} * p.inputs + k);
+    return kFp8 ? RaiseForFp8(pairs) : pairs;
   };
   // Which row of the matrix row `r` of a tile is.
   const auto matrix_row = [&](int tile, int r) {
@@ -201,32 +142,31 @@ __global__ void __launch_bounds__((kWarps + 1) * 32, Fit<kNTiles, kRTiles>::kBlo
   // A warp's operands of a stage. Unpacking FP8 leaves less time to wait for them, so each is asked
   // for again, for the stage after, as soon as it has been used.
   uint4 b[kChunks][kNTiles][kLoads];
-  const auto load = [&](int c, int first, bool count_squares) {
+  const auto load = [&](int c, int first) {
 #pragma unroll
     for (int n = 0; n < kNTiles; ++n) {
 #pragma unroll
-      for (int j = 0; j < kLoads; ++j) b[c][n][j] = inputs_at(n, first + c, j, count_squares);
+      for (int j = 0; j < kLoads; ++j) b[c][n][j] = inputs_at(n, first + c, j);
     }
   };
   if constexpr (kFp8) {
 #pragma unroll
-    for (int c = 0; c < kChunks; ++c) load(c, warp * kChunks, true);
+    for (int c = 0; c < kChunks; ++c) load(c, warp * kChunks);
   }
   int step = 0;
   for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
     float sums[kRTiles][kNTiles][4] = {};
-    float block_sums[kFormat == Format::kFp8Blocks ? kRTiles : 1][kNTiles][4] = {};
+    float block_sums[kFormat == WeightFormat::kFp8Blocks ? kRTiles : 1][kNTiles][4] = {};
     for (int s = 0; s < stages; ++s, ++step) {
       const int slot = step % kStages, first = s * (kSpan / kChunkK) + warp * kChunks;
-      const bool wraps = s + 1 == stages;
-      const int first_next = (wraps ? 0 : s + 1) * (kSpan / kChunkK) + warp * kChunks;
+      const int first_next = (s + 1 == stages ? 0 : s + 1) * (kSpan / kChunkK) + warp * kChunks;
       if constexpr (!kFp8) {
 #pragma unroll
-        for (int c = 0; c < kChunks; ++c) load(c, first, first_tile);
+        for (int c = 0; c < kChunks; ++c) load(c, first);
       }
       // Of this lane's rows in the blocks of its chunks.
-      float scales[kFormat == Format::kFp8Blocks ? kChunks / 2 : 1][kRTiles][2];
-      if constexpr (kFormat == Format::kFp8Blocks) {
+      float scales[kFormat == WeightFormat::kFp8Blocks ? kChunks / 2 : 1][kRTiles][2];
+      if constexpr (kFormat == WeightFormat::kFp8Blocks) {
 #pragma unroll
         for (int c = 0; c < kChunks / 2; ++c) {
           const int block = min(first / 2 + c, p.scale_columns - 1);
@@ -250,14 +190,14 @@ __global__ void __launch_bounds__((kWarps + 1) * 32, Fit<kNTiles, kRTiles>::kBlo
           if (first + c >= chunks) break;  // nothing was copied there
           const uint4 lo = *reinterpret_cast<const uint4*>(at + r * 16 * kPitch + c * 64);
           const uint4 hi = *reinterpret_cast<const uint4*>(at + (r * 16 + 8) * kPitch + c * 64);
-          if constexpr (kFormat == Format::kBf16) {
+          if constexpr (kFormat == WeightFormat::kBf16) {
 #pragma unroll
             for (int n = 0; n < kNTiles; ++n) {
               const uint4& x = b[c][n][0];
               cuda::MmaBf16(sums[r][n], lo.x, hi.x, lo.y, hi.y, x.x, x.y);
               cuda::MmaBf16(sums[r][n], lo.z, hi.z, lo.w, hi.w, x.z, x.w);
             }
-          } else if constexpr (kFormat == Format::kFp8Rows) {
+          } else if constexpr (kFormat == WeightFormat::kFp8Rows) {
             MultiplyFp8<kNTiles>(sums[r], lo, hi, b[c]);
           } else {
             MultiplyFp8<kNTiles>(block_sums[r], lo, hi, b[c]);
@@ -272,7 +212,7 @@ __global__ void __launch_bounds__((kWarps + 1) * 32, Fit<kNTiles, kRTiles>::kBlo
             }
           }
         }
-        if constexpr (kFp8) load(c, first_next, first_tile && !wraps);
+        if constexpr (kFp8) load(c, first_next);
       }
       __syncwarp();
       if (lane == 0) cuda::BarrierArrive(empty(slot));
@@ -289,14 +229,6 @@ __global__ void __launch_bounds__((kWarps + 1) * 32, Fit<kNTiles, kRTiles>::kBlo
         bottom[1] = sums[r][n][3];
       }
     }
-    if constexpr (kNorm) {
-      if (first_tile) {
-        square += __shfl_xor_sync(~0u, square, 1);
-        square += __shfl_xor_sync(~0u, square, 2);
-        if (quad == 0) squares[warp][group] = square;
-        first_tile = false;
-      }
-    }
     cuda::NamedSync(1, kWarps * 32);
     const auto total = [&](int row, int n) {
       float sum = 0.0f;
@@ -307,19 +239,13 @@ __global__ void __launch_bounds__((kWarps + 1) * 32, Fit<kNTiles, kRTiles>::kBlo
     for (int i = threadIdx.x; i < kTileRows * kNTiles * 8; i += kWarps * 32) {
       const int row = i % kTileRows, n = i / kTileRows, m = tile * kTileRows + row;
       if (n >= p.rows || m >= p.outputs) continue;
-      float factor = kFp8 ? kHalfOfFp8 : 1.0f;
-      if constexpr (kNorm) {
-        float sum = 0.0f;
-#pragma unroll
-        for (int j = 0; j < kWarps; ++j) sum += squares[j][n];
-        factor *= 1.0f / sqrtf(sum / static_cast<float>(p.inputs) + p.epsilon);
-      }
-      float value = total(row, n) * factor;
-      if constexpr (kFormat == Format::kFp8Rows) value *= p.scales[m];
+      constexpr float kFactor = kFp8 ? kHalfOfFp8 : 1.0f;
+      float value = total(row, n) * kFactor;
+      if constexpr (kFormat == WeightFormat::kFp8Rows) value *= p.scales[m];
       if constexpr (kPair) {
-        float up = total(kTileRows + row, n) * factor;
-        if constexpr (kFormat == Format::kFp8Rows) up *= p.scales[p.outputs + m];
-        value = value / (1.0f + __expf(-value)) * up;
+        float up = total(kTileRows + row, n) * kFactor;
+        if constexpr (kFormat == WeightFormat::kFp8Rows) up *= p.scales[p.outputs + m];
+        value = SiluMul(value, up);
       } else if (p.bias != nullptr) {
         value += p.bias[m];
       }
@@ -342,60 +268,59 @@ struct Choice {
   int tile_rows, shared_bytes, blocks;  // of an SM
 };
 
-template <int kNTiles, int kRTiles, bool kNorm, ProductOutput kOut, Format kFormat>
+template <int kNTiles, int kRTiles, ProductOutput kOut, WeightFormat kFormat>
 Choice Make() {
   using F = Fit<kNTiles, kRTiles>;
-  return {reinterpret_cast<const void*>(&SkinnyKernel<kNTiles, kRTiles, kNorm, kOut, kFormat>),
+  return {reinterpret_cast<const void*>(&SkinnyKernel<kNTiles, kRTiles, kOut, kFormat>),
           kOut == ProductOutput::kSiluMul ? F::kRows / 2 : F::kRows, F::kSharedBytes, F::kBlocks};
 }
 
-template <ProductOutput kOut, Format kFormat>
-Choice Choose(int rows, bool norm, bool invariant) {
+template <ProductOutput kOut, WeightFormat kFormat>
+Choice Choose(int rows, bool invariant) {
   constexpr int kFew = kOut == ProductOutput::kSiluMul ? 2 : 1;  // tiles where rows are few
-  if constexpr (kFormat != Format::kBf16) {
+  if constexpr (kFormat != WeightFormat::kBf16) {
     // Other matrices would have too few tiles of 64 rows for all SMs, and sums of blocks take as
     // many registers as the sums themselves.
-    constexpr bool kWide = kOut == ProductOutput::kSiluMul && kFormat == Format::kFp8Rows;
+    constexpr bool kWide = kOut == ProductOutput::kSiluMul && kFormat == WeightFormat::kFp8Rows;
     constexpr int kTiles = kWide ? 4 : 2;
-    if (rows > 16) return Make<4, kTiles, false, kOut, kFormat>();
+    if (rows > 16) return Make<4, kTiles, kOut, kFormat>();
   }
-  if (rows > 8 || invariant) return Make<2, 2, false, kOut, kFormat>();
-  if constexpr (kOut != ProductOutput::kAdd) {
-    if (norm) return Make<1, kFew, true, kOut, kFormat>();
-  }
-  return Make<1, kFew, false, kOut, kFormat>();
+  if (rows > 8 || invariant) return Make<2, 2, kOut, kFormat>();
+  return Make<1, kFew, kOut, kFormat>();
 }
 
-template <Format kFormat>
-Choice Choose(ProductOutput output, int rows, bool norm, bool invariant) {
+template <WeightFormat kFormat>
+Choice Choose(ProductOutput output, int rows, bool invariant) {
   switch (output) {
     case ProductOutput::kFloat:
-      return Choose<ProductOutput::kFloat, kFormat>(rows, norm, invariant);
+      return Choose<ProductOutput::kFloat, kFormat>(rows, invariant);
     case ProductOutput::kAdd:
-      return Choose<ProductOutput::kAdd, kFormat>(rows, norm, invariant);
+      return Choose<ProductOutput::kAdd, kFormat>(rows, invariant);
     case ProductOutput::kSiluMul:
-      return Choose<ProductOutput::kSiluMul, kFormat>(rows, norm, invariant);
+      return Choose<ProductOutput::kSiluMul, kFormat>(rows, invariant);
+  }
+  return {};
+}
+
+Choice Choose(const ProductArguments& args, bool invariant) {
+  switch (FormatOf(args.matrix)) {
+    case WeightFormat::kBf16:
+      return Choose<WeightFormat::kBf16>(args.output, args.rows, invariant);
+    case WeightFormat::kFp8Rows:
+      return Choose<WeightFormat::kFp8Rows>(args.output, args.rows, invariant);
+    case WeightFormat::kFp8Blocks:
+      return Choose<WeightFormat::kFp8Blocks>(args.output, args.rows, invariant);
   }
   return {};
 }
 
 // Whether a block may have that much, and a little beside it.
 bool HasShared(int bytes) {
-  int device = 0, most = 0;
-  return cudaGetDevice(&device) == cudaSuccess &&
-         cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device) ==
-             cudaSuccess &&
-         most >= bytes + 1024;
+  const auto limits = cuda::CurrentDeviceLimits();
+  return limits.has_value() && limits->shared_per_block >= bytes + 1024;
 }
 
 }  // namespace
-
-uint64_t DeviceMatrix::bytes() const {
-  const auto size = static_cast<uint64_t>(outputs) * static_cast<uint64_t>(inputs);
-  if (!is_fp8()) return size * sizeof(Bf16);
-  return size + static_cast<uint64_t>(outputs / scale_rows) * static_cast<uint64_t>(scale_columns) *
-                    sizeof(float);
-}
 
 bool TakesSkinnyLaunches() {
   return HasShared(
@@ -406,63 +331,27 @@ bool TakesWideLaunches() {
   return HasShared(std::max(Fit<4, 4>::kSharedBytes, Fit<4, 2>::kSharedBytes));
 }
 
-Status LaunchSkinny(const SkinnyArguments& args, Stream stream) {
-  const bool norm = args.residual != nullptr;
-  const DeviceMatrix& matrix = args.matrix;
-  const int outputs = args.output == ProductOutput::kSiluMul ? matrix.outputs / 2 : matrix.outputs;
-  if (args.rows < 1 ||
-      args.rows > (norm ? kNormedRows : SkinnyRows(matrix.is_fp8() && !args.invariant)) ||
-      outputs < 1 || !FitsSkinny(matrix.inputs, matrix.is_fp8()) ||
-      (norm && args.output == ProductOutput::kAdd)) {
+Status LaunchSkinny(const ProductArguments& args, bool invariant, Stream stream) {
+  const bool fp8 = args.matrix.is_fp8();
+  if (args.rows < 1 || args.rows > SkinnyRows(fp8 && !invariant) || args.outputs() < 1 ||
+      !FitsProductKernels(args.matrix.inputs, fp8) || args.residual != nullptr) {
     return InvalidArgument(
-        "a skinny product takes 1 to 16 rows (FP8 32, with its norm 4) and inputs in multiples of "
-        "32, of 128 in FP8");
+        "a skinny product takes 1 to 16 rows (FP8 32) and inputs in multiples of 32, of 128 in "
+        "FP8");
   }
-  Params params{};
-  params.w = matrix.is_fp8() ? reinterpret_cast<const unsigned char*>(matrix.codes)
-                             : reinterpret_cast<const unsigned char*>(matrix.weights);
-  params.scales = matrix.scales;
-  params.scale_rows = matrix.scale_rows;
-  params.scale_columns = matrix.scale_columns;
-  params.x = reinterpret_cast<const uint16_t*>(args.x);
-  params.residual = args.residual;
-  params.norm_weight = args.norm_weight;
-  params.epsilon = args.norm_epsilon;
-  params.out = args.out;
-  params.bias = args.bias;
-  params.outputs = outputs;
-  params.inputs = matrix.inputs;
-  params.rows = args.rows;
-  params.out_stride = args.out_stride;
-  const Choice choice =
-      !matrix.is_fp8() ? Choose<Format::kBf16>(args.output, args.rows, norm, args.invariant)
-      : matrix.scale_columns == 1
-          ? Choose<Format::kFp8Rows>(args.output, args.rows, norm, args.invariant)
-          : Choose<Format::kFp8Blocks>(args.output, args.rows, norm, args.invariant);
-  int device = 0, multiprocessors = 0;
-  OSCAR_RETURN_IF_ERROR(cuda::CudaStatus(cudaGetDevice(&device), "finding the device"));
-  OSCAR_RETURN_IF_ERROR(cuda::CudaStatus(
-      cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device),
-      "reading the device's limits"));
+  ProductParams params = ParamsOf(args);
+  const Choice choice = Choose(args, invariant);
+  OSCAR_ASSIGN_OR_RETURN(const cuda::DeviceLimits limits, cuda::CurrentDeviceLimits());
   OSCAR_RETURN_IF_ERROR(cuda::CudaStatus(
       cudaFuncSetAttribute(choice.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                            choice.shared_bytes),
       "preparing a skinny product"));
-  const int tiles = (outputs + choice.tile_rows - 1) / choice.tile_rows;
-  cudaLaunchAttribute overlap{};
-  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  overlap.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config{};
-  const int blocks = choice.blocks * multiprocessors;
-  config.gridDim = dim3(static_cast<unsigned>(tiles < blocks ? tiles : blocks));
-  config.blockDim = dim3((kWarps + 1) * 32);
-  config.dynamicSmemBytes = static_cast<size_t>(choice.shared_bytes);
-  config.stream = stream;
-  config.attrs = &overlap;
-  config.numAttrs = 1;
+  const int tiles = (args.outputs() + choice.tile_rows - 1) / choice.tile_rows;
   void* kernel_args[] = {&params};
-  return cuda::CudaStatus(cudaLaunchKernelExC(&config, choice.kernel, kernel_args),
-                          "launching a skinny product");
+  return cuda::LaunchOverlapping(choice.kernel,
+                                 {std::min(tiles, choice.blocks * limits.multiprocessors),
+                                  (kWarps + 1) * 32, choice.shared_bytes},
+                                 kernel_args, stream, "launching a skinny product");
 }
 
 }  // namespace oscar::gpu
