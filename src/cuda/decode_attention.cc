@@ -16,7 +16,7 @@ namespace {
 constexpr int kMaxStages = 6;
 constexpr int kMaxBatch = 1024;  // the plan takes 24 bytes of shared memory a row
 constexpr int kMaxSplits = 128;
-constexpr int kSplitRounds = 8;  // pages a consumer warp reads in a split, at least
+constexpr int kSplitRounds = 5;  // pages a consumer warp reads in a split, at least
 
 const DecodeKernelInfo* FindKernel(const AttentionShape& shape, int heads) {
   const DecodeKernelInfo* table = shape.head_dim == 64    ? kDecodeKernelsD64

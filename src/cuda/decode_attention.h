@@ -25,7 +25,8 @@ struct DecodeArguments {
   // workspace_bytes() of device memory, zeroed once; every launch leaves it ready for the next.
   // Launches that may overlap need one each.
   void* workspace = nullptr;
-  // Launch with programmatic dependence: blocks may start while the predecessor drains.
+  // Launch with programmatic dependence: blocks may start while the predecessor drains, which may
+  // write q and the windows, but neither lengths nor tables nor history.
   bool overlap_predecessor = false;
 };
 

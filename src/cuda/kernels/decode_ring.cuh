@@ -29,8 +29,13 @@ class DecodeRing {
   // of that rank, after WaitForState().
   template <typename Consume>
   __device__ __forceinline__ void ForEachItem(Consume consume) {
-    WaitForPredecessor();
     free_stages_ = p_.stages;
+    if constexpr (T::kPacked) {
+      // Pages of the history may be copied before the predecessor ends, rows of the windows not.
+      BarrierWait(at_.Bar(base_, p_.stages, at_.kItemFull), 0);
+      if (at_.Item(shared_, 0)->kind == kItemPages) BeginCopies();
+    }
+    WaitForPredecessor();
     int slot = 0;
     uint32_t parity = 0;
     const int q_bytes = at_.QueryBytes(min(p_.group_size, T::kHeads));

@@ -19,12 +19,15 @@ class DecodeScheduler {
       : p_(p), shared_(shared), at_(at), lane_(lane), base_(SharedAddress(shared)) {}
 
   __device__ void Run() {
-    WaitForPredecessor();
+    // Lengths, tables and history are not the predecessor's work (DecodeArguments): the first item
+    // is found, and where queries do not come with it, its pages are on their way before that ends.
     Plan();
     int slot = 0;
     uint32_t slot_parity = 1;
     int first_warp = 0;
     DecodeItem item = Locate(blockIdx.x);
+    bool waited = false;
+    if constexpr (!T::kPacked) WaitForPredecessor();
     while (true) {
       item.first_warp = first_warp;
       const int id = FirstId(item, lane_);
@@ -34,14 +37,17 @@ class DecodeScheduler {
       [[maybe_unused]] typename DecodeQueryInt2<T>::Rows rows;
       if constexpr (T::kPacked) {
         // Before the ids are used, so that both loads are on their way at once.
-        if (item.kind != kItemEnd) {
-          DecodeQueryInt2<T>::Load(Query(item), item.heads, item.kind == kItemPages, lane_, rows);
-        }
+        if (waited) LoadQuery(item, rows);
       }
       if (lane_ < 2 * T::kWarps) *at_.FirstIds(shared_, slot, lane_) = id;
       if (lane_ == 0) *at_.Item(shared_, slot) = item;
       if constexpr (T::kPacked) {
         BarrierArrive(full);  // copies may begin
+        if (!waited) {
+          WaitForPredecessor();
+          waited = true;
+          LoadQuery(item, rows);
+        }
         if (item.kind == kItemPages) {
           DecodeQueryInt2<T>::WriteForPages(rows, p_.scale_log2, query, lane_);
         } else if (item.kind == kItemUnits) {
@@ -75,6 +81,11 @@ class DecodeScheduler {
     const int64_t head = (int64_t{item.row} * p_.num_kv_heads + item.kv_head) * p_.group_size +
                          item.head_block * T::kHeads;
     return p_.q + head * T::kDim;
+  }
+
+  __device__ void LoadQuery(const DecodeItem& item, typename DecodeQueryInt2<T>::Rows& rows) const {
+    if (item.kind == kItemEnd) return;
+    DecodeQueryInt2<T>::Load(Query(item), item.heads, item.kind == kItemPages, lane_, rows);
   }
 
   // Exclusive prefix sums over the batch: window items, then history items, a (KV head, head
