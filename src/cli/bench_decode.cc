@@ -245,10 +245,17 @@ Status DecodeBench::WriteFiles() const {
   }
   if (options_.svg.empty()) return {};
   std::vector<ChartSeries> series;
+  // bf16 and one other: a context is a colour.
+  const bool pair =
+      options_.methods.size() == 2 && std::ranges::count(options_.methods, "bf16") == 1;
   for (const std::string& method : options_.methods) {
-    for (const int64_t context : options_.contexts) {
+    for (size_t c = 0; c < options_.contexts.size(); ++c) {
+      const int64_t context = options_.contexts[c];
       ChartSeries& line = series.emplace_back();
-      line.name = fmt::format("{} {}K", method, context / 1000);
+      line.dashed = method == "bf16";
+      if (pair) line.color = static_cast<int>(c);
+      line.name = context < 1000 ? fmt::format("{} {}", method, context)
+                                 : fmt::format("{} {}K", method, context / 1000);
       for (const Line& cell : lines_) {
         if (cell.method != method || cell.job || cell.row.context != context) continue;
         if (cell.row.seconds_per_step == 0.0) continue;
@@ -261,6 +268,11 @@ Status DecodeBench::WriteFiles() const {
   ChartOptions chart;
   chart.title = fmt::format("Decode on {}", device_);
   chart.x = {"batch", true, {}, {}};
+  const auto [least, most] = std::ranges::minmax(options_.batches);
+  if (least < most && most < 100 * least) {  // doublings
+    chart.x.low = static_cast<double>(least);
+    chart.x.high = static_cast<double>(most);
+  }
   chart.y = {"tokens/s", true, {}, {}};
   return WriteFileAtomically(options_.svg, StandaloneChart(LineChart(series, chart)));
 }

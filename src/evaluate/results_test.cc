@@ -262,6 +262,25 @@ TEST(Svg, DrawsErrorsWithinTheChart) {
   EXPECT_THAT(chart, testing::HasSubstr(">10</text>"));
 }
 
+TEST(Svg, MarksFewPointsAndWritesDecadesOut) {
+  ChartOptions options;
+  options.y.log_scale = true;
+  const auto marks = [](const std::string& chart) {
+    size_t count = 0;
+    for (size_t at = 0; (at = chart.find("<circle", at)) != std::string::npos; ++at) ++count;
+    return count;
+  };
+  const std::string alone =
+      LineChart({{"a", {1}, {10}, -1}, {"b", {1, 2}, {0.02, 4000}, -1, true}}, options);
+  ExpectWellFormed(alone);
+  EXPECT_EQ(marks(alone), 3u);  // one point alone would not be seen
+  EXPECT_THAT(alone, testing::HasSubstr(">10000</text>"));
+  EXPECT_THAT(alone, testing::HasSubstr(">0.01</text>"));
+  EXPECT_THAT(alone, testing::HasSubstr("stroke-dasharray"));
+  const std::vector<double> many(100, 1.0);
+  EXPECT_EQ(marks(LineChart({{"a", many, many, -1}}, options)), 0u);
+}
+
 TEST(Svg, LeavesOutWhatCannotBeDrawn) {
   ChartOptions options;
   options.y.log_scale = true;

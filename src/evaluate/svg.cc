@@ -57,11 +57,21 @@ class Scale {
   const std::vector<double>& ticks() const { return ticks_; }
   std::string Label(double tick) const {
     if (!log_) return fmt::format("{:.6g}", tick);
-    return tick == std::round(tick) ? fmt::format("1e{:.0f}", tick)
-                                    : fmt::format("{:.3g}", std::pow(10.0, tick));
+    const bool far = std::abs(tick) > 5;  // 100000 and 0.00001 are written out
+    if (far && tick == std::round(tick)) return fmt::format("1e{:.0f}", tick);
+    return far ? fmt::format("{:.3g}", std::pow(10.0, tick)) : Plain(std::pow(10.0, tick));
   }
 
  private:
+  // Three digits, without an exponent.
+  static std::string Plain(double value) {
+    const int decimals = std::max(0, 2 - static_cast<int>(std::floor(std::log10(value) + 1e-9)));
+    std::string text = fmt::format("{:.{}f}", value, decimals);
+    if (decimals > 0) text.erase(text.find_last_not_of('0') + 1);
+    if (text.ends_with('.')) text.pop_back();
+    return text;
+  }
+
   bool log_;
   double from_, to_, low_ = 0, high_ = 1;
   std::vector<double> ticks_;
@@ -113,16 +123,18 @@ std::string XAxis(const Scale& x, const ChartOptions& o) {
 
 // Below the chart, wrapped; returns the text and how much height it takes.
 std::pair<std::string, int> Legend(const std::vector<std::string>& names,
-                                   const std::vector<size_t>& colors, int width, int top) {
+                                   const std::vector<size_t>& colors, int width, int top,
+                                   const std::vector<bool>& hollow = {}) {
   std::string out;
   int x = kLeft, y = top;
   for (size_t i = 0; i < names.size(); ++i) {
     const int needed = 24 + 7 * static_cast<int>(names[i].size());
     if (x > kLeft && x + needed > width - kRight) x = kLeft, y += 18;
     out += fmt::format(
-        "<rect x=\"{}\" y=\"{}\" width=\"11\" height=\"11\" rx=\"2\" fill=\"{}\"/>"
+        "<rect x=\"{}\" y=\"{}\" width=\"11\" height=\"11\" rx=\"2\" fill=\"{}\" stroke=\"{}\"/>"
         "<text x=\"{}\" y=\"{}\" class=\"tick\">{}</text>\n",
-        x, y, ColorOf(colors[i]), x + 16, y + 10, EscapeHtml(names[i]));
+        x, y, i < hollow.size() && hollow[i] ? "none" : ColorOf(colors[i]), ColorOf(colors[i]),
+        x + 16, y + 10, EscapeHtml(names[i]));
     x += needed;
   }
   return {out, y + 18 - top};
@@ -165,25 +177,33 @@ std::string LineChart(const std::vector<ChartSeries>& series, const ChartOptions
   if (xs.low > xs.high) return "<p>No data.</p>\n";
   std::vector<std::string> names;
   std::vector<size_t> colors;
+  std::vector<bool> dashed;
   for (const ChartSeries& line : series) {
+    dashed.push_back(line.dashed);
     colors.push_back(line.color >= 0 ? static_cast<size_t>(line.color) : names.size());
     names.push_back(line.name);
   }
   ChartOptions o = options;
-  const auto [legend, legend_height] = Legend(names, colors, o.width, o.height);
+  const auto [legend, legend_height] = Legend(names, colors, o.width, o.height, dashed);
   const Scale x(o.x, xs.low, xs.high, kLeft, o.width - kRight);
   const Scale y(o.y, ys.low, ys.high, o.height - kBottom, kTop);
   std::string body = YAxis(y, o) + XAxis(x, o);
   for (size_t i = 0; i < series.size(); ++i) {
-    std::string points;
+    constexpr size_t kMarked = 16;  // points, at most
+    std::string points, marks;
     for (size_t j = 0; j < series[i].x.size(); ++j) {
       if (!x.Accepts(series[i].x[j]) || !y.Accepts(series[i].y[j])) continue;
-      points += fmt::format("{:.1f},{:.1f} ", x.At(series[i].x[j]), y.At(series[i].y[j]));
+      const double at_x = x.At(series[i].x[j]), at_y = y.At(series[i].y[j]);
+      points += fmt::format("{:.1f},{:.1f} ", at_x, at_y);
+      if (series[i].x.size() > kMarked) continue;
+      marks += fmt::format("<circle cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"2.6\" fill=\"{}\"/>\n", at_x,
+                           at_y, ColorOf(colors[i]));
     }
     body += fmt::format(
-        "<polyline points=\"{}\" fill=\"none\" stroke=\"{}\" stroke-width=\"1.6\"><title>{}"
-        "</title></polyline>\n",
-        points, ColorOf(colors[i]), EscapeHtml(series[i].name));
+        "<polyline points=\"{}\" fill=\"none\" stroke=\"{}\" stroke-width=\"1.6\"{}><title>{}"
+        "</title></polyline>\n{}",
+        points, ColorOf(colors[i]), dashed[i] ? " stroke-dasharray=\"5 3\"" : "",
+        EscapeHtml(series[i].name), marks);
   }
   o.height += legend_height;
   return Open(o) + body + legend + "</svg>\n";

@@ -22,6 +22,7 @@ struct ChartSeries {
   std::string name;
   std::vector<double> x, y;  // the same size
   int color = -1;            // place in the palette; -1: the place of the series
+  bool dashed = false;       // what the others are compared with
 };
 
 struct ChartOptions {
@@ -31,7 +32,8 @@ struct ChartOptions {
   bool legend = true;  // of bars: a chart that goes on below needs none
 };
 
-// Values that are not finite, or not positive on a log axis, are left out.
+// Values that are not finite, or not positive on a log axis, are left out. Where a line has few
+// points they are marked: one alone would not be seen.
 std::string LineChart(const std::vector<ChartSeries>& series, const ChartOptions& options);
 // One labelled point each; `frontier` joins the points that no other beats in both directions
 // (less x, more y).
