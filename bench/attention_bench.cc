@@ -8,7 +8,7 @@
 #include "base/rng.h"
 #include "base/thread_pool.h"
 #include "simd/attention.h"
-#include "simd/page_writer.h"
+#include "simd/block_writer.h"
 
 namespace oscar::simd {
 namespace {
@@ -27,13 +27,13 @@ void BM_Prefill(benchmark::State& state) {
   const int rows = static_cast<int>(state.range(0));
   const int64_t context = state.range(1);
   ThreadPool pool(0);
-  const PageLayout open(PageKind::kBf16, CodeOrder::kCpu, kDims, kDims);
-  const PageLayout sealed(PageKind::kInt2, CodeOrder::kCpu, kDims, kDims);
+  const BlockLayout open(BlockKind::kBf16, CodeOrder::kCpu, kDims, kDims);
+  const BlockLayout sealed(BlockKind::kInt2, CodeOrder::kCpu, kDims, kDims);
   const auto k = RandomRows(1), v = RandomRows(2);
-  const auto page_of = [&](const PageLayout& layout) {
+  const auto page_of = [&](const BlockLayout& layout) {
     std::vector<std::byte> page(layout.block_bytes() * kKvHeads);
     for (size_t h = 0; h < kKvHeads; ++h) {
-      WritePage(layout, {}, k, v, {page.data() + h * layout.block_bytes(), layout.block_bytes()});
+      WriteBlock(layout, {}, k, v, {page.data() + h * layout.block_bytes(), layout.block_bytes()});
     }
     return page;
   };
@@ -72,13 +72,13 @@ BENCHMARK(BM_Prefill)
 // One thread; bytes are those of the BF16 rows.
 void BM_WritePage(benchmark::State& state) {
   const auto rule = static_cast<RowRule>(state.range(0));
-  const PageRules rules{rule, rule, 0.96f, 0.92f};
-  const PageLayout layout(state.range(1) == 2 ? PageKind::kInt2 : PageKind::kInt4, CodeOrder::kCpu,
-                          kDims, static_cast<int>(state.range(2)));
+  const BlockRules rules{rule, rule, 0.96f, 0.92f};
+  const BlockLayout layout(state.range(1) == 2 ? BlockKind::kInt2 : BlockKind::kInt4,
+                           CodeOrder::kCpu, kDims, static_cast<int>(state.range(2)));
   const auto k = RandomRows(1), v = RandomRows(2);
   std::vector<std::byte> block(layout.block_bytes());
   for (auto _ : state) {
-    benchmark::DoNotOptimize(WritePage(layout, rules, k, v, block));
+    benchmark::DoNotOptimize(WriteBlock(layout, rules, k, v, block));
     benchmark::ClobberMemory();
   }
   state.SetBytesProcessed(state.iterations() *

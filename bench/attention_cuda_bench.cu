@@ -18,11 +18,11 @@
 #include <string>
 #include <vector>
 
-#include "cuda/decode_attention.h"
-#include "cuda/device_buffer.h"
-#include "cuda/kv_write.h"
-#include "cuda/page_seal.h"
-#include "cuda/prefill_attention.h"
+#include "cuda/attention/decode_attention.h"
+#include "cuda/attention/prefill_attention.h"
+#include "cuda/device/device_buffer.h"
+#include "cuda/kv/kv_write.h"
+#include "cuda/kv/page_seal.h"
 
 namespace oscar::cuda {
 namespace {
@@ -195,7 +195,7 @@ std::vector<int32_t> PageIds(int count, PageOrder order = PageOrder::kShuffled) 
   return ids;
 }
 
-AttentionShape BenchShape(PageKind kind) {
+AttentionShape BenchShape(BlockKind kind) {
   return {.history_kind = kind,
           .head_dim = kDim,
           .group_dims = kDim,
@@ -206,7 +206,7 @@ AttentionShape BenchShape(PageKind kind) {
 // One layer's pools and tables: `rows` sequences of so many pages, random contents.
 class BenchCache {
  public:
-  BenchCache(PageKind kind, int rows, int history_pages, int window_pages, int sink_pages,
+  BenchCache(BlockKind kind, int rows, int history_pages, int window_pages, int sink_pages,
              PageOrder order = PageOrder::kShuffled, PoolMemory memory = PoolMemory::kSlab)
       : block_(BenchShape(kind).history_layout().block_bytes()),
         window_block_(BenchShape(kind).window_layout().block_bytes()),
@@ -228,7 +228,7 @@ class BenchCache {
       history = slab.Take(history_bytes);
       window = slab.Take(window_bytes);
     }
-    if (kind == PageKind::kBf16) {
+    if (kind == BlockKind::kBf16) {
       FillBf16<<<1056, 256>>>(reinterpret_cast<uint16_t*>(history),
                               static_cast<int64_t>(history_bytes / 2));
     } else {
@@ -259,7 +259,7 @@ class BenchCache {
 };
 
 // Decode at batch x context with 64 + 256 BF16 tokens and the rest in pages of `kind`.
-void BenchDecode(const std::string& name, PageKind kind, int batch, int context, bool graph,
+void BenchDecode(const std::string& name, BlockKind kind, int batch, int context, bool graph,
                  double bar, double goal, bool rate, PageOrder order = PageOrder::kShuffled,
                  PoolMemory memory = PoolMemory::kSlab) {
   if (!Wanted(name)) return;
@@ -301,7 +301,7 @@ void BenchDecode(const std::string& name, PageKind kind, int batch, int context,
 }
 
 // Quantise and write whole pages of a prompt.
-void BenchSeal(const std::string& name, const PageRules& rules, double bar, double goal) {
+void BenchSeal(const std::string& name, const BlockRules& rules, double bar, double goal) {
   if (!Wanted(name)) return;
   constexpr int kPages = 4096 / kPageTokens, kCopies = 24;  // 16.8 MB read a copy
   const AttentionShape shape{.num_q_heads = kQHeads, .num_kv_heads = kKvHeads};
@@ -387,7 +387,8 @@ void BenchWrite(const std::string& name, int tokens, Rotation rotation) {
 }
 
 // A chunk of `queries` new tokens after `prefix` tokens of history. Returns TFLOP/s.
-double PrefillRate(PageKind kind, int prefix, int queries, PrefillPrecision precision, double* us) {
+double PrefillRate(BlockKind kind, int prefix, int queries, PrefillPrecision precision,
+                   double* us) {
   const int history = prefix / kPageTokens, window_pages = queries / kPageTokens;
   // Without a prefix the chunk begins the sequence: its first page is the sink.
   const int sink = history == 0 ? kSink : 0;
@@ -422,12 +423,12 @@ double PrefillRate(PageKind kind, int prefix, int queries, PrefillPrecision prec
 void BenchPrefill(const std::string& name, PrefillPrecision precision) {
   if (!Wanted(name)) return;
   double us = 0.0, bf16_us = 0.0;
-  const double causal = PrefillRate(PageKind::kBf16, 0, 8192, precision, &us);
+  const double causal = PrefillRate(BlockKind::kBf16, 0, 8192, precision, &us);
   Report({name + ", 8K causal, BF16", "TFLOP/s", causal, 300, 550, false, us, 0.0, 0.0});
-  const double first = PrefillRate(PageKind::kInt2, 0, 8192, precision, &us);
+  const double first = PrefillRate(BlockKind::kInt2, 0, 8192, precision, &us);
   Report({name + ", 8K causal, INT2 cache", "TFLOP/s", first, 0, 0, false, us, 0.0, 0.0});
-  const double bf16 = PrefillRate(PageKind::kBf16, 65536, 4096, precision, &bf16_us);
-  const double int2 = PrefillRate(PageKind::kInt2, 65536, 4096, precision, &us);
+  const double bf16 = PrefillRate(BlockKind::kBf16, 65536, 4096, precision, &bf16_us);
+  const double int2 = PrefillRate(BlockKind::kInt2, 65536, 4096, precision, &us);
   std::printf("  4K over a 64K prefix: BF16 %.1f us %.0f TFLOP/s, INT2 %.1f us %.0f TFLOP/s\n",
               bf16_us, bf16, us, int2);
   Report({name + ", 4K over 64K INT2 against BF16", "%", int2 / bf16 * 100.0, 60, 85, false, us,
@@ -487,7 +488,7 @@ int Main(int argc, char** argv) {
   slab.Allocate();
   std::printf("%s, CUDA driver %d, measured read roof %.2f TB/s (cuDNN's best rows imply 4.6)\n",
               device.name, driver, read_roof * 1e-12);
-  constexpr PageKind kInt2 = PageKind::kInt2;
+  constexpr BlockKind kInt2 = BlockKind::kInt2;
   BenchDecode("decode int2, batch 32 x 100K", kInt2, 32, 100000, false, 520, 470, false);
   BenchDecode("decode int2, batch 32 x 30K", kInt2, 32, 30000, false, 160, 142, false);
   BenchDecode("decode int2, batch 1 x 100K (graph)", kInt2, 1, 100000, true, 26, 18, false);
@@ -500,7 +501,7 @@ int Main(int argc, char** argv) {
               1e9, false, PageOrder::kShuffled, PoolMemory::kOwn);
   BenchDecode("decode int2, batch 32 x 30K, pools of their own", kInt2, 32, 30000, false, 1e9, 1e9,
               false, PageOrder::kShuffled, PoolMemory::kOwn);
-  BenchDecode("decode bf16, batch 8 x 100K", PageKind::kBf16, 8, 100000, false, 4.0, 4.4, true);
+  BenchDecode("decode bf16, batch 8 x 100K", BlockKind::kBf16, 8, 100000, false, 4.0, 4.4, true);
   BenchSeal("seal 4096 tokens x 8 heads, clip rule (graph)",
             {RowRule::kMinMax, RowRule::kMinMax, 0.96f, 0.92f}, 25, 10);
   BenchSeal("seal 4096 tokens x 8 heads, oscar+ (graph)",

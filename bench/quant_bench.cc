@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "base/rng.h"
-#include "cache/page_codec.h"
+#include "cache/block_codec.h"
 #include "quant/kv_method.h"
 
 namespace oscar {
@@ -117,15 +117,15 @@ BENCHMARK(DecodeRows)->ArgNames({"rule", "clip", "group"})->Args({0, 0, 128})->A
 // Whole pages, K and V, in the order of each backend. Arguments: rule of K and V, clip in percent,
 // order.
 void EncodePages(benchmark::State& state) {
-  const PageRules rules{static_cast<RowRule>(state.range(0)), static_cast<RowRule>(state.range(0)),
-                        static_cast<float>(state.range(1)) / 100.0f,
-                        static_cast<float>(state.range(1)) / 100.0f};
-  const PageLayout layout(PageKind::kInt2, static_cast<CodeOrder>(state.range(2)), kDims, kDims);
+  const BlockRules rules{static_cast<RowRule>(state.range(0)), static_cast<RowRule>(state.range(0)),
+                         static_cast<float>(state.range(1)) / 100.0f,
+                         static_cast<float>(state.range(1)) / 100.0f};
+  const BlockLayout layout(BlockKind::kInt2, static_cast<CodeOrder>(state.range(2)), kDims, kDims);
   const auto k = GaussianRows(size_t{kPageTokens} * kDims, 3);
   const auto v = GaussianRows(size_t{kPageTokens} * kDims, 4);
   std::vector<std::byte> block(layout.block_bytes());
   for (auto _ : state) {
-    EncodePage(layout, rules, k, v, block);
+    EncodeBlock(layout, rules, k, v, block);
     benchmark::DoNotOptimize(block.data());
     benchmark::ClobberMemory();
   }
@@ -143,13 +143,13 @@ BENCHMARK(EncodePages)->Apply([](benchmark::internal::Benchmark* b) {
 });
 
 void DecodePages(benchmark::State& state) {
-  const PageLayout layout(PageKind::kInt2, static_cast<CodeOrder>(state.range(0)), kDims, kDims);
+  const BlockLayout layout(BlockKind::kInt2, static_cast<CodeOrder>(state.range(0)), kDims, kDims);
   const auto rows = GaussianRows(size_t{kPageTokens} * kDims, 5);
   std::vector<std::byte> block(layout.block_bytes());
-  EncodePage(layout, {}, rows, rows, block);
+  EncodeBlock(layout, {}, rows, rows, block);
   std::vector<float> k(rows.size()), v(rows.size());
   for (auto _ : state) {
-    DecodePage(layout, block, k, v);
+    DecodeBlock(layout, block, k, v);
     benchmark::DoNotOptimize(k.data());
     benchmark::ClobberMemory();
   }
@@ -167,7 +167,7 @@ void Method(benchmark::State& state, const std::string& name, bool encode) {
     state.SkipWithError(method.error().ToString().c_str());
     return;
   }
-  const TileShape shape{method->block_tokens, 8, kDims};
+  const TileShape shape{method->run_tokens, 8, kDims};
   auto rows = Widen(GaussianRows(shape.elements(), 6));
   std::vector<std::byte> k(method->k_quantizer->EncodedBytes(shape));
   std::vector<std::byte> v(method->v_quantizer->EncodedBytes(shape));

@@ -12,9 +12,9 @@ clang-format --dry-run -Werror "${sources[@]}"
 if (($#)); then
   units=("$@")
 else
-  # What the release build compiles here (src/gpu only where CUDA is found); fuzz targets and CUDA
+  # What the release build compiles here (src/backend/cuda only where CUDA is found); fuzz targets and CUDA
   # kernels are compiled by other presets.
-  mapfile -t units < <(git ls-files 'src/*.cc' 'bench/*.cc' | grep -v '^src/cuda/' |
+  mapfile -t units < <(git ls-files 'src/*.cc' 'bench/*.cc' | grep -v '^src/backend/cuda/' |
     while read -r file; do grep -qF "/$file\"" build/release/compile_commands.json && echo "$file"; done)
 fi
 echo "lint: clang-tidy on ${#units[@]} files"

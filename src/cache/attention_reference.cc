@@ -35,17 +35,17 @@ const char* PatternName(AttentionPattern pattern) {
   return "unknown";
 }
 
-const char* KindName(PageKind kind) {
-  return kind == PageKind::kInt2 ? "int2" : kind == PageKind::kInt4 ? "int4" : "bf16";
+const char* KindName(BlockKind kind) {
+  return kind == BlockKind::kInt2 ? "int2" : kind == BlockKind::kInt4 ? "int4" : "bf16";
 }
 
 std::vector<AttentionCase> BuildCases() {
   std::vector<AttentionCase> cases;
-  for (const PageKind kind : {PageKind::kInt2, PageKind::kInt4, PageKind::kBf16}) {
+  for (const BlockKind kind : {BlockKind::kInt2, BlockKind::kInt4, BlockKind::kBf16}) {
     for (const int dim : {64, 128, 256}) {
       for (const int group : {32, 64, 128, 256}) {
-        if (!PageLayout::IsSupported(dim, group)) continue;
-        if (kind == PageKind::kBf16 && group != dim) continue;
+        if (!BlockLayout::IsSupported(dim, group)) continue;
+        if (kind == BlockKind::kBf16 && group != dim) continue;
         cases.push_back({.kind = kind, .head_dim = dim, .group_dims = group});
       }
     }
@@ -58,7 +58,7 @@ std::vector<AttentionCase> BuildCases() {
                                AttentionPattern::kOutlierQuery}) {
       cases.push_back({.kind = kind, .num_pages = 5, .pattern = pattern});
       cases.push_back({.kind = kind,
-                       .group_dims = kind == PageKind::kBf16 ? 128 : 32,
+                       .group_dims = kind == BlockKind::kBf16 ? 128 : 32,
                        .sink_tokens = 0,
                        .num_pages = 3,
                        .recent_tokens = 0,
@@ -95,7 +95,7 @@ std::span<const AttentionCase> AttentionCases() {
 AttentionInputs MakeAttentionInputs(const AttentionCase& c, CodeOrder order, uint64_t seed) {
   const int dims = c.head_dim;
   const auto row = static_cast<size_t>(dims);
-  AttentionInputs in{.layout = PageLayout(c.kind, order, dims, c.group_dims)};
+  AttentionInputs in{.layout = BlockLayout(c.kind, order, dims, c.group_dims)};
   in.softmax_scale = 1.0f / std::sqrt(static_cast<float>(dims));
 
   const Philox q_rng(seed, kQ), k_rng(seed, kK), v_rng(seed, kV);
@@ -148,10 +148,10 @@ AttentionInputs MakeAttentionInputs(const AttentionCase& c, CodeOrder order, uin
   const auto page = static_cast<size_t>(kPageTokens) * row;
   const size_t block = in.layout.block_bytes();
   in.blocks.resize(block * static_cast<size_t>(c.kv_heads * c.num_pages));
-  const PageRules rules{.k_rule = RowRule::kMinMax,
-                        .v_rule = RowRule::kMinMax,
-                        .k_clip_ratio = 0.96f,
-                        .v_clip_ratio = 0.92f};
+  const BlockRules rules{.k_rule = RowRule::kMinMax,
+                         .v_rule = RowRule::kMinMax,
+                         .k_clip_ratio = 0.96f,
+                         .v_clip_ratio = 0.92f};
   for (int h = 0; h < c.kv_heads; ++h) {
     const Bf16* hk = k.data() + static_cast<size_t>(h) * head_elements;
     const Bf16* hv = v.data() + static_cast<size_t>(h) * head_elements;
@@ -162,7 +162,7 @@ AttentionInputs MakeAttentionInputs(const AttentionCase& c, CodeOrder order, uin
       const size_t at = sink + static_cast<size_t>(p) * page;
       const std::span<std::byte> bytes{
           in.blocks.data() + static_cast<size_t>(h * c.num_pages + p) * block, block};
-      EncodePage(in.layout, rules, {hk + at, page}, {hv + at, page}, bytes);
+      EncodeBlock(in.layout, rules, {hk + at, page}, {hv + at, page}, bytes);
     }
     const size_t recent = sink + static_cast<size_t>(c.num_pages) * page;
     in.recent_k.insert(in.recent_k.end(), hk + recent, hk + head_elements);
@@ -186,7 +186,7 @@ DenseKv DecodeKvHead(const AttentionCase& c, const AttentionInputs& in, int kv_h
   std::vector<float> page_k(static_cast<size_t>(kPageTokens) * row), page_v(page_k.size());
   for (int p = 0; p < c.num_pages; ++p) {
     const size_t at = (h * static_cast<size_t>(c.num_pages) + static_cast<size_t>(p)) * block;
-    DecodePage(in.layout, {in.blocks.data() + at, block}, page_k, page_v);
+    DecodeBlock(in.layout, {in.blocks.data() + at, block}, page_k, page_v);
     dense.k.insert(dense.k.end(), page_k.begin(), page_k.end());
     dense.v.insert(dense.v.end(), page_v.begin(), page_v.end());
   }

@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "base/half.h"
-#include "cache/page_codec.h"
-#include "cache/page_layout.h"
+#include "cache/block_codec.h"
+#include "cache/block_layout.h"
 
 namespace oscar {
 
@@ -28,7 +28,7 @@ enum class AttentionPattern : uint8_t {
 };
 
 struct AttentionCase {
-  PageKind kind = PageKind::kInt2;
+  BlockKind kind = BlockKind::kInt2;
   int head_dim = 128;
   int group_dims = 128;
   int kv_heads = 2;
@@ -49,9 +49,9 @@ struct AttentionCase {
 std::span<const AttentionCase> AttentionCases();
 
 // One sequence. Rows are BF16, [kv_heads, tokens, head_dim]; blocks [kv_heads, num_pages,
-// block_bytes], encoded by EncodePage from BF16 rows of the same distribution.
+// block_bytes], encoded by EncodeBlock from BF16 rows of the same distribution.
 struct AttentionInputs {
-  PageLayout layout;
+  BlockLayout layout;
   std::vector<float> q{};  // [q_heads, head_dim]; the softmax scale is not folded in
   std::vector<Bf16> sink_k{}, sink_v{};
   std::vector<Bf16> recent_k{}, recent_v{};

@@ -53,9 +53,9 @@ LayeredAppend::LayeredAppend(SequenceCache& cache, int64_t num_tokens)
     : cache_(cache),
       config_(cache.config()),
       num_tokens_(num_tokens),
-      layer_shape_({config_.open.layout(0)}, config_.open.kv_heads()) {
+      layer_shape_({config_.open.block(0)}, config_.open.kv_heads()) {
   for (int i = 0; i < config_.open.num_layers(); ++i) {
-    OSCAR_CHECK(config_.open.layout(i).block_bytes() == config_.open.layout(0).block_bytes());
+    OSCAR_CHECK(config_.open.block(i).block_bytes() == config_.open.block(0).block_bytes());
   }
 }
 
@@ -100,14 +100,14 @@ void LayeredAppend::SetLayer(int layer) {
   for (int64_t j = 0; j < total; ++j) {
     const auto i = static_cast<size_t>(j);
     const PageRef& page = j < had ? cache_.page(j) : fresh_[static_cast<size_t>(j - had)];
-    const bool whole = &page.shape() != &layer_shape_;
-    table_[i] = page.data() + (whole ? page.shape().BlockOffset(layer, 0) : 0);
+    const bool whole = &page.layout() != &layer_shape_;
+    table_[i] = page.data() + (whole ? page.layout().BlockOffset(layer, 0) : 0);
     flags_[i] = j < had && cache_.is_sealed(j) ? 1 : 0;
   }
 }
 
 Bf16* LayeredAppend::KRow(int head, int64_t position) const {
-  const PageLayout& layout = config_.open.layout(layer_);
+  const BlockLayout& layout = config_.open.block(layer_);
   const auto page = static_cast<size_t>(position / kPageTokens);
   OSCAR_DCHECK(!flags_[page] && position >= cache_.length());
   // Pages of rows to come are this object's or, the partly filled one, the sequence's own.
@@ -117,7 +117,7 @@ Bf16* LayeredAppend::KRow(int head, int64_t position) const {
 }
 
 Bf16* LayeredAppend::VRow(int head, int64_t position) const {
-  return KRow(head, position) + kPageTokens * config_.open.layout(layer_).head_dim();
+  return KRow(head, position) + kPageTokens * config_.open.block(layer_).head_dim();
 }
 
 void LayeredAppend::SealLayer(ThreadPool& threads) {
@@ -152,7 +152,7 @@ void LayeredAppend::Commit() {
   }
   for (size_t i = 0; i < fresh_.size(); ++i) {
     const int64_t j = had + static_cast<int64_t>(i);
-    const bool sealed = &fresh_[i].shape() == &layer_shape_;
+    const bool sealed = &fresh_[i].layout() == &layer_shape_;
     cache_.Append(
         sealed ? std::move(sealed_[static_cast<size_t>(j - first_seal_)]) : std::move(fresh_[i]),
         sealed);

@@ -23,7 +23,7 @@ namespace oscar {
 
 // Bytes of one layer of an open page.
 inline uint64_t OpenLayerBytes(const CacheConfig& config) {
-  return config.open.layout(0).block_bytes() * static_cast<uint64_t>(config.open.kv_heads());
+  return config.open.block(0).block_bytes() * static_cast<uint64_t>(config.open.kv_heads());
 }
 
 // Pages that reading [length, end) layer by layer takes beside those the sequence has, by kind; a
@@ -81,7 +81,7 @@ class LayeredAppend {
   uint64_t bytes_ = 0;
   uint64_t saturated_ = 0;
   int layer_ = 0, layers_sealed_ = 0;
-  PageShape layer_shape_;        // outlives the pages below
+  PageLayout layer_shape_;       // outlives the pages below
   std::vector<PageRef> sealed_;  // pages [first_seal_, sealed_end_); empty: sealed already
   std::vector<PageRef> fresh_;   // pages from the sequence's end on: one layer, or open
   std::vector<const std::byte*> table_;

@@ -15,8 +15,8 @@ class LayeredAppendTest : public testing::TestWithParam<int> {
  protected:
   class Sealer : public RuleSealer {
    public:
-    Sealer(const PageShape& shape, int together)
-        : RuleSealer(shape, std::vector(kLayers, std::vector<PageRules>(kHeads)), EncodePage),
+    Sealer(const PageLayout& shape, int together)
+        : RuleSealer(shape, std::vector(kLayers, std::vector<BlockRules>(kHeads)), EncodeBlock),
           together_(together) {}
     int pages_together() const override { return together_; }
 
@@ -86,11 +86,11 @@ class LayeredAppendTest : public testing::TestWithParam<int> {
   }
 
   CacheConfig config_{
-      PageShape({kLayers, PageLayout(PageKind::kBf16, CodeOrder::kCpu, kDim, kDim)}, kHeads),
-      PageShape({kLayers, PageLayout(PageKind::kInt2, CodeOrder::kCpu, kDim, kDim)}, kHeads), 64,
+      PageLayout({kLayers, BlockLayout(BlockKind::kBf16, CodeOrder::kCpu, kDim, kDim)}, kHeads),
+      PageLayout({kLayers, BlockLayout(BlockKind::kInt2, CodeOrder::kCpu, kDim, kDim)}, kHeads), 64,
       128, 1024};
   Sealer sealer_{config_.sealed, GetParam()};
-  BlockPool pool_{uint64_t{64} << 20};
+  PagePool pool_{uint64_t{64} << 20};
   ThreadPool threads_{1};
 };
 

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "base/rng.h"
-#include "cache/page_codec.h"
+#include "cache/block_codec.h"
 #include "quant/kv_method.h"
 
 namespace oscar {
@@ -50,24 +50,25 @@ TEST(MethodPages, PagesAndCodecsAgreeToTheBit) {
         const auto method = MakeKvMethod(
             {.name = std::string(info.name), .head_dim = dims, .has_rotation = rotation});
         ASSERT_TRUE(method.has_value()) << method.error().ToString();
-        if (method->storage == KvStorage::kBlocks || method->storage == KvStorage::kBf16) continue;
-        const PageKind kind =
-            method->storage == KvStorage::kInt2Pages ? PageKind::kInt2 : PageKind::kInt4;
+        if (method->storage == KvStorage::kSimulated || method->storage == KvStorage::kBf16)
+          continue;
+        const BlockKind kind =
+            method->storage == KvStorage::kInt2Pages ? BlockKind::kInt2 : BlockKind::kInt4;
         const RowSpec &k_rows = method->k_rows, &v_rows = method->v_rows;
         ASSERT_EQ(k_rows.group_dims, v_rows.group_dims);
         ASSERT_EQ(k_rows.meta, MetaType::kFp16);
         ASSERT_EQ(v_rows.meta, MetaType::kFp16);
-        const PageRules rules{k_rows.rule, v_rows.rule, k_rows.clip_ratio, v_rows.clip_ratio};
+        const BlockRules rules{k_rows.rule, v_rows.rule, k_rows.clip_ratio, v_rows.clip_ratio};
         const auto k = Rows(dims, 1), v = Rows(dims, 2);
         for (CodeOrder order : {CodeOrder::kTensorCore, CodeOrder::kCpu}) {
           SCOPED_TRACE(std::string(info.name) + " " + std::to_string(dims));
-          const PageLayout layout(kind, order, dims, k_rows.group_dims);
+          const BlockLayout layout(kind, order, dims, k_rows.group_dims);
           ASSERT_EQ(layout.bits(), k_rows.bits);
           EXPECT_EQ(layout.bits_per_element(), method->HistoryBits(1, dims));
           std::vector<std::byte> block(layout.block_bytes());
           std::vector<float> k_back(k.size()), v_back(v.size());
-          EXPECT_EQ(EncodePage(layout, rules, k, v, block), 0);
-          DecodePage(layout, block, k_back, v_back);
+          EXPECT_EQ(EncodeBlock(layout, rules, k, v, block), 0);
+          DecodeBlock(layout, block, k_back, v_back);
           ExpectSameBits(k_back, ThroughCodec(*method->k_quantizer, dims, k));
           ExpectSameBits(v_back, ThroughCodec(*method->v_quantizer, dims, v));
         }
@@ -80,16 +81,16 @@ TEST(MethodPages, PagesAndCodecsAgreeToTheBit) {
 
 // An fp16 min beyond 65504 would read back as -infinity.
 TEST(MethodPages, SymmetricPagesOfHugeRowsStayFinite) {
-  for (PageKind kind : {PageKind::kInt2, PageKind::kInt4}) {
-    const PageLayout layout(kind, CodeOrder::kCpu, 128, 128);
+  for (BlockKind kind : {BlockKind::kInt2, BlockKind::kInt4}) {
+    const BlockLayout layout(kind, CodeOrder::kCpu, 128, 128);
     auto rows = Rows(128, 3);
     rows[7] = ToBf16(65280.0f);
     rows[8] = ToBf16(-65280.0f);
     std::vector<std::byte> block(layout.block_bytes());
     std::vector<float> k(rows.size()), v(rows.size());
-    const PageRules rules{RowRule::kSymmetric, RowRule::kSymmetric, 0.0f, 0.0f};
-    EncodePage(layout, rules, rows, rows, block);
-    DecodePage(layout, block, k, v);
+    const BlockRules rules{RowRule::kSymmetric, RowRule::kSymmetric, 0.0f, 0.0f};
+    EncodeBlock(layout, rules, rows, rows, block);
+    DecodeBlock(layout, block, k, v);
     for (float x : k) ASSERT_TRUE(std::isfinite(x));
     EXPECT_LT(k[8], -60000.0f);
   }

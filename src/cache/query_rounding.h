@@ -6,7 +6,7 @@
 #include <cmath>
 
 #include "base/half.h"
-#include "cache/page_layout.h"
+#include "cache/block_layout.h"
 
 namespace oscar {
 
@@ -25,13 +25,13 @@ struct CodeStatistics {
     return kRounding * spread * sqrtf(static_cast<float>(dims));
   }
 };
-OSCAR_HD constexpr CodeStatistics StatisticsOf(const PageLayout& layout) {
-  return layout.kind() == PageKind::kInt2 ? CodeStatistics{1.5f, 1.118f}
-                                          : CodeStatistics{7.5f, 4.61f};
+OSCAR_HD constexpr CodeStatistics StatisticsOf(const BlockLayout& layout) {
+  return layout.kind() == BlockKind::kInt2 ? CodeStatistics{1.5f, 1.118f}
+                                           : CodeStatistics{7.5f, 4.61f};
 }
 
 // The largest K scale of a group whose q . code is off by `noise`, times softmax scale and log2 e.
-OSCAR_HD inline float ScaleLimit(const PageLayout& layout, float noise) {
+OSCAR_HD inline float ScaleLimit(const BlockLayout& layout, float noise) {
   const float all = noise * sqrtf(static_cast<float>(layout.num_groups()));
   return kLogitNoise / (all > 1e-30f ? all : 1e-30f);
 }

@@ -82,11 +82,11 @@ Status SequenceCache::Reserve(int64_t num_tokens) {
 Bf16* SequenceCache::KRow(int layer, int head, int64_t position) const {
   OSCAR_DCHECK(!is_sealed(position / kPageTokens));
   auto* block = reinterpret_cast<Bf16*>(page(position / kPageTokens).Block(layer, head).data());
-  return block + position % kPageTokens * config_->open.layout(layer).head_dim();
+  return block + position % kPageTokens * config_->open.block(layer).head_dim();
 }
 
 Bf16* SequenceCache::VRow(int layer, int head, int64_t position) const {
-  return KRow(layer, head, position) + kPageTokens * config_->open.layout(layer).head_dim();
+  return KRow(layer, head, position) + kPageTokens * config_->open.block(layer).head_dim();
 }
 
 void SequenceCache::Advance(int64_t num_tokens) {
@@ -113,7 +113,7 @@ Status SequenceCache::SealGaps(ThreadPool& threads) {
 }
 
 Status SequenceCache::SealPages(int64_t first, int64_t count, ThreadPool& threads) {
-  const PageShape& sealed = config_->sealed;
+  const PageLayout& sealed = config_->sealed;
   const std::span<PageRef> sources(pages_.data() + first, static_cast<size_t>(count));
 
   // Normally sealed pages are allocated beside the open ones. In a full pool the open pages' own
@@ -164,7 +164,7 @@ Status SequenceCache::SealPages(int64_t first, int64_t count, ThreadPool& thread
   return {};
 }
 
-SequenceCache SequenceCache::FromPages(const CacheConfig& config, BlockPool& pool,
+SequenceCache SequenceCache::FromPages(const CacheConfig& config, PagePool& pool,
                                        std::vector<StoredPage> pages, int64_t length) {
   OSCAR_CHECK(static_cast<int64_t>(pages.size()) == PagesOf(length));
   SequenceCache cache(config, pool);
@@ -261,7 +261,7 @@ CacheUsage SequenceCache::Usage() const {
   const double elements_per_token = static_cast<double>(config_->open.elements()) / kPageTokens;
   double bits = 0.0;
   for (int64_t i = 0; i < num_pages(); ++i) {
-    const size_t bytes = page(i).shape().bytes();
+    const size_t bytes = page(i).layout().bytes();
     usage.bytes += bytes;
     usage.shared_pages += page(i).shared() ? 1 : 0;
     if (is_sealed(i)) {
@@ -289,7 +289,7 @@ uint64_t SequenceCache::BytesFor(const CacheConfig& config, int64_t num_tokens) 
 
 int RuleSealer::Seal(int layer, std::span<const std::byte* const> open,
                      std::span<std::byte* const> sealed) const {
-  const PageLayout& layout = shape_->layout(layer);
+  const BlockLayout& layout = shape_->block(layer);
   const auto rows = static_cast<size_t>(kPageTokens * layout.head_dim());
   const size_t open_bytes = 2 * rows * sizeof(Bf16), sealed_bytes = layout.block_bytes();
   int saturated = 0;

@@ -17,8 +17,8 @@
 
 #include "base/half.h"
 #include "base/thread_pool.h"
-#include "cache/block_pool.h"
-#include "cache/page_codec.h"
+#include "cache/block_codec.h"
+#include "cache/page_pool.h"
 #include "oscar/status.h"
 
 namespace oscar {
@@ -60,8 +60,8 @@ class CacheAttachment {
 
 // What all sequences of a model share. Immutable while any sequence lives.
 struct CacheConfig {
-  PageShape open;                      // BF16, CPU or tensor-core order
-  PageShape sealed;                    // as the method stores history
+  PageLayout open;                     // BF16, CPU or tensor-core order
+  PageLayout sealed;                   // as the method stores history
   int sink = 64;                       // tokens; a multiple of 64
   int recent = 256;                    // tokens; a multiple of 64
   int cell = 4096;                     // prompt tokens seen exactly together; a multiple of 64
@@ -94,11 +94,11 @@ class SequenceCache {
     bool sealed = false;
   };
 
-  SequenceCache(const CacheConfig& config, BlockPool& pool) : config_(&config), pool_(&pool) {}
+  SequenceCache(const CacheConfig& config, PagePool& pool) : config_(&config), pool_(&pool) {}
   // A sequence of `length` tokens on pages that exist already (shared with whoever holds them);
   // exactly as many as the tokens need. Pages of the sink and a partly used last page are open;
   // pages that are sealed together are all sealed or all open.
-  static SequenceCache FromPages(const CacheConfig& config, BlockPool& pool,
+  static SequenceCache FromPages(const CacheConfig& config, PagePool& pool,
                                  std::vector<StoredPage> pages, int64_t length);
   SequenceCache(SequenceCache&&) = default;
   SequenceCache& operator=(SequenceCache&&) = default;
@@ -112,7 +112,7 @@ class SequenceCache {
   const std::byte* const* page_table() const { return table_.data(); }
   const uint8_t* sealed_flags() const { return sealed_.data(); }
   const CacheConfig& config() const { return *config_; }
-  BlockPool& pool() const { return *pool_; }
+  PagePool& pool() const { return *pool_; }
 
   // For models whose page tables lie elsewhere: what they keep here, and the first page whose entry
   // may have changed since they last asked, so that a step sends only what is new.
@@ -175,7 +175,7 @@ class SequenceCache {
   Status SealPages(int64_t first, int64_t count, ThreadPool& threads);
 
   const CacheConfig* config_;
-  BlockPool* pool_;
+  PagePool* pool_;
   std::vector<PageRef> pages_;
   std::vector<const std::byte*> table_;  // parallel to pages_
   std::vector<uint8_t> sealed_;          // parallel to pages_
@@ -186,22 +186,23 @@ class SequenceCache {
   uint64_t saturated_ = 0;
 };
 
-// A sealer for rules that fit pages: EncodePage or a bit-equal vectorised twin.
-using PageEncoder = int (*)(const PageLayout&, const PageRules&, std::span<const Bf16>,
-                            std::span<const Bf16>, std::span<std::byte>);
+// A sealer for rules that fit pages: EncodeBlock or a bit-equal vectorised twin.
+using BlockEncoder = int (*)(const BlockLayout&, const BlockRules&, std::span<const Bf16>,
+                             std::span<const Bf16>, std::span<std::byte>);
 class RuleSealer : public HostPageSealer {
  public:
   // `rules` [layers][kv heads]; `shape` is CacheConfig::sealed and outlives this. Layers whose
   // sealed layout is BF16 are copied.
-  RuleSealer(const PageShape& shape, std::vector<std::vector<PageRules>> rules, PageEncoder encoder)
+  RuleSealer(const PageLayout& shape, std::vector<std::vector<BlockRules>> rules,
+             BlockEncoder encoder)
       : shape_(&shape), rules_(std::move(rules)), encoder_(encoder) {}
   int Seal(int layer, std::span<const std::byte* const> open,
            std::span<std::byte* const> sealed) const override;
 
  private:
-  const PageShape* shape_;
-  std::vector<std::vector<PageRules>> rules_;
-  PageEncoder encoder_;
+  const PageLayout* shape_;
+  std::vector<std::vector<BlockRules>> rules_;
+  BlockEncoder encoder_;
 };
 
 }  // namespace oscar

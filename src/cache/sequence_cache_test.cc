@@ -36,7 +36,7 @@ class SequenceCacheTest : public testing::Test {
   }
   // Every stored value is the BF16 row or its scalar quantisation, wherever the page is.
   void ExpectContents(const SequenceCache& cache) const {
-    std::vector<std::byte> expected(config_.sealed.layout(0).block_bytes());
+    std::vector<std::byte> expected(config_.sealed.block(0).block_bytes());
     for (int64_t j = 0; j < cache.num_pages(); ++j) {
       for (int layer = 0; layer < kLayers; ++layer) {
         for (int head = 0; head < kHeads; ++head) {
@@ -50,7 +50,7 @@ class SequenceCacheTest : public testing::Test {
           }
           const auto block = cache.page(j).Block(layer, head);
           if (cache.is_sealed(j)) {
-            EncodePage(config_.sealed.layout(layer), rules_, k, v, expected);
+            EncodeBlock(config_.sealed.block(layer), rules_, k, v, expected);
             ASSERT_EQ(std::memcmp(block.data(), expected.data(), expected.size()), 0) << j;
           } else {
             ASSERT_EQ(std::memcmp(block.data(), k.data(), k.size() * 2), 0) << j;
@@ -61,22 +61,22 @@ class SequenceCacheTest : public testing::Test {
     }
   }
 
-  const PageRules rules_{RowRule::kMseFitUnbiased, RowRule::kMinMax, 0.0f, 0.92f};
+  const BlockRules rules_{RowRule::kMseFitUnbiased, RowRule::kMinMax, 0.0f, 0.92f};
   CacheConfig config_{
-      PageShape({kLayers, PageLayout(PageKind::kBf16, CodeOrder::kCpu, kDim, kDim)}, kHeads),
-      PageShape({kLayers, PageLayout(PageKind::kInt2, CodeOrder::kCpu, kDim, kDim)}, kHeads), 64,
+      PageLayout({kLayers, BlockLayout(BlockKind::kBf16, CodeOrder::kCpu, kDim, kDim)}, kHeads),
+      PageLayout({kLayers, BlockLayout(BlockKind::kInt2, CodeOrder::kCpu, kDim, kDim)}, kHeads), 64,
       128, 256};
-  RuleSealer sealer_{config_.sealed, std::vector(kLayers, std::vector<PageRules>(kHeads, rules_)),
-                     EncodePage};
+  RuleSealer sealer_{config_.sealed, std::vector(kLayers, std::vector<BlockRules>(kHeads, rules_)),
+                     EncodeBlock};
   // Two pages at a time, as methods do whose groups run over 128 tokens.
   class PairSealer : public RuleSealer {
    public:
     using RuleSealer::RuleSealer;
     int pages_together() const override { return 2; }
   };
-  PairSealer pairs_{config_.sealed, std::vector(kLayers, std::vector<PageRules>(kHeads, rules_)),
-                    EncodePage};
-  BlockPool pool_{uint64_t{64} << 20};
+  PairSealer pairs_{config_.sealed, std::vector(kLayers, std::vector<BlockRules>(kHeads, rules_)),
+                    EncodeBlock};
+  PagePool pool_{uint64_t{64} << 20};
   ThreadPool threads_{2};
 };
 
@@ -210,7 +210,7 @@ TEST_F(SequenceCacheTest, PagesSealedTogetherAreCountedTogether) {
 
 TEST_F(SequenceCacheTest, BudgetIsNeverExceededAndErrorsChangeNothing) {
   // Room for nine open pages and nothing else: sealing must make its own room.
-  BlockPool small(9 * config_.open.bytes());
+  PagePool small(9 * config_.open.bytes());
   SequenceCache cache(config_, small);
   Append(cache, 9 * 64);
   EXPECT_EQ(cache.Reserve(1).code(), StatusCode::kResourceExhausted);
@@ -223,7 +223,7 @@ TEST_F(SequenceCacheTest, BudgetIsNeverExceededAndErrorsChangeNothing) {
 }
 
 TEST_F(SequenceCacheTest, SealingASharedPageInAFullPoolFailsCleanly) {
-  BlockPool small(9 * config_.open.bytes());
+  PagePool small(9 * config_.open.bytes());
   SequenceCache cache(config_, small);
   Append(cache, 9 * 64);
   SequenceCache fork = cache.Fork();

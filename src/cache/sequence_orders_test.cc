@@ -16,8 +16,8 @@ constexpr int kLayers = 2, kDim = 64, kCell = 512, kRecent = 64;
 
 class Sealer : public RuleSealer {
  public:
-  Sealer(const PageShape& shape, int together)
-      : RuleSealer(shape, std::vector(kLayers, std::vector<PageRules>(1)), EncodePage),
+  Sealer(const PageLayout& shape, int together)
+      : RuleSealer(shape, std::vector(kLayers, std::vector<BlockRules>(1)), EncodeBlock),
         together_(together) {}
   int pages_together() const override { return together_; }
 
@@ -107,7 +107,7 @@ class SequenceOrdersTest : public testing::TestWithParam<std::tuple<int, int>> {
   void Check(const Sequence& sequence) {
     const SequenceCache& cache = sequence.cache;
     ASSERT_EQ(cache.length(), static_cast<int64_t>(sequence.tokens.size()));
-    std::vector<std::byte> expected(config_.sealed.layout(0).block_bytes());
+    std::vector<std::byte> expected(config_.sealed.block(0).block_bytes());
     for (int64_t j = 0; j < PagesOf(cache.length()); ++j) {
       const int64_t held = std::min<int64_t>(kPageTokens, cache.length() - j * kPageTokens);
       ASSERT_EQ(cache.page_table()[j], cache.page(j).data());
@@ -120,7 +120,7 @@ class SequenceOrdersTest : public testing::TestWithParam<std::tuple<int, int>> {
         const std::byte* const block = cache.page(j).Block(layer, 0).data();
         if (cache.is_sealed(j)) {
           ASSERT_GE(j, config_.sink / kPageTokens);
-          EncodePage(config_.sealed.layout(layer), {}, k, v, expected);
+          EncodeBlock(config_.sealed.block(layer), {}, k, v, expected);
           ASSERT_EQ(0, std::memcmp(block, expected.data(), expected.size())) << j;
         } else {
           const auto bytes = static_cast<size_t>(held * kDim) * sizeof(Bf16);
@@ -137,7 +137,7 @@ class SequenceOrdersTest : public testing::TestWithParam<std::tuple<int, int>> {
       Check(sequence);
       for (int64_t j = 0; j < sequence.cache.num_pages(); ++j) {
         const PageRef& page = sequence.cache.page(j);
-        if (seen.insert(page.data()).second) bytes += page.shape().bytes();
+        if (seen.insert(page.data()).second) bytes += page.layout().bytes();
       }
     }
     ASSERT_EQ(pool_.bytes_in_use(), bytes);
@@ -145,11 +145,11 @@ class SequenceOrdersTest : public testing::TestWithParam<std::tuple<int, int>> {
   }
 
   CacheConfig config_{
-      PageShape({kLayers, PageLayout(PageKind::kBf16, CodeOrder::kCpu, kDim, kDim)}, 1),
-      PageShape({kLayers, PageLayout(PageKind::kInt2, CodeOrder::kCpu, kDim, kDim)}, 1),
+      PageLayout({kLayers, BlockLayout(BlockKind::kBf16, CodeOrder::kCpu, kDim, kDim)}, 1),
+      PageLayout({kLayers, BlockLayout(BlockKind::kInt2, CodeOrder::kCpu, kDim, kDim)}, 1),
       std::get<1>(GetParam()), kRecent, kCell};
   const Sealer sealer_{config_.sealed, std::get<0>(GetParam())};
-  BlockPool pool_{14 * config_.open.bytes()};
+  PagePool pool_{14 * config_.open.bytes()};
   ThreadPool threads_{1};
   std::vector<Sequence> sequences_;  // goes before the pool
   const Philox rng_{17, static_cast<uint64_t>(std::get<0>(GetParam()) * 1000 + config_.sink)};

@@ -14,7 +14,7 @@
 #include "evaluate/layer_errors.h"
 #include "rotation/dump.h"
 #include "rotation/rotation_file.h"
-#include "simd/page_writer.h"
+#include "simd/block_writer.h"
 
 namespace oscar {
 namespace {
@@ -200,7 +200,7 @@ Status MeasureErrors(LoadedModel& model, const std::vector<std::vector<int32_t>>
     KvPlanOptions options = ErrorPlan(method, group_dims);
     if (rotated) options.rotation = out.rotation;
     OSCAR_ASSIGN_OR_RETURN(const std::unique_ptr<KvPlan> plan,
-                           KvPlan::Make(model.spec(), options, simd::WritePage));
+                           KvPlan::Make(model.spec(), options, simd::WriteBlock));
     OSCAR_ASSIGN_OR_RETURN(auto errors, probe.Measure(*plan));
     out.errors.emplace_back(label, std::move(errors));
     return {};
@@ -226,7 +226,7 @@ Result<Calibration> Calibrate(const CalibrateOptions& options) {
   // A group that pages do not have is better found before the fit than after.
   OSCAR_ASSIGN_OR_RETURN(
       const std::unique_ptr<KvPlan> plan,
-      KvPlan::Make(model->spec(), ErrorPlan("naive", options.group_dims), simd::WritePage));
+      KvPlan::Make(model->spec(), ErrorPlan("naive", options.group_dims), simd::WriteBlock));
   OSCAR_ASSIGN_OR_RETURN(const Tokenizer tokenizer, Tokenizer::Load(model->directory()));
   Result<ChatTemplate> chat = ChatTemplate::Load(model->directory());
   if (!chat.has_value() && chat.error().code() != StatusCode::kNotFound) {

@@ -8,7 +8,7 @@
 
 #include "base/file.h"
 #include "base/thread_pool.h"
-#include "cache/page_codec.h"
+#include "cache/block_codec.h"
 #include "cli/command.h"
 #include "simd/attention_bench.h"
 #include "simd/dispatch.h"
@@ -22,8 +22,8 @@ struct AttentionOptions {
   std::string json;
 };
 
-const char* Name(PageKind kind) {
-  return kind == PageKind::kInt2 ? "int2" : kind == PageKind::kInt4 ? "int4" : "bf16";
+const char* Name(BlockKind kind) {
+  return kind == BlockKind::kInt2 ? "int2" : kind == BlockKind::kInt4 ? "int4" : "bf16";
 }
 
 nlohmann::ordered_json ToJson(const AttentionOptions& options,
@@ -51,7 +51,7 @@ nlohmann::ordered_json ToJson(const AttentionOptions& options,
 Status RunAttention(const AttentionOptions& options) {
   OSCAR_RETURN_IF_ERROR(simd::CheckCpu());
   const auto& bench = options.bench;
-  OSCAR_RETURN_IF_ERROR(CheckPageShape(bench.head_dim, bench.group_dims));
+  OSCAR_RETURN_IF_ERROR(CheckBlockShape(bench.head_dim, bench.group_dims));
   if (bench.q_heads % bench.kv_heads != 0) {
     return InvalidArgument(fmt::format("--q-heads {} is not a multiple of --kv-heads {}",
                                        bench.q_heads, bench.kv_heads));

@@ -8,7 +8,7 @@
 
 #include "base/progress.h"
 #include "cli/command.h"
-#include "gpu/cuda_model.h"
+#include "cuda/cuda_model.h"
 #include "oscar/version.h"
 #include "simd/dispatch.h"
 #include "simd/gemm.h"

@@ -16,8 +16,8 @@
 #include "cli/command.h"
 #include "cli/validators.h"
 #include "engine/loaded_model.h"
-#include "model/weights.h"
 #include "rotation/rotation_file.h"
+#include "weights/source.h"
 
 namespace oscar::cli {
 namespace {

@@ -16,7 +16,7 @@ double SecondsSince(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-Result<PageRef> RandomPage(BlockPool& pool, const PageShape& shape) {
+Result<PageRef> RandomPage(PagePool& pool, const PageLayout& shape) {
   const Philox rng(1, 0);
   std::vector<Bf16> numbers(shape.bytes() / sizeof(Bf16));
   for (size_t i = 0; i < numbers.size(); ++i) {
@@ -31,7 +31,7 @@ Result<PageRef> RandomPage(BlockPool& pool, const PageShape& shape) {
   return page;
 }
 
-Status Fill(SequenceCache& cache, BlockPool& pool, const PageRef& page, int64_t context,
+Status Fill(SequenceCache& cache, PagePool& pool, const PageRef& page, int64_t context,
             ThreadPool& threads) {
   while (cache.length() < context) {
     const int64_t count = std::min<int64_t>(kPageTokens, context - cache.length());
@@ -132,7 +132,7 @@ int LargestBatch(const LoadedModel& loaded, uint64_t memory, int64_t context, in
 
 Result<DecodeBenchRow> RunDecodeBench(LoadedModel& loaded, int64_t context, int batch, int steps) {
   const KvPlan& kv = loaded.kv();
-  BlockPool& pool = loaded.pool();
+  PagePool& pool = loaded.pool();
   const uint64_t needed = DecodeBenchBytes(kv, context, batch, steps);
   if (needed > pool.budget()) {
     return Unexpected(ResourceExhausted(

@@ -12,13 +12,13 @@
 #include <string>
 #include <vector>
 
+#include "backend/error_budgets.h"
 #include "base/file.h"
 #include "base/json.h"
 #include "engine/generator.h"
 #include "engine/sampler.h"
 #include "io/safetensors.h"
-#include "model/sameness.h"
-#include "simd/page_writer.h"
+#include "simd/block_writer.h"
 
 namespace oscar {
 
@@ -38,7 +38,7 @@ struct DemoModel {
     const auto config = ReadModelConfig(OSCAR_DEMO_MODEL);
     const auto spec = MakeModelSpec(*config);
     const auto source = DemoWeights(*spec, format);
-    auto made = KvPlan::Make(*spec, options, simd::WritePage);
+    auto made = KvPlan::Make(*spec, options, simd::WriteBlock);
     if (!made.has_value()) ADD_FAILURE() << made.error().ToString();
     plan = std::move(*made);
     auto loaded = LoadCpuModel(*spec, *source, *plan, threads, cpu);
@@ -54,13 +54,13 @@ struct DemoModel {
   }
 
   ThreadPool threads;
-  BlockPool pool;
+  PagePool pool;
   std::unique_ptr<KvPlan> plan;
   std::unique_ptr<Model> model;
 };
 
 // Logits of the last `count` tokens of a prompt.
-inline std::vector<float> LogitsOf(Model& model, BlockPool& pool, std::span<const int32_t> tokens,
+inline std::vector<float> LogitsOf(Model& model, PagePool& pool, std::span<const int32_t> tokens,
                                    int64_t count, int chunk = 0) {
   Generator generator(model, pool, 0, chunk);
   std::vector<float> all;
@@ -96,7 +96,7 @@ inline nlohmann::json LoadGoldenJson() {
 }
 
 // The logits of transformers, to the BF16 budget.
-inline void ExpectGoldenLogits(Model& model, BlockPool& pool) {
+inline void ExpectGoldenLogits(Model& model, PagePool& pool) {
   const auto golden = LoadGoldenJson();
   auto tensors = SafetensorsFile::Open(OSCAR_TEST_DATA "/golden/golden.safetensors");
   ASSERT_TRUE(tensors.has_value());
@@ -111,7 +111,7 @@ inline void ExpectGoldenLogits(Model& model, BlockPool& pool) {
 }
 
 // Greedy answers, token by token.
-inline void ExpectGoldenChats(Model& model, BlockPool& pool) {
+inline void ExpectGoldenChats(Model& model, PagePool& pool) {
   const auto golden = LoadGoldenJson();
   ASSERT_EQ(golden["chats"].size(), 4u);
   for (const auto& chat : golden["chats"]) {
@@ -135,7 +135,7 @@ struct Followed {
   double widest_gap = 0.0;                  // of the first's two largest logits at such steps
   int64_t sealed_pages[2] = {};
 };
-inline Followed Follow(Model& first, BlockPool& first_pool, Model& second, BlockPool& second_pool,
+inline Followed Follow(Model& first, PagePool& first_pool, Model& second, PagePool& second_pool,
                        std::span<const int32_t> prompt, int steps) {
   Followed out;
   Generator generators[2] = {Generator(first, first_pool), Generator(second, second_pool)};

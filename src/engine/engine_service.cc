@@ -77,7 +77,7 @@ Status CheckTokens(std::span<const int32_t> tokens, int vocab_size, const char* 
 
 class Service : public EngineService {
  public:
-  Service(Model& model, BlockPool& pool, ThreadPool& threads, const EngineServiceOptions& options)
+  Service(Model& model, PagePool& pool, ThreadPool& threads, const EngineServiceOptions& options)
       : options_(options),
         pool_(pool),
         config_(model.kv().cache()),
@@ -142,7 +142,7 @@ class Service : public EngineService {
   void Publish(bool measure);
 
   const EngineServiceOptions options_;
-  BlockPool& pool_;
+  PagePool& pool_;
   const CacheConfig& config_;
   const bool by_layer_;  // prompts may be read layer by layer
   const int vocab_size_;
@@ -323,7 +323,7 @@ void Service::Run(const std::stop_token& stop) {
 
 }  // namespace
 
-std::unique_ptr<EngineService> MakeEngineService(Model& model, BlockPool& pool, ThreadPool& threads,
+std::unique_ptr<EngineService> MakeEngineService(Model& model, PagePool& pool, ThreadPool& threads,
                                                  const EngineServiceOptions& options) {
   return std::make_unique<Service>(model, pool, threads, options);
 }

@@ -104,7 +104,7 @@ struct FakeEngine {
 
   ThreadPool threads;
   FakeModel model;
-  BlockPool pool;
+  PagePool pool;
   std::unique_ptr<EngineService> service;
 };
 

@@ -19,8 +19,8 @@
 #include <vector>
 
 #include "base/check.h"
+#include "cache/block_codec.h"
 #include "cache/layered_append.h"
-#include "cache/page_codec.h"
 #include "model/model.h"
 
 namespace oscar {
@@ -28,7 +28,7 @@ namespace oscar {
 // A sealed page keeps the signatures of its 64 rows, changed: it is not what was stored open.
 inline uint64_t SealedSignature(uint64_t open) { return open * 0x9E3779B97F4A7C15u + 1; }
 
-inline int FakeEncodePage(const PageLayout& layout, const PageRules&, std::span<const Bf16> k,
+inline int FakeEncodePage(const BlockLayout& layout, const BlockRules&, std::span<const Bf16> k,
                           std::span<const Bf16>, std::span<std::byte> block) {
   const auto row = static_cast<size_t>(layout.head_dim());
   for (size_t t = 0; t < kPageTokens; ++t) {
@@ -170,7 +170,7 @@ class FakeModel : public Model {
     auto read = std::make_unique<FakeCellRead>();
     const auto count = static_cast<int64_t>(tokens.size());
     const AppendCost cost = LayeredAppend::CostOf(cache, count);
-    BlockPool& pool = *pool_of_cells;
+    PagePool& pool = *pool_of_cells;
     const auto before = static_cast<int64_t>(pool.bytes_in_use());
     OSCAR_ASSIGN_OR_RETURN(read->append, LayeredAppend::Begin(cache, count, threads_));
     EXPECT_EQ(static_cast<int64_t>(pool.bytes_in_use()), before + cost.seal_net + cost.reserve);
@@ -204,7 +204,7 @@ class FakeModel : public Model {
   // Passes that were under way at once, at most.
   std::atomic<int> most_launched{0};
   // What cells are read into; counts its own.
-  BlockPool* pool_of_cells = nullptr;
+  PagePool* pool_of_cells = nullptr;
   std::atomic<int> cells_started{0};
   // Knobs; the first is called by the engine thread before each pass.
   std::function<void(std::span<const ForwardItem>)> before_pass;

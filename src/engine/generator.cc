@@ -43,7 +43,7 @@ std::string_view NameOf(FinishReason reason) {
   return "";
 }
 
-Generator::Generator(Model& model, BlockPool& pool, int64_t max_context, int chunk)
+Generator::Generator(Model& model, PagePool& pool, int64_t max_context, int chunk)
     : model_(model),
       pool_(pool),
       max_context_(max_context > 0 ? max_context : model.spec().max_positions),

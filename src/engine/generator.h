@@ -10,7 +10,7 @@
 #include <string_view>
 #include <vector>
 
-#include "cache/block_pool.h"
+#include "cache/page_pool.h"
 #include "cache/sequence_cache.h"
 #include "engine/sampler.h"
 #include "model/model.h"
@@ -41,7 +41,7 @@ class Generator {
  public:
   // `max_context` in tokens; 0 takes the model's own limit. `chunk` is the number of prompt tokens
   // in one pass; it changes speed, never answers.
-  Generator(Model& model, BlockPool& pool, int64_t max_context = 0, int chunk = 0);
+  Generator(Model& model, PagePool& pool, int64_t max_context = 0, int chunk = 0);
 
   // Called for every token as it is drawn; returning false stops.
   using OnToken = std::function<bool(int32_t token)>;
@@ -80,7 +80,7 @@ class Generator {
   Status DropAhead();
 
   Model& model_;
-  BlockPool& pool_;
+  PagePool& pool_;
   int64_t max_context_;
   int chunk_;
   SequenceCache cache_;

@@ -9,7 +9,7 @@
 #include "base/json.h"
 #include "engine/generator.h"
 #include "model/reference_model.h"
-#include "simd/page_writer.h"
+#include "simd/block_writer.h"
 
 namespace oscar {
 namespace {
@@ -77,10 +77,10 @@ TEST_P(LlamaTest, EngineMatchesTransformers) {
   auto source = OpenCheckpointWeights(directory_);
   ASSERT_TRUE(source.has_value()) << source.error().ToString();
   ThreadPool threads(2);
-  BlockPool pool(uint64_t{1} << 26);
+  PagePool pool(uint64_t{1} << 26);
   KvPlanOptions options;
   options.method = "bf16";
-  const auto plan = KvPlan::Make(spec, options, simd::WritePage);
+  const auto plan = KvPlan::Make(spec, options, simd::WriteBlock);
   ASSERT_TRUE(plan.has_value()) << plan.error().ToString();
   const auto model = LoadCpuModel(spec, **source, **plan, threads, {});
   ASSERT_TRUE(model.has_value()) << model.error().ToString();

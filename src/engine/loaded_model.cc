@@ -11,7 +11,7 @@
 #include "base/log.h"
 #include "base/progress.h"
 #include "rotation/rotation_file.h"
-#include "simd/page_writer.h"
+#include "simd/block_writer.h"
 
 namespace oscar {
 namespace {
@@ -214,7 +214,7 @@ Status LoadedModel::ChooseDevice(const ModelOptions& options, const KvPlanOption
     if (found.has_value()) {
       KvPlanOptions ordered = plan;
       ordered.order = CodeOrder::kTensorCore;
-      OSCAR_ASSIGN_OR_RETURN(plan_, KvPlan::Make(spec_, ordered, simd::WritePage));
+      OSCAR_ASSIGN_OR_RETURN(plan_, KvPlan::Make(spec_, ordered, simd::WriteBlock));
       refused = CheckCudaPlan(spec_, *plan_);
       if (refused.ok()) {
         device_ = Device::kCuda;
@@ -235,7 +235,7 @@ Status LoadedModel::ChooseDevice(const ModelOptions& options, const KvPlanOption
       LogWarning("running on the CPU: {}", refused.message());  // there is one, in vain
     }
   }
-  OSCAR_ASSIGN_OR_RETURN(plan_, KvPlan::Make(spec_, plan, simd::WritePage));
+  OSCAR_ASSIGN_OR_RETURN(plan_, KvPlan::Make(spec_, plan, simd::WriteBlock));
   return {};
 }
 
@@ -278,7 +278,7 @@ Result<std::unique_ptr<LoadedModel>> LoadedModel::Load(const ModelOptions& optio
         LoadCudaModel(loaded->spec_, *source, *loaded->plan_, *loaded->threads_, cuda));
     loaded->memory_.kv_bytes = model->page_budget();
     loaded->memory_.weight_bytes = model->weight_bytes();
-    loaded->pool_ = std::make_unique<BlockPool>(model->page_budget(), model->pages());
+    loaded->pool_ = std::make_unique<PagePool>(model->page_budget(), model->pages());
     model->SetPool(*loaded->pool_);
     loaded->cuda_ = model.get();
     const CudaMemoryPlan& memory = model->memory();
@@ -287,7 +287,7 @@ Result<std::unique_ptr<LoadedModel>> LoadedModel::Load(const ModelOptions& optio
             FormatBytes(memory.pages), FormatBytes(memory.free));
     loaded->model_ = std::move(model);
   } else {
-    loaded->pool_ = std::make_unique<BlockPool>(loaded->memory_.kv_bytes);
+    loaded->pool_ = std::make_unique<PagePool>(loaded->memory_.kv_bytes);
     CpuModelOptions cpu;
     cpu.max_batch_tokens = options.chunk > 0 ? options.chunk : kCpuChunk;
     cpu.portable = options.portable;

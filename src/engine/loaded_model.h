@@ -8,8 +8,8 @@
 #include <string>
 
 #include "base/thread_pool.h"
-#include "cache/block_pool.h"
-#include "gpu/cuda_model.h"
+#include "cache/page_pool.h"
+#include "cuda/cuda_model.h"
 #include "io/hf_config.h"
 #include "model/model.h"
 #include "oscar/options.h"
@@ -47,7 +47,7 @@ class LoadedModel {
   // Null on the CPU, and before Load.
   const CudaModel* cuda() const { return cuda_; }
   Model& model() { return *model_; }
-  BlockPool& pool() { return *pool_; }
+  PagePool& pool() { return *pool_; }
   ThreadPool& threads() { return *threads_; }
 
  private:
@@ -66,7 +66,7 @@ class LoadedModel {
   std::unique_ptr<ThreadPool> threads_;
   std::unique_ptr<KvPlan> plan_;
   std::unique_ptr<Model> model_;  // holds the pool's memory on a GPU
-  std::unique_ptr<BlockPool> pool_;
+  std::unique_ptr<PagePool> pool_;
   CudaModel* cuda_ = nullptr;
 };
 

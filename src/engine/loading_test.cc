@@ -44,7 +44,7 @@ Rotation Permutations(const ModelSpec& spec) {
 std::unique_ptr<KvPlan> MakePlan(const ModelSpec& spec, const std::string& method) {
   KvPlanOptions options = DemoModel::Method(method == "calibrated" ? "oscar+" : method);
   if (method == "calibrated") options.rotation = Permutations(spec);
-  auto plan = KvPlan::Make(spec, options, simd::WritePage);
+  auto plan = KvPlan::Make(spec, options, simd::WriteBlock);
   EXPECT_TRUE(plan.has_value()) << plan.error().ToString();
   return std::move(*plan);
 }
@@ -66,7 +66,7 @@ TEST_P(LoadingInParts, GivesTheSameBits) {
     for (const size_t bytes : {size_t{1} << 30, size_t{1}, size_t{300} << 10}) {
       for (const int num_threads : {1, 3}) {
         ThreadPool threads(num_threads);
-        BlockPool pool(uint64_t{1} << 28);
+        PagePool pool(uint64_t{1} << 28);
         CpuModelOptions options;
         options.staging_bytes = bytes;
         auto model = LoadCpuModel(spec, *source, *plan, threads, options);

@@ -41,7 +41,7 @@ Outcome Observe(DemoModel& demo, size_t length) {
     if (first < 0) first = i;
     last = i;
     ++outcome.sealed_pages;
-    XXH3_64bits_update(state, cache.page(i).data(), cache.page(i).shape().bytes());
+    XXH3_64bits_update(state, cache.page(i).data(), cache.page(i).layout().bytes());
   }
   outcome.hash = fmt::format("{:016x}", XXH3_64bits_digest(state));
   XXH3_freeState(state);

@@ -12,7 +12,7 @@ namespace {
 
 // The most bytes in use after any pass of a real sequence, token by token and chunk by chunk.
 uint64_t MeasuredPeak(FakeModel& model, int64_t prompt, int64_t total, int64_t chunk) {
-  BlockPool pool(uint64_t{1} << 30);
+  PagePool pool(uint64_t{1} << 30);
   SequenceCache cache(model.kv().cache(), pool);
   const int64_t cell = model.kv().cache().cell;
   const auto tokens = FakeTokens(1, static_cast<size_t>(total));
@@ -48,7 +48,7 @@ TEST(PageBudget, PeakIsExactlyWhatASequenceHolds) {
 }
 
 uint64_t MeasuredPeakByLayer(FakeModel& model, int64_t prompt, int64_t total) {
-  BlockPool pool(uint64_t{1} << 30);
+  PagePool pool(uint64_t{1} << 30);
   model.pool_of_cells = &pool;
   SequenceCache cache(model.kv().cache(), pool);
   const int64_t cell = model.kv().cache().cell;
@@ -96,7 +96,7 @@ TEST(PageBudget, ReadingByLayerLeavesTheSamePages) {
     FakeModel::Options options;
     options.method = method;
     FakeModel model(options, threads);
-    BlockPool pool(uint64_t{1} << 30);
+    PagePool pool(uint64_t{1} << 30);
     model.pool_of_cells = &pool;
     const CacheConfig& config = model.kv().cache();
     const auto tokens = FakeTokens(9, 1000);
@@ -196,7 +196,7 @@ TEST(PageBudget, CostOfAppendingIsNeverTooLittle) {
     uint64_t draw = 0;
     int refused = 0;
     for (int round = 0; round < 60; ++round) {
-      BlockPool pool(config.open.bytes() * (6 + rng.Below(draw++, 20)));
+      PagePool pool(config.open.bytes() * (6 + rng.Below(draw++, 20)));
       SequenceCache cache(config, pool);
       std::vector<SequenceCache> forks;
       const int64_t prompt = 1 + rng.Below(draw++, 1000);

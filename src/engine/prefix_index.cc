@@ -309,7 +309,7 @@ bool PrefixIndex::Restore(const PageRecord& record) {
   if (parent == nullptr || parent->index + 1 != record.index || record.sealed == in_sink) {
     return true;  // its parent is gone
   }
-  const PageShape& shape = record.sealed ? config_.sealed : config_.open;
+  const PageLayout& shape = record.sealed ? config_.sealed : config_.open;
   if (pool_.bytes_in_use() + shape.bytes() > pool_.budget() / 2) return false;
   Result<PageRef> page = pool_.Allocate(shape);
   if (!page.has_value()) return false;
@@ -330,7 +330,7 @@ void PrefixIndex::Store(const Node& node, const PageRef& page, bool sealed) {
   if (unsalted == roots_.end() || unsalted->second.get() != root) return;
   const uint64_t parent = node.index == 0 ? HashSalt("") : node.parent->hash;
   PageRecord record{parent, node.hash, node.index, sealed, node.tokens, {}};
-  record.payload.resize(page.shape().bytes());
+  record.payload.resize(page.layout().bytes());
   if (pool_.Read(page, record.payload).ok()) store_->Put(std::move(record));
 }
 
@@ -395,8 +395,8 @@ uint64_t PrefixIndex::EvictableBytes(uint64_t enough) const {
     const bool open_goes = has_open && !node.open.page.shared() && (has_sealed || !is_needed);
     const bool open_stays = has_open && !open_goes;
     const bool sealed_goes = has_sealed && !node.sealed.page.shared() && (open_stays || !is_needed);
-    if (open_goes) bytes += node.open.page.shape().bytes();
-    if (sealed_goes) bytes += node.sealed.page.shape().bytes();
+    if (open_goes) bytes += node.open.page.layout().bytes();
+    if (sealed_goes) bytes += node.sealed.page.layout().bytes();
     if (open_stays || (has_sealed && !sealed_goes)) needed.insert(node.parent);
   }
   return bytes;
@@ -445,7 +445,7 @@ std::vector<PrefixIndex::Branch> PrefixIndex::UnusedBranches(size_t limit) const
       const bool shared = form.page.shared() || forked;
       const char kind = node->index < sink_pages() ? 's' : sealed ? 'q' : 'r';
       branch.pages.push_back(shared ? static_cast<char>(kind - 'a' + 'A') : kind);
-      const uint64_t bytes = form.page.shape().bytes();
+      const uint64_t bytes = form.page.layout().bytes();
       branch.usage.bytes += bytes;
       stored_bits += 8 * (sealed ? bytes : bytes * node->tokens.size() / kPageTokens);
       branch.usage.shared_pages += shared ? 1 : 0;

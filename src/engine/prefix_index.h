@@ -18,7 +18,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "cache/block_pool.h"
+#include "cache/page_pool.h"
 #include "cache/sequence_cache.h"
 #include "engine/prefix_store.h"
 
@@ -60,7 +60,7 @@ class PrefixIndex {
   };
 
   // With `exact_only`, what is not exact is neither kept nor found.
-  PrefixIndex(const CacheConfig& config, BlockPool& pool, bool exact_only)
+  PrefixIndex(const CacheConfig& config, PagePool& pool, bool exact_only)
       : config_(config), pool_(pool), exact_only_(exact_only) {}
 
   // The longest usable prefix of at most `limit` tokens; an empty cache where there is none.
@@ -144,7 +144,7 @@ class PrefixIndex {
   bool Removable(const Node& node, const Form& form, const Form& twin) const;
 
   const CacheConfig& config_;
-  BlockPool& pool_;
+  PagePool& pool_;
   const bool exact_only_;
   std::unordered_map<std::string, std::unique_ptr<Node>> roots_;  // by salt
   std::unordered_map<uint64_t, std::unique_ptr<Node>> nodes_;

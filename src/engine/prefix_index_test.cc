@@ -69,7 +69,7 @@ class PrefixIndexTest : public testing::Test {
 
   ThreadPool threads_{1};
   FakeModel model_{{}, threads_};
-  BlockPool pool_{uint64_t{64} << 20};
+  PagePool pool_{uint64_t{64} << 20};
   PrefixIndex index_{config(), pool_, false};
 };
 

@@ -107,8 +107,8 @@ uint64_t PrefixStoreKey(const Model& model) {
         rope.high_freq_factor, rope.attention_factor, rope.beta_fast, rope.beta_slow}) {
     add(&value, sizeof(value));
   }
-  for (const std::vector<PageRules>& layer : plan.rules()) {
-    for (const PageRules& rules : layer) {
+  for (const std::vector<BlockRules>& layer : plan.rules()) {
+    for (const BlockRules& rules : layer) {
       for (const float value : {static_cast<float>(rules.k_rule), static_cast<float>(rules.v_rule),
                                 rules.k_clip_ratio, rules.v_clip_ratio}) {
         add(&value, sizeof(value));
@@ -116,8 +116,8 @@ uint64_t PrefixStoreKey(const Model& model) {
     }
   }
   for (int layer = 0; layer < spec.num_layers; ++layer) {
-    for (const PageShape* shape : {&config.open, &config.sealed}) {
-      const uint64_t id = shape->layout(layer).id();
+    for (const PageLayout* shape : {&config.open, &config.sealed}) {
+      const uint64_t id = shape->block(layer).id();
       add(&id, sizeof(id));
     }
     for (const SideTransform* side : {&plan.k(layer), &plan.v(layer)}) {

@@ -229,7 +229,7 @@ TEST_F(PrefixStoreTest, RestoredPagesAreTheSameBytes) {
   ThreadPool threads(1);
   FakeModel model({}, threads);
   const CacheConfig& config = model.kv().cache();
-  BlockPool pool(uint64_t{64} << 20);
+  PagePool pool(uint64_t{64} << 20);
   const auto tokens = FakeTokens(1, 1000);
   std::vector<uint64_t> hashes;
   ExtendPageHashes("", tokens, &hashes);
@@ -259,7 +259,7 @@ TEST_F(PrefixStoreTest, RestoredPagesAreTheSameBytes) {
   for (int64_t j = 0; j < hit.cache.num_pages(); ++j) {
     ASSERT_EQ(hit.cache.is_sealed(j), cache.is_sealed(j));
     EXPECT_EQ(
-        std::memcmp(hit.cache.page(j).data(), cache.page(j).data(), cache.page(j).shape().bytes()),
+        std::memcmp(hit.cache.page(j).data(), cache.page(j).data(), cache.page(j).layout().bytes()),
         0)
         << j;
   }

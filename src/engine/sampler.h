@@ -8,7 +8,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "model/token_draw.h"
+#include "backend/sample_params.h"
 #include "oscar/options.h"
 
 namespace oscar {

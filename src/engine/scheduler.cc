@@ -25,7 +25,7 @@ constexpr int64_t kMaxPromptLogits = int64_t{16} << 20;
 }  // namespace
 
 Sequence::Sequence(EngineRequest engine_request, std::shared_ptr<EventChannel> events,
-                   int64_t max_tokens, const CacheConfig& config, BlockPool& pool)
+                   int64_t max_tokens, const CacheConfig& config, PagePool& pool)
     : request(std::move(engine_request)),
       channel(std::move(events)),
       limit(max_tokens),
@@ -36,7 +36,7 @@ Sequence::Sequence(EngineRequest engine_request, std::shared_ptr<EventChannel> e
   sampler.ObservePrompt(request.prompt);
 }
 
-Scheduler::Scheduler(Model& model, BlockPool& pool, ThreadPool& threads,
+Scheduler::Scheduler(Model& model, PagePool& pool, ThreadPool& threads,
                      const EngineServiceOptions& options)
     : model_(model),
       pool_(pool),

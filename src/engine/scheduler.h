@@ -23,7 +23,7 @@ namespace oscar {
 // the cache holds the first of them, in order.
 struct Sequence {
   Sequence(EngineRequest engine_request, std::shared_ptr<EventChannel> events, int64_t max_tokens,
-           const CacheConfig& config, BlockPool& pool);
+           const CacheConfig& config, PagePool& pool);
 
   EngineRequest request;
   std::shared_ptr<EventChannel> channel;
@@ -66,8 +66,7 @@ struct Sequence {
 
 class Scheduler {
  public:
-  Scheduler(Model& model, BlockPool& pool, ThreadPool& threads,
-            const EngineServiceOptions& options);
+  Scheduler(Model& model, PagePool& pool, ThreadPool& threads, const EngineServiceOptions& options);
 
   void Enqueue(std::unique_ptr<Sequence> sequence);
   bool idle() const { return running_.empty() && waiting_.empty(); }
@@ -128,7 +127,7 @@ class Scheduler {
   void RemoveEnded();
 
   Model& model_;
-  BlockPool& pool_;
+  PagePool& pool_;
   ThreadPool& threads_;
   const EngineServiceOptions options_;
   const CacheConfig& config_;

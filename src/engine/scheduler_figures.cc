@@ -36,7 +36,7 @@ void Scheduler::MeasureInto(EngineStats* stats) const {
   stats->open_pages = stats->sealed_pages = 0;
   const auto count = [&](const PageRef& page, int64_t index, bool sealed) {
     if (!seen.insert(page.data()).second) return false;
-    const uint64_t bytes = page.shape().bytes();
+    const uint64_t bytes = page.layout().bytes();
     ++(sealed ? stats->sealed_pages : stats->open_pages);
     if (index < config_.sink / kPageTokens) {
       stats->sink_bytes += bytes;
@@ -56,7 +56,7 @@ void Scheduler::MeasureInto(EngineStats* stats) const {
   }
   stats->bits_per_element = tokens > 0 ? bits / tokens : 0.0;
   index_.ForEachPage([&](const PageRef& page, int64_t index, bool sealed) {
-    if (count(page, index, sealed)) stats->prefix_bytes += page.shape().bytes();
+    if (count(page, index, sealed)) stats->prefix_bytes += page.layout().bytes();
   });
 }
 

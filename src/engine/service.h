@@ -139,7 +139,7 @@ struct EngineServiceOptions {
 };
 
 // `model` and `pool` must outlive the service and are used by its thread alone from here on.
-std::unique_ptr<EngineService> MakeEngineService(Model& model, BlockPool& pool, ThreadPool& threads,
+std::unique_ptr<EngineService> MakeEngineService(Model& model, PagePool& pool, ThreadPool& threads,
                                                  const EngineServiceOptions& options);
 
 }  // namespace oscar

@@ -6,7 +6,7 @@
 #include <cmath>
 #include <map>
 
-#include "model/sameness.h"
+#include "backend/error_budgets.h"
 
 namespace oscar {
 namespace {

@@ -24,9 +24,9 @@
 #include "evaluate/report.h"
 #include "evaluate/scoring.h"
 #include "evaluate/sequence_runner.h"
-#include "model/weights.h"
 #include "rotation/content_hash.h"
 #include "rotation/rotation_file.h"
+#include "weights/source.h"
 
 namespace oscar {
 namespace {

@@ -4,7 +4,7 @@
 #include <array>
 
 #include "base/check.h"
-#include "cache/page_codec.h"
+#include "cache/block_codec.h"
 #include "numeric/eigen.h"
 #include "numeric/matrix.h"
 #include "simd/vec_ops.h"
@@ -118,7 +118,7 @@ Result<std::vector<std::pair<double, double>>> LayerErrorProbe::Measure(const Kv
   const CacheConfig& config = plan.cache();
   if (config.sealer == nullptr) return out;
   // A copy of the open rows, and the cache that seals them.
-  BlockPool pool(uint64_t{1} << 34);
+  PagePool pool(uint64_t{1} << 34);
   SequenceCache cache(config, pool);
   ThreadPool inline_pool(1);
   OSCAR_RETURN_IF_ERROR(cache.Reserve(num_tokens_));
@@ -152,7 +152,7 @@ Result<std::vector<std::pair<double, double>>> LayerErrorProbe::Measure(const Kv
       const std::vector<double> moment = QueryMoment(layer, h, &plan.k(layer));
       for (int64_t page = 0; page < cache.num_pages(); ++page) {
         if (!cache.is_sealed(page)) continue;
-        DecodePage(config.sealed.layout(layer), cache.page(page).Block(layer, h), k_page, v_page);
+        DecodeBlock(config.sealed.block(layer), cache.page(page).Block(layer, h), k_page, v_page);
         for (size_t t = 0; t < kPageTokens; ++t) {
           const size_t at =
               ((static_cast<size_t>(page) * kPageTokens + t) * static_cast<size_t>(kv_heads_) +

@@ -7,7 +7,7 @@
 #include <limits>
 
 #include "base/check.h"
-#include "cache/page_layout.h"
+#include "cache/block_layout.h"
 #include "numeric/matrix.h"
 #include "simd/vec_ops.h"
 
@@ -54,7 +54,7 @@ void AddMargin(TokenMargin margin, std::vector<TokenMargin>& margins) {
 
 // A row of a BF16 page, wherever its layout puts it: 8 numbers lie together in every order.
 template <typename Copy>
-void EachChunk(const PageLayout& layout, int token, bool is_v, const Copy& copy) {
+void EachChunk(const BlockLayout& layout, int token, bool is_v, const Copy& copy) {
   for (int d = 0; d < layout.head_dim(); d += 8) {
     copy(static_cast<size_t>(d), (is_v ? layout.VCode(token, d) : layout.KCode(token, d)).offset);
   }
@@ -64,8 +64,8 @@ void EachChunk(const PageLayout& layout, int token, bool is_v, const Copy& copy)
 Status ImportThroughHost(const SequenceCache& from, const KvPlan& plan, int num_layers,
                          int kv_heads, int head_dim, ThreadPool& threads, SequenceCache& to) {
   const auto dim = static_cast<size_t>(head_dim);
-  const PageShape& source = from.config().open;
-  const PageShape& target = to.config().open;
+  const PageLayout& source = from.config().open;
+  const PageLayout& target = to.config().open;
   std::vector<std::byte> read(source.bytes()), written(target.bytes());
   for (int64_t start = 0; start < from.length(); start += kPageTokens) {
     const int64_t count = std::min<int64_t>(kPageTokens, from.length() - start);
@@ -82,13 +82,13 @@ Status ImportThroughHost(const SequenceCache& from, const KvPlan& plan, int num_
         std::byte* out = written.data() + target.BlockOffset(layer, head);
         for (int token = 0; token < count; ++token) {
           for (const bool is_v : {false, true}) {
-            EachChunk(source.layout(layer), token, is_v, [&](size_t d, uint32_t at) {
+            EachChunk(source.block(layer), token, is_v, [&](size_t d, uint32_t at) {
               std::memcpy(rounded.data() + d, in + at, 8 * sizeof(Bf16));
             });
             simd::ToFloatRow(std::span<const Bf16>(rounded.data(), dim), row);
             RotateHead(is_v ? plan.v(layer) : plan.k(layer), head, row);
             simd::ToBf16Row(row, {rounded.data(), dim});
-            EachChunk(target.layout(layer), token, is_v, [&](size_t d, uint32_t at) {
+            EachChunk(target.block(layer), token, is_v, [&](size_t d, uint32_t at) {
               std::memcpy(out + at, rounded.data() + d, 8 * sizeof(Bf16));
             });
           }

@@ -8,12 +8,12 @@
 #include <cstring>
 #include <type_traits>
 
+#include "arch/rope.h"
 #include "base/check.h"
 #include "base/progress.h"
 #include "cache/layered_append.h"
 #include "model/forward_items.h"
 #include "model/model.h"
-#include "model/rope.h"
 #include "simd/attention.h"
 #include "simd/dispatch.h"
 #include "simd/gemm.h"
@@ -442,8 +442,8 @@ simd::AttentionLayer CpuModel::AttentionOf(int layer) const {
   return {spec_.num_heads,
           spec_.num_kv_heads,
           1.0f / std::sqrt(static_cast<float>(spec_.head_dim)),
-          config.open.layout(layer),
-          config.sealed.layout(layer),
+          config.open.block(layer),
+          config.sealed.block(layer),
           config.open.BlockOffset(layer, 0),
           config.sealed.BlockOffset(layer, 0),
           head_.path() != simd::GemmPath::kFma};
@@ -455,10 +455,10 @@ void CpuModel::ShowAsStored(int layer, std::span<const ForwardItem> items) {
   const CacheConfig& config = plan_.cache();
   const auto& sealer = dynamic_cast<const HostPageSealer&>(*config.sealer);
   const int64_t together = sealer.pages_together(), sink = config.sink / kPageTokens;
-  const size_t open_bytes = config.open.layout(layer).block_bytes();
+  const size_t open_bytes = config.open.block(layer).block_bytes();
   const size_t open_layer = open_bytes * static_cast<size_t>(spec_.num_kv_heads);
   const size_t sealed_layer =
-      config.sealed.layout(layer).block_bytes() * static_cast<size_t>(spec_.num_kv_heads);
+      config.sealed.block(layer).block_bytes() * static_cast<size_t>(spec_.num_kv_heads);
   views_.resize(std::max(views_.size(), items.size()));
   threads_.ParallelFor(static_cast<int64_t>(items.size()), [&](int64_t unit, int) {
     const ForwardItem& item = items[static_cast<size_t>(unit)];

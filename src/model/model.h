@@ -10,13 +10,13 @@
 #include <memory>
 #include <span>
 
+#include "arch/spec.h"
+#include "backend/kv_plan.h"
+#include "backend/sample_params.h"
 #include "base/thread_pool.h"
 #include "cache/sequence_cache.h"
-#include "model/kv_plan.h"
-#include "model/spec.h"
-#include "model/token_draw.h"
-#include "model/weights.h"
 #include "oscar/status.h"
+#include "weights/source.h"
 
 namespace oscar {
 

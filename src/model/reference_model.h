@@ -8,10 +8,10 @@
 #include <span>
 #include <vector>
 
-#include "model/rope.h"
-#include "model/spec.h"
-#include "model/weights.h"
+#include "arch/rope.h"
+#include "arch/spec.h"
 #include "oscar/status.h"
+#include "weights/source.h"
 
 namespace oscar {
 

@@ -26,7 +26,7 @@ class KittyKeys : public KvQuantizer {
   // REQUIRES: boosted_fraction in [0, 1).
   explicit KittyKeys(double boosted_fraction);
   std::string description() const override;
-  int tokens_per_block() const override { return kPage; }
+  int tokens_per_run() const override { return kPage; }
   size_t EncodedBytes(const TileShape& shape) const override;
   double BitsPerElement(const TileShape& shape) const override;
 

@@ -3,7 +3,7 @@
 #include <fmt/core.h>
 
 #include "quant/affine_rows.h"
-#include "quant/channel_blocks.h"
+#include "quant/channel_runs.h"
 #include "quant/uniform_rows.h"
 
 namespace oscar {
@@ -15,8 +15,7 @@ std::string KiviKeys::description() const {
 
 size_t KiviKeys::EncodedBytes(const TileShape& shape) const {
   const ChannelSpec spec{AffineRule::kRealMin, bits_, group_tokens_, meta_};
-  return shape.rows() / static_cast<size_t>(group_tokens_) *
-         ChannelBlockBytes(spec, shape.head_dim);
+  return shape.rows() / static_cast<size_t>(group_tokens_) * ChannelRunBytes(spec, shape.head_dim);
 }
 
 double KiviKeys::BitsPerElement(const TileShape&) const {

@@ -24,7 +24,7 @@ class KiviKeys : public KvQuantizer {
   KiviKeys(int bits, int group_tokens, MetaType meta)
       : bits_(bits), group_tokens_(group_tokens), meta_(meta) {}
   std::string description() const override;
-  int tokens_per_block() const override { return group_tokens_; }
+  int tokens_per_run() const override { return group_tokens_; }
   size_t EncodedBytes(const TileShape& shape) const override;
   double BitsPerElement(const TileShape& shape) const override;
 

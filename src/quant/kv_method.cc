@@ -18,7 +18,7 @@
 namespace oscar {
 namespace {
 
-constexpr int kPageTokens = 64;  // of cache/page_layout.h, which lies above this module
+constexpr int kPageTokens = 64;  // of cache/block_layout.h, which lies above this module
 constexpr double kKittyFraction = 0.125;
 constexpr int kLargestBlockHadamard = 128;  // Saw-INT4 offers orders 16 to 128
 
@@ -53,10 +53,10 @@ void SetPages(KvMethod* m, KvStorage storage, const RowSpec& k, const RowSpec& v
   m->v_rows = v;
 }
 
-void SetBlocks(KvMethod* m, int block_tokens, std::unique_ptr<KvQuantizer> k,
-               std::unique_ptr<KvQuantizer> v) {
-  m->storage = KvStorage::kBlocks;
-  m->block_tokens = block_tokens;
+void SetSimulated(KvMethod* m, int run_tokens, std::unique_ptr<KvQuantizer> k,
+                  std::unique_ptr<KvQuantizer> v) {
+  m->storage = KvStorage::kSimulated;
+  m->run_tokens = run_tokens;
   m->k_quantizer = std::move(k);
   m->v_quantizer = std::move(v);
 }
@@ -92,22 +92,22 @@ KvMethod Recipe(std::string_view name, int head_dim, int group, bool calibrated)
   } else if (name == "int4") {
     SetPages(&m, KvStorage::kInt4Pages, min_max4, min_max4);
   } else if (name == "turboquant" || name == "turboquant-skip") {
-    SetBlocks(&m, kPageTokens, std::make_unique<TurboQuantKeys>(3, /*renormalize=*/true),
-              std::make_unique<UniformRows>(Rows(RowRule::kMinMax, 3, head_dim)));
+    SetSimulated(&m, kPageTokens, std::make_unique<TurboQuantKeys>(3, /*renormalize=*/true),
+                 std::make_unique<UniformRows>(Rows(RowRule::kMinMax, 3, head_dim)));
     SetRotations(&m, kHadamard, kNone);
     if (name == "turboquant-skip") m.skip_first_layers = m.skip_last_layers = 2;
   } else if (name == "kivi") {
-    SetBlocks(&m, kPageTokens, std::make_unique<KiviKeys>(2, 32, fp16),
-              MakeKiviValues(2, 32, fp16));
+    SetSimulated(&m, kPageTokens, std::make_unique<KiviKeys>(2, 32, fp16),
+                 MakeKiviValues(2, 32, fp16));
     SetWindows(&m, 0, 128);
   } else if (name == "kivi-sink") {
-    SetBlocks(&m, 2 * kPageTokens, std::make_unique<KiviKeys>(2, 128, fp16),
-              MakeKiviValues(2, wide, fp16));
+    SetSimulated(&m, 2 * kPageTokens, std::make_unique<KiviKeys>(2, 128, fp16),
+                 MakeKiviValues(2, wide, fp16));
     SetWindows(&m, 64, 128);
     m.defined_sink = 32;
   } else if (name == "oscar-su") {
-    SetBlocks(&m, kPageTokens, std::make_unique<OscarSuKeys>(OscarSuSpec{}),
-              MakeOscarSuValues(2, 32, fp16));
+    SetSimulated(&m, kPageTokens, std::make_unique<OscarSuKeys>(OscarSuSpec{}),
+                 MakeOscarSuValues(2, 32, fp16));
     SetRotations(&m, kHadamard, kHadamard);
     SetWindows(&m, 0, 128);
   } else if (name == "oscar") {
@@ -122,8 +122,8 @@ KvMethod Recipe(std::string_view name, int head_dim, int group, bool calibrated)
     SetRotations(&m, calibrated ? kCalibrated : kHadamard, calibrated ? kCalibrated : kHadamard);
     SetWindows(&m, 64, 256);
   } else if (name == "kitty") {
-    SetBlocks(&m, KittyKeys::kPage, std::make_unique<KittyKeys>(kKittyFraction),
-              std::make_unique<UniformRows>(Rows(RowRule::kMinMax, 2, wide)));
+    SetSimulated(&m, KittyKeys::kPage, std::make_unique<KittyKeys>(kKittyFraction),
+                 std::make_unique<UniformRows>(Rows(RowRule::kMinMax, 2, wide)));
     SetWindows(&m, 64, 128);
     m.defined_sink = 32;
   } else {
@@ -220,7 +220,7 @@ Result<KvMethod> MakeKvMethod(const KvMethodOptions& options) {
     m.k_quantizer = std::make_shared<UniformRows>(m.k_rows);
     m.v_quantizer = std::make_shared<UniformRows>(m.v_rows);
   }
-  const TileShape block{m.block_tokens, 1, options.head_dim};
+  const TileShape block{m.run_tokens, 1, options.head_dim};
   for (const KvQuantizer* side : {m.k_quantizer.get(), m.v_quantizer.get()}) {
     Status status = side->CheckShape(block);
     if (status.ok()) continue;
@@ -239,24 +239,24 @@ TokenSplit KvMethod::Split(int64_t tokens) const {
   TokenSplit split;
   split.sink = std::min<int64_t>(tokens, sink_tokens);
   const int64_t old = tokens - split.sink - recent_tokens;
-  split.history = old > 0 ? old / block_tokens * block_tokens : 0;
+  split.history = old > 0 ? old / run_tokens * run_tokens : 0;
   split.newest = tokens - split.sink - split.history;
   return split;
 }
 
 double KvMethod::HistoryBits(int kv_heads, int head_dim) const {
-  const TileShape shape{block_tokens, kv_heads, head_dim};
+  const TileShape shape{run_tokens, kv_heads, head_dim};
   return 0.5 * (k_quantizer->BitsPerElement(shape) + v_quantizer->BitsPerElement(shape));
 }
 
 uint64_t KvMethod::StoredBytes(int64_t tokens, int kv_heads, int head_dim, int num_layers) const {
   const TokenSplit split = Split(tokens);
-  const TileShape block{block_tokens, kv_heads, head_dim};
+  const TileShape block{run_tokens, kv_heads, head_dim};
   const uint64_t row = 2 * 2 * static_cast<uint64_t>(kv_heads) * static_cast<uint64_t>(head_dim);
   const uint64_t exact = static_cast<uint64_t>(tokens) * row;
   const uint64_t quantized =
       static_cast<uint64_t>(split.sink + split.newest) * row +
-      static_cast<uint64_t>(split.history / block_tokens) *
+      static_cast<uint64_t>(split.history / run_tokens) *
           (k_quantizer->EncodedBytes(block) + v_quantizer->EncodedBytes(block));
   uint64_t bytes = 0;
   for (int layer = 0; layer < num_layers; ++layer) {

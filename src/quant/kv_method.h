@@ -17,7 +17,7 @@
 //   kitty            2 bits per channel over 128 tokens, 1/8 of K's channels at 4 bits (an extra)
 //
 // Geometry: [0, sink) BF16, then history in pages of 64 tokens, then the newest tokens BF16: when
-// the newest part holds recent + block_tokens tokens, its oldest block_tokens are quantised. Sinks
+// the newest part holds recent + run_tokens tokens, its oldest run_tokens are quantised. Sinks
 // and windows are whole pages, so the 32-token sink of published kivi-sink and kitty is 64 here.
 //
 // Value types; the quantisers they share are immutable.
@@ -47,7 +47,7 @@ enum class KvStorage : uint8_t {
   kBf16,       // nothing is ever quantised
   kInt2Pages,  // both sides by RowSpecs that cache pages hold: 2 bits, fp16 metadata
   kInt4Pages,
-  kBlocks,  // bytes of the method's own KvQuantizers, block_tokens at a time
+  kSimulated,  // bytes of the method's own KvQuantizers, run_tokens at a time
 };
 
 // One row of the table: what a name means before a model is known.
@@ -88,7 +88,7 @@ struct KvMethod {
   RotationKind v_rotation = RotationKind::kNone;
   int hadamard_block = 0;  // dims, where a rotation is kBlockHadamard
   KvStorage storage = KvStorage::kBf16;
-  int block_tokens = 64;  // quantised together; a multiple of 64
+  int run_tokens = 64;  // quantised together; a multiple of 64
   int sink_tokens = 0;
   int recent_tokens = 0;
   int defined_sink = 0;  // of the published form, which need not be whole pages
@@ -98,7 +98,7 @@ struct KvMethod {
 
   // Pages are read by the attention kernels in place. Other methods store real bytes, too, but are
   // decoded to BF16 rows for attention: results of theirs say "simulated".
-  bool is_simulated() const { return storage == KvStorage::kBlocks; }
+  bool is_simulated() const { return storage == KvStorage::kSimulated; }
   bool IsQuantizedLayer(int layer, int num_layers) const;
   TokenSplit Split(int64_t tokens) const;
   // Mean of K and V over the quantised tokens of a quantised layer, metadata included.

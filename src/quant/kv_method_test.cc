@@ -153,13 +153,13 @@ TEST(KvMethod, EveryMethodCodesBlocksAtEveryHeadDim) {
   for (const KvMethodInfo& info : KvMethodTable()) {
     for (int dims : {64, 128, 256}) {
       const KvMethod m = Make(std::string(info.name), dims);
-      EXPECT_EQ(m.block_tokens % 64, 0);
+      EXPECT_EQ(m.run_tokens % 64, 0);
       EXPECT_EQ(m.sink_tokens % 64, 0);
       EXPECT_EQ(m.recent_tokens % 64, 0);
-      const TileShape shape{m.block_tokens, 2, dims};
+      const TileShape shape{m.run_tokens, 2, dims};
       const auto rows = GaussianRows(shape.elements(), 21);
       for (const auto& q : {m.k_quantizer, m.v_quantizer}) {
-        ASSERT_EQ(m.block_tokens % q->tokens_per_block(), 0);
+        ASSERT_EQ(m.run_tokens % q->tokens_per_run(), 0);
         std::vector<std::byte> bytes(q->EncodedBytes(shape));
         std::vector<float> back(rows.size());
         EXPECT_EQ(q->Encode(shape, rows, bytes), 0);

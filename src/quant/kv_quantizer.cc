@@ -25,9 +25,9 @@ Status KvQuantizer::CheckShape(const TileShape& shape) const {
     return InvalidArgument(fmt::format("{}: a tile of {} tokens and {} KV heads", description(),
                                        shape.tokens, shape.kv_heads));
   }
-  if (shape.tokens % tokens_per_block() != 0) {
+  if (shape.tokens % tokens_per_run() != 0) {
     return InvalidArgument(fmt::format("{}: {} tokens are not whole blocks of {}", description(),
-                                       shape.tokens, tokens_per_block()));
+                                       shape.tokens, tokens_per_run()));
   }
   if (shape.head_dim <= 0 || shape.head_dim > kMaxHeadDim || shape.head_dim % 16 != 0) {
     return Unimplemented(fmt::format("{}: head dim {}: must be a multiple of 16 and at most {}",

@@ -4,7 +4,7 @@
 // A tile is [tokens, kv_heads, D] fp32, widened from BF16 and already rotated as the method's
 // recipe asks (quant/kv_method.h): a rotation is orthogonal and its inverse is folded into queries,
 // weights or outputs, so it belongs to the recipe and no codec contains one. Row methods take any
-// number of tokens; methods with groups along tokens take whole blocks of tokens_per_block().
+// number of tokens; methods with groups along tokens take whole blocks of tokens_per_run().
 //
 // Input: NaN counts as 0, values beyond +-65504 saturate, and Encode returns how many there were
 // (Bf16Rows alone keeps every value). Decode accepts any bytes of the right size without harm;
@@ -40,7 +40,7 @@ class KvQuantizer {
   // A few words with every parameter, for reports: "KIVI keys, 2 bits, 32 tokens a channel, ...".
   virtual std::string description() const = 0;
   // Tokens that are encoded together; a tile holds a multiple.
-  virtual int tokens_per_block() const { return 1; }
+  virtual int tokens_per_run() const { return 1; }
   // OK, or why a tile of this shape cannot be encoded.
   Status CheckShape(const TileShape& shape) const;
   // Size of an encoded tile. REQUIRES (here and below): CheckShape(shape).ok().

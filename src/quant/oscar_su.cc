@@ -6,7 +6,7 @@
 #include <cmath>
 
 #include "quant/affine_rows.h"
-#include "quant/channel_blocks.h"
+#include "quant/channel_runs.h"
 #include "quant/uniform_rows.h"
 
 namespace oscar {
@@ -34,7 +34,7 @@ size_t OscarSuKeys::NormsPerToken(const TileShape& shape) const {
 size_t OscarSuKeys::EncodedBytes(const TileShape& shape) const {
   return static_cast<size_t>(shape.tokens) * NormsPerToken(shape) * sizeof(float) +
          shape.rows() / static_cast<size_t>(spec_.group_tokens) *
-             ChannelBlockBytes(Channels(spec_), shape.head_dim);
+             ChannelRunBytes(Channels(spec_), shape.head_dim);
 }
 
 double OscarSuKeys::BitsPerElement(const TileShape& shape) const {

@@ -36,7 +36,7 @@ class OscarSuKeys : public KvQuantizer {
  public:
   explicit OscarSuKeys(const OscarSuSpec& spec) : spec_(spec) {}
   std::string description() const override;
-  int tokens_per_block() const override { return spec_.group_tokens; }
+  int tokens_per_run() const override { return spec_.group_tokens; }
   size_t EncodedBytes(const TileShape& shape) const override;
   double BitsPerElement(const TileShape& shape) const override;
 

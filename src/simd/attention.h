@@ -17,7 +17,7 @@
 
 #include "base/half.h"
 #include "base/thread_pool.h"
-#include "cache/page_layout.h"
+#include "cache/block_layout.h"
 #include "simd/aligned_buffer.h"
 
 namespace oscar::simd {
@@ -27,8 +27,8 @@ struct AttentionLayer {
   int q_heads = 0;
   int kv_heads = 0;            // divides q_heads
   float softmax_scale = 1.0f;  // multiplies q.k
-  PageLayout open;             // BF16
-  PageLayout sealed;           // any kind
+  BlockLayout open;            // BF16
+  BlockLayout sealed;          // any kind
   size_t open_offset = 0;      // bytes from a page's start to KV head 0's block of this layer,
   size_t sealed_offset = 0;    // in an open and in a sealed page; head h is h blocks further
   // Against BF16 pages, q and P are rounded to BF16 too (VDPBF16PS) where the processor can; fp32

@@ -79,11 +79,11 @@ struct TileQuery {
   ScaleLimits limits;
 };
 
-HWY_INLINE int TileStepsPerGroup(const PageLayout& layout) {
+HWY_INLINE int TileStepsPerGroup(const BlockLayout& layout) {
   return layout.group_dims() < kTileDims ? 1 : layout.group_dims() / kTileDims;
 }
 
-inline void PrepareTileQuery(const float* q, const PageLayout& layout, float scale, int head,
+inline void PrepareTileQuery(const float* q, const BlockLayout& layout, float scale, int head,
                              QueryPart part, TileQuery& out) {
   QueryCodes codes;
   PrepareQuery<2>(q, layout, scale, 0, part, codes);
@@ -152,7 +152,7 @@ using KeySums = int32_t[kMaxPageGroups * 4 * kTileSums];
 // Unpacked codes of a page's keys, [D / 64][4 tiles of tokens], or values, [D / 16] right operands.
 using RightOperands = uint8_t[kMaxPageDims / kTileDims * 4 * kTileBytes];
 
-HWY_INLINE void UnpackKeys(const PageLayout& layout, const std::byte* block,
+HWY_INLINE void UnpackKeys(const BlockLayout& layout, const std::byte* block,
                            SpreadPrefetch& prefetch, RightOperands& out) {
   const int steps = layout.head_dim() / kTileDims;
   for (int t = 0; t < 4; ++t) {
@@ -163,7 +163,7 @@ HWY_INLINE void UnpackKeys(const PageLayout& layout, const std::byte* block,
 }
 
 template <typename Tiles>
-HWY_INLINE void KeyProducts(const PageLayout& layout, const TileQuery& query,
+HWY_INLINE void KeyProducts(const BlockLayout& layout, const TileQuery& query,
                             const RightOperands& unpacked, int32_t* sums) {
   const int steps = TileStepsPerGroup(layout);
   for (int g = 0; g < layout.num_groups(); ++g, sums += 4 * kTileSums) {
@@ -192,7 +192,7 @@ HWY_INLINE void KeyProducts(const PageLayout& layout, const TileQuery& query,
 }
 
 // Logits in base 2 of a page, or what a remainder adds.
-HWY_INLINE void KeyLogits(const PageLayout& layout, const std::byte* block, int heads,
+HWY_INLINE void KeyLogits(const BlockLayout& layout, const std::byte* block, int heads,
                           const TileQuery& query, QueryPart part, const int32_t* sums,
                           TileLogitBlocks& logits) {
   for (int g = 0; g < layout.num_groups(); ++g) {
@@ -212,7 +212,7 @@ HWY_INLINE void KeyLogits(const PageLayout& layout, const std::byte* block, int 
 
 // What rounding left of q, for a page of which that counts.
 template <typename Tiles>
-HWY_NOINLINE void AddRemainder(const PageLayout& layout, const std::byte* block, int heads,
+HWY_NOINLINE void AddRemainder(const BlockLayout& layout, const std::byte* block, int heads,
                                const TileQuery& rest, TileLogitBlocks& logits) {
   alignas(64) RightOperands right;
   alignas(64) KeySums sums;
@@ -257,7 +257,7 @@ HWY_INLINE auto WithHeads(int heads, const Function& function) {
 //   tiles    keys of page + 1                                        values of page
 //   vectors            unpack values, softmax of page    unpack keys of page + 2    o
 template <typename Tiles>
-HWY_NOINLINE void TilePages(const PageLayout& layout, const std::byte* const* blocks, int count,
+HWY_NOINLINE void TilePages(const BlockLayout& layout, const std::byte* const* blocks, int count,
                             int known, int last_visible, int heads, const TileQuery& query,
                             Remainder<TileQuery>& remainder, float* m, float* d, float* o) {
   const int dims = layout.head_dim(), groups = layout.num_groups();

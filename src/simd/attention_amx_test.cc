@@ -67,7 +67,7 @@ struct EmulatedTiles {
 }  // namespace
 
 // Attention of `heads` queries (q: [heads, D]) over `count` pages; out: [heads, D].
-void EmulatedTileAttention(const PageLayout& layout, const std::byte* const* blocks, int count,
+void EmulatedTileAttention(const BlockLayout& layout, const std::byte* const* blocks, int count,
                            int last_visible, int heads, const float* q, float softmax_scale,
                            float* out) {
   TileQuery query;
@@ -113,7 +113,7 @@ TEST(TileAttention, MeetsTheBudgetOfEveryCaseOnEmulatedTiles) {
   if (!has_avx512) GTEST_SKIP() << "needs AVX-512";
   int cases = 0;
   for (AttentionCase c : AttentionCases()) {
-    if (c.kind != PageKind::kInt2 || c.num_pages == 0) continue;
+    if (c.kind != BlockKind::kInt2 || c.num_pages == 0) continue;
     c.sink_tokens = c.recent_tokens = 0;
     // One draw of rows may be lucky where logits are sharp.
     const uint64_t draws = c.pattern == AttentionPattern::kGaussian ? 1 : 6;

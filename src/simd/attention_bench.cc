@@ -6,11 +6,11 @@
 #include <cstring>
 
 #include "base/rng.h"
-#include "cache/page_codec.h"
+#include "cache/block_codec.h"
 #include "simd/attention.h"
+#include "simd/block_writer.h"
 #include "simd/dispatch.h"
 #include "simd/gemm.h"
-#include "simd/page_writer.h"
 
 namespace oscar::simd {
 namespace {
@@ -34,19 +34,19 @@ std::vector<float> RandomRow(size_t size, uint64_t stream) {
 }
 
 // One block of random rows.
-std::vector<std::byte> RandomBlock(const PageLayout& layout, uint64_t stream) {
+std::vector<std::byte> RandomBlock(const BlockLayout& layout, uint64_t stream) {
   const auto size = static_cast<size_t>(kPageTokens * layout.head_dim());
   std::vector<Bf16> k(size), v(size);
   const auto kf = RandomRow(size, 2 * stream), vf = RandomRow(size, 2 * stream + 1);
   for (size_t i = 0; i < size; ++i) k[i] = ToBf16(kf[i]), v[i] = ToBf16(vf[i]);
   std::vector<std::byte> block(layout.block_bytes());
-  WritePage(layout, PageRules{.k_clip_ratio = 0.96f, .v_clip_ratio = 0.92f}, k, v, block);
+  WriteBlock(layout, BlockRules{.k_clip_ratio = 0.96f, .v_clip_ratio = 0.92f}, k, v, block);
   return block;
 }
 
-AttentionBenchRow MeasureRow(ThreadPool& pool, const AttentionBenchOptions& options, PageKind kind,
+AttentionBenchRow MeasureRow(ThreadPool& pool, const AttentionBenchOptions& options, BlockKind kind,
                              int64_t context) {
-  const PageLayout layout(kind, CodeOrder::kCpu, options.head_dim, options.group_dims);
+  const BlockLayout layout(kind, CodeOrder::kCpu, options.head_dim, options.group_dims);
   const auto heads = static_cast<size_t>(options.kv_heads);
   const size_t page_bytes = layout.block_bytes() * heads;
   const auto num_pages = static_cast<size_t>(context / kPageTokens);
@@ -74,7 +74,7 @@ AttentionBenchRow MeasureRow(ThreadPool& pool, const AttentionBenchOptions& opti
       .q_heads = options.q_heads,
       .kv_heads = options.kv_heads,
       .softmax_scale = 1.0f / std::sqrt(static_cast<float>(options.head_dim)),
-      .open = PageLayout(PageKind::kBf16, CodeOrder::kCpu, options.head_dim, options.head_dim),
+      .open = BlockLayout(BlockKind::kBf16, CodeOrder::kCpu, options.head_dim, options.head_dim),
       .sealed = layout,
       .bf16_products = DefaultGemmPath() != GemmPath::kFma};
   const auto q = RandomRow(static_cast<size_t>(options.q_heads * options.head_dim), 999);
@@ -138,9 +138,9 @@ AttentionBenchReport RunAttentionBench(
   report.read_bytes_per_second = MeasureReadBandwidth(pool, options.footprint_bytes);
   for (const int64_t context : options.contexts) {
     double bf16_seconds = 0.0;  // best, as for the others
-    for (const PageKind kind : options.kinds) {
+    for (const BlockKind kind : options.kinds) {
       AttentionBenchRow row = MeasureRow(pool, options, kind, context / kPageTokens * kPageTokens);
-      if (kind == PageKind::kBf16) bf16_seconds = row.best_seconds;
+      if (kind == BlockKind::kBf16) bf16_seconds = row.best_seconds;
       row.speedup_vs_bf16 = bf16_seconds / row.best_seconds;
       report.rows.push_back(row);
       if (on_row) on_row(report);

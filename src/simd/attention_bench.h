@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "base/thread_pool.h"
-#include "cache/page_layout.h"
+#include "cache/block_layout.h"
 
 namespace oscar::simd {
 
@@ -19,13 +19,13 @@ struct AttentionBenchOptions {
   int head_dim = 128;
   int group_dims = 128;
   std::vector<int64_t> contexts = {4096, 16384, 32768, 65536, 131072};  // tokens, all in pages
-  std::vector<PageKind> kinds = {PageKind::kBf16, PageKind::kInt4, PageKind::kInt2};
+  std::vector<BlockKind> kinds = {BlockKind::kBf16, BlockKind::kInt4, BlockKind::kInt2};
   double seconds_per_row = 0.5;
   uint64_t footprint_bytes = uint64_t{256} << 20;  // rotate among layers until this is touched
 };
 
 struct AttentionBenchRow {
-  PageKind kind;
+  BlockKind kind;
   int64_t context;
   uint64_t bytes;           // of one layer's pages, metadata included
   double seconds;           // one layer, the median of the repetitions

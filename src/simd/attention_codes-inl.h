@@ -30,7 +30,7 @@
 #include <cstring>
 
 #include "base/half.h"
-#include "cache/page_layout.h"
+#include "cache/block_layout.h"
 #include "cache/query_rounding.h"
 #include "simd/attention_state.h"
 #include "simd/lanes16-inl.h"
@@ -77,7 +77,7 @@ struct ScaleLimits {
     bits[g] = head == 0 ? limit : std::min(bits[g], limit);
   }
   // Scales are not negative, so their bits are in the order of what they stand for.
-  HWY_INLINE bool Exceeded(const PageLayout& layout, const std::byte* block) const {
+  HWY_INLINE bool Exceeded(const BlockLayout& layout, const std::byte* block) const {
     const hn::ScalableTag<uint16_t> d;
     for (int g = 0; g < layout.num_groups(); ++g) {
       const auto* scales = reinterpret_cast<const uint16_t*>(block + layout.KScale(0, g));
@@ -96,13 +96,14 @@ struct ScaleLimits {
 template <typename Query>
 class Remainder {
  public:
-  using Prepare = void(const float* q, const PageLayout&, float scale, int head, QueryPart, Query&);
+  using Prepare = void(const float* q, const BlockLayout&, float scale, int head, QueryPart,
+                       Query&);
 
   // q: [heads, D]. Leaves the query itself unset: it is large, and seldom needed.
   Remainder(const float* q, int heads, float scale, Prepare* prepare)
       : q_(q), heads_(heads), scale_(scale), prepare_(prepare) {}
 
-  HWY_NOINLINE const Query& Get(const PageLayout& layout) {
+  HWY_NOINLINE const Query& Get(const BlockLayout& layout) {
     for (int h = 0; !made_ && h < heads_; ++h) {
       prepare_(q_ + h * layout.head_dim(), layout, scale_, h, QueryPart::kRemainder, query_);
     }
@@ -292,7 +293,7 @@ HWY_INLINE void DotTiles(const std::byte* HWY_RESTRICT codes, size_t tile_bytes,
 inline constexpr int kTilesAtOnce = kParts == 1 ? 2 : 1;
 
 template <int kBits>
-HWY_INLINE void PrepareQuery(const float* q, const PageLayout& layout, float scale, int head,
+HWY_INLINE void PrepareQuery(const float* q, const BlockLayout& layout, float scale, int head,
                              QueryPart part, QueryCodes& out) {
   const CodeStatistics statistics = StatisticsOf(layout);
   const bool is_rest = part == QueryPart::kRemainder;
@@ -323,7 +324,7 @@ HWY_INLINE void PrepareQuery(const float* q, const PageLayout& layout, float sca
 
 // Logits in base 2 of a whole page: [kHeads][64]. A remainder adds to what is there.
 template <int kBits, int kHeads, bool kVnni>
-HWY_INLINE void CodeLogits(const PageLayout& layout, const std::byte* block,
+HWY_INLINE void CodeLogits(const BlockLayout& layout, const std::byte* block,
                            const QueryCodes& query, QueryPart part, BlockPrefetch& prefetch,
                            float (&logits)[kMaxBlockHeads][kPageTokens]) {
   const int group_vectors = layout.group_dims() * kBits / 32;
@@ -360,7 +361,7 @@ HWY_INLINE void CodeLogits(const PageLayout& layout, const std::byte* block,
 }
 
 #if HWY_TARGET == HWY_AVX3
-inline void PrepareQueryTables(const float* q, const PageLayout& layout, float scale, int head,
+inline void PrepareQueryTables(const float* q, const BlockLayout& layout, float scale, int head,
                                QueryPart part, QueryTables& out, ScaleLimits& limits) {
   // Half a unit at most is left of an entry.
   constexpr float kFiner = 2.0f * kPlaneLimit;
@@ -417,7 +418,7 @@ HWY_INLINE __m512i LookUp(__m512i index, __m512i table) {
 
 // As CodeLogits, for 2 bits.
 template <int kHeads>
-HWY_INLINE void TableLogits(const PageLayout& layout, const std::byte* block,
+HWY_INLINE void TableLogits(const BlockLayout& layout, const std::byte* block,
                             const QueryTables& query, QueryPart part, BlockPrefetch& prefetch,
                             float (&logits)[kMaxBlockHeads][kPageTokens]) {
   constexpr int kTiles = 2;
@@ -602,7 +603,7 @@ HWY_INLINE bool SoftmaxTiles(float (&logits)[kMaxBlockHeads][kPageTokens], int v
 // Rounds p s of one page and group into the planes that plane_of(head, 0 = hi or 1 = lo) points to,
 // 64 bytes each, in steps of step[head]; every dim gets low[head] besides.
 template <int kBits, int kHeads, typename PlaneOf>
-HWY_INLINE void RoundToPlanes(const PageLayout& layout, const std::byte* block, int g,
+HWY_INLINE void RoundToPlanes(const BlockLayout& layout, const std::byte* block, int g,
                               const float (&p)[kMaxBlockHeads][kPageTokens],
                               const PlaneOf& plane_of, float* step, float* low) {
   F16x s[4], mn[4], largest[kHeads], minimum[kHeads];
@@ -635,7 +636,7 @@ HWY_INLINE void RoundToPlanes(const PageLayout& layout, const std::byte* block, 
 
 // What CodePage takes of a query.
 template <int kBits, bool kVnni>
-inline void PrepareCodes(const float* q, const PageLayout& layout, float scale, int head,
+inline void PrepareCodes(const float* q, const BlockLayout& layout, float scale, int head,
                          QueryPart part, QueryCodes& out) {
 #if HWY_TARGET == HWY_AVX3
   if constexpr (kBits == 2 && kVnni) {
@@ -647,7 +648,7 @@ inline void PrepareCodes(const float* q, const PageLayout& layout, float scale, 
 }
 
 template <int kBits, int kHeads, bool kVnni>
-HWY_NOINLINE void CodePage(const PageLayout& layout, const std::byte* block, int visible,
+HWY_NOINLINE void CodePage(const BlockLayout& layout, const std::byte* block, int visible,
                            const std::byte* next, const QueryCodes& query,
                            Remainder<QueryCodes>& remainder, float* m, float* d, float* o) {
   const int dims = layout.head_dim();

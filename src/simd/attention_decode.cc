@@ -16,7 +16,7 @@ HWY_BEFORE_NAMESPACE();
 namespace oscar::simd::HWY_NAMESPACE {
 namespace {
 
-using CodePageFunction = void (*)(const PageLayout&, const std::byte*, int, const std::byte*,
+using CodePageFunction = void (*)(const BlockLayout&, const std::byte*, int, const std::byte*,
                                   const QueryCodes&, Remainder<QueryCodes>&, float*, float*,
                                   float*);
 using RowPageFunction = void (*)(const Bf16*, const Bf16*, const Bf16*, int, int, const QueryRows&,
@@ -31,7 +31,7 @@ CodePageFunction ChooseCodePage(int heads) {
 }
 
 #if HWY_TARGET == HWY_AVX3
-using WordPagesFunction = void (*)(const PageLayout&, const std::byte* const*, int, int, int,
+using WordPagesFunction = void (*)(const BlockLayout&, const std::byte* const*, int, int, int,
                                    const WordQuery&, Remainder<WordQuery>&, float*, float*, float*);
 WordPagesFunction ChooseWordPages(int heads) {
   constexpr WordPagesFunction kTable[kMaxBlockHeads] = {&WordPages<1>, &WordPages<2>, &WordPages<3>,
@@ -60,12 +60,12 @@ void DecodeSplits(const AttentionLayer& layer, const DecodeQuery& query, int kv_
   constexpr float kLog2E = 1.4426950408889634f;
   constexpr bool kVnni = kPath != CodePath::kMadd;
   const int dims = layer.head_dim(), g = layer.q_heads / layer.kv_heads;
-  const bool has_codes = layer.sealed.kind() != PageKind::kBf16;
+  const bool has_codes = layer.sealed.kind() != BlockKind::kBf16;
   const float scale = layer.softmax_scale * kLog2E;
   const auto is_sealed = [&](int64_t page) { return query.sequence.is_sealed[page] != 0; };
   const auto block_of = [&](int64_t page) {
     const bool sealed = is_sealed(page);
-    const PageLayout& layout = sealed ? layer.sealed : layer.open;
+    const BlockLayout& layout = sealed ? layer.sealed : layer.open;
     return query.sequence.pages[page] + (sealed ? layer.sealed_offset : layer.open_offset) +
            static_cast<size_t>(kv_head) * layout.block_bytes();
   };
@@ -94,7 +94,7 @@ void DecodeSplits(const AttentionLayer& layer, const DecodeQuery& query, int kv_
       for (uint32_t at = 0; at < bytes; at += 64) __builtin_prefetch(block + at, 0, 2);
     }
     const float* const block_q = query.q + (kv_head * g + base) * dims;
-    const bool int2 = layer.sealed.kind() == PageKind::kInt2;
+    const bool int2 = layer.sealed.kind() == BlockKind::kInt2;
     const auto prepare_codes = int2 ? &PrepareCodes<2, kVnni> : &PrepareCodes<4, kVnni>;
     for (int h = 0; h < heads; ++h) {
       const float* q = block_q + h * dims;
@@ -133,10 +133,10 @@ void DecodeSplits(const AttentionLayer& layer, const DecodeQuery& query, int kv_
       std::fill_n(d, heads, 0.0f);
       for (int64_t page = first; page < end; ++page) {
         const bool sealed = is_sealed(page);
-        const PageLayout& layout = sealed ? layer.sealed : layer.open;
+        const BlockLayout& layout = sealed ? layer.sealed : layer.open;
 #if HWY_TARGET == HWY_AVX3
         if constexpr (kPath == CodePath::kWords || kPath == CodePath::kTiles) {
-          if (sealed && layer.sealed.kind() == PageKind::kInt2) {
+          if (sealed && layer.sealed.kind() == BlockKind::kInt2) {
             // The whole run of sealed pages at once, and those after it that are fetched meanwhile.
             const std::byte* run[kPagesPerSplit + kAhead];
             int count = 0, known = 0;
@@ -163,7 +163,7 @@ void DecodeSplits(const AttentionLayer& layer, const DecodeQuery& query, int kv_
           const int head = part * kMaxBlockHeads;
           const int count = heads - head < kMaxBlockHeads ? heads - head : kMaxBlockHeads;
           if (sealed && has_codes) {
-            const CodePageFunction code_page = layer.sealed.kind() == PageKind::kInt4
+            const CodePageFunction code_page = layer.sealed.kind() == BlockKind::kInt4
                                                    ? ChooseCodePage<4, kVnni>(count)
                                                    : ChooseCodePage<2, kVnni>(count);
             code_page(layout, block, visible_of(page), next, codes[part], codes_rest[part],
@@ -230,7 +230,7 @@ struct Task {
 
 void CheckLayer(const AttentionLayer& layer) {
   OSCAR_CHECK(layer.kv_heads > 0 && layer.q_heads % layer.kv_heads == 0);
-  OSCAR_CHECK(layer.open.kind() == PageKind::kBf16 && layer.open.order() == CodeOrder::kCpu);
+  OSCAR_CHECK(layer.open.kind() == BlockKind::kBf16 && layer.open.order() == CodeOrder::kCpu);
   OSCAR_CHECK(layer.sealed.order() == CodeOrder::kCpu &&
               layer.sealed.head_dim() == layer.open.head_dim());
 }

@@ -105,7 +105,7 @@ HWY_INLINE void StoreInt16(const F16x& x, uint16_t* out) {
 // q of one row in 16 bits, each group by its own step: a large dim coarsens its group alone.
 // kRemainder: what the 16 bits left, likewise.
 template <QueryPart kPart>
-HWY_INLINE void QueryToInt16(const float* q, const PageLayout& layout, float factor, int row,
+HWY_INLINE void QueryToInt16(const float* q, const BlockLayout& layout, float factor, int row,
                              const Scratch& s) {
   constexpr bool kRest = kPart == QueryPart::kRemainder;
   const CodeStatistics statistics = StatisticsOf(layout);
@@ -148,7 +148,7 @@ HWY_INLINE void Clear(I16x (&sum)[kRows][kVectors]) {
 // Logits in base 2 of rows [first, end) against a packed page: s_t (q . code_t) + min_t sum(q). A
 // remainder adds to the logits of the rows that need it.
 template <PairOp kOp, QueryPart kPart>
-HWY_NOINLINE void PackedLogits(const PageLayout& layout, const Scratch& s, const bool* needed,
+HWY_NOINLINE void PackedLogits(const BlockLayout& layout, const Scratch& s, const bool* needed,
                                int first, int end) {
   constexpr bool kRest = kPart == QueryPart::kRemainder;
   const RowCodes& q = kRest ? s.rest : s.rounded;
@@ -184,7 +184,7 @@ HWY_NOINLINE void PackedLogits(const PageLayout& layout, const Scratch& s, const
 
 // o = alpha o + sum (p_t s_t) code_t + sum p_t min_t, the dims of one group.
 template <PairOp kOp, int kVectors>
-HWY_NOINLINE void PackedValues(const PageLayout& layout, int group, const Scratch& s, int first,
+HWY_NOINLINE void PackedValues(const BlockLayout& layout, int group, const Scratch& s, int first,
                                int end) {
   const int dims = layout.head_dim(), width = layout.group_dims();
   const uint16_t* weights = s.weights + group * kMaxRows * kPageTokens;
@@ -456,7 +456,7 @@ void PrefillBlock(const AttentionLayer& layer, const PrefillQuery& query, int kv
   const int64_t last_position = block_start + count - 1;
   // Rows of one page, in one of its forms. Token p sees positions of it up to p, less those that
   // `window` gives to the other form.
-  const auto read_page = [&](int64_t page, const std::byte* block, const PageLayout& layout,
+  const auto read_page = [&](int64_t page, const std::byte* block, const BlockLayout& layout,
                              PageRows seen) HWY_ATTR {
     const int64_t page_start = page * kPageTokens;
     // Tokens before this page's start see nothing of it.
@@ -484,7 +484,7 @@ void PrefillBlock(const AttentionLayer& layer, const PrefillQuery& query, int kv
         }
       }
     };
-    if (layout.kind() == PageKind::kBf16) {
+    if (layout.kind() == BlockKind::kBf16) {
       const auto* k = reinterpret_cast<const Bf16*>(block);
       const auto* v = reinterpret_cast<const Bf16*>(block + layout.v_codes_offset());
       if (last_position + 1 - page_start < kPageTokens) {
@@ -510,7 +510,7 @@ void PrefillBlock(const AttentionLayer& layer, const PrefillQuery& query, int kv
       }
       return;
     }
-    if (layout.kind() == PageKind::kInt2) {
+    if (layout.kind() == BlockKind::kInt2) {
       UnpackCodes<2>(layout, block, s.k_pairs, s.v_pairs, s.meta);
     } else {
       UnpackCodes<4>(layout, block, s.k_pairs, s.v_pairs, s.meta);
@@ -533,7 +533,7 @@ void PrefillBlock(const AttentionLayer& layer, const PrefillQuery& query, int kv
   };
   for (int64_t page = 0; page * kPageTokens <= last_position; ++page) {
     const bool sealed = query.sequence.is_sealed[page] != 0;
-    const PageLayout& layout = sealed ? layer.sealed : layer.open;
+    const BlockLayout& layout = sealed ? layer.sealed : layer.open;
     const std::byte* block = query.sequence.pages[page] +
                              (sealed ? layer.sealed_offset : layer.open_offset) +
                              static_cast<size_t>(kv_head) * layout.block_bytes();
@@ -581,7 +581,7 @@ namespace oscar::simd {
 void PrefillAttention(ThreadPool& pool, AttentionWorkspace& workspace, const AttentionLayer& layer,
                       std::span<const PrefillQuery> batch) {
   OSCAR_CHECK(layer.kv_heads > 0 && layer.q_heads % layer.kv_heads == 0);
-  OSCAR_CHECK(layer.open.kind() == PageKind::kBf16 && layer.open.order() == CodeOrder::kCpu &&
+  OSCAR_CHECK(layer.open.kind() == BlockKind::kBf16 && layer.open.order() == CodeOrder::kCpu &&
               layer.sealed.order() == CodeOrder::kCpu);
   const int dims = layer.head_dim(), g = layer.q_heads / layer.kv_heads;
   const Target target = ActiveTarget();

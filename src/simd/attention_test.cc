@@ -18,8 +18,8 @@ namespace {
 // A case's inputs as a sequence of pages. Cases put their windows anywhere; here they become whole
 // open pages except for the last, so tokens are laid out anew: sink, pages, recent, in order.
 struct PagedCase {
-  AttentionLayer layer{.open = PageLayout(PageKind::kBf16, CodeOrder::kCpu, 64, 64),
-                       .sealed = PageLayout(PageKind::kBf16, CodeOrder::kCpu, 64, 64)};
+  AttentionLayer layer{.open = BlockLayout(BlockKind::kBf16, CodeOrder::kCpu, 64, 64),
+                       .sealed = BlockLayout(BlockKind::kBf16, CodeOrder::kCpu, 64, 64)};
   std::vector<std::vector<std::byte>> storage;
   std::vector<const std::byte*> pages;
   std::vector<uint8_t> is_sealed;
@@ -32,7 +32,7 @@ constexpr size_t kOpenOffset = 192, kSealedOffset = 64;  // as if other layers c
 
 void AppendOpenPages(const AttentionCase& c, const std::vector<Bf16>& k, const std::vector<Bf16>& v,
                      int tokens, PagedCase& out) {
-  const PageLayout& open = out.layer.open;
+  const BlockLayout& open = out.layer.open;
   const auto dims = static_cast<size_t>(c.head_dim);
   for (int first = 0; first < tokens; first += kPageTokens) {
     const auto count = static_cast<size_t>(std::min(kPageTokens, tokens - first));
@@ -56,7 +56,7 @@ PagedCase MakePages(const AttentionCase& c, const AttentionInputs& in) {
       .layer = {.q_heads = c.q_heads(),
                 .kv_heads = c.kv_heads,
                 .softmax_scale = in.softmax_scale,
-                .open = PageLayout(PageKind::kBf16, CodeOrder::kCpu, c.head_dim, c.head_dim),
+                .open = BlockLayout(BlockKind::kBf16, CodeOrder::kCpu, c.head_dim, c.head_dim),
                 .sealed = in.layout,
                 .open_offset = kOpenOffset,
                 .sealed_offset = kSealedOffset},
@@ -119,7 +119,7 @@ TEST(DecodeAttention, MeetsTheBudgetOfEveryCaseOnEveryTarget) {
         // Rounding q to BF16 moves a logit by up to 2^-9 of what its terms add up to.
         const bool sharp = c.pattern != AttentionPattern::kGaussian;
         const bool rounds =
-            bf16 && (c.kind == PageKind::kBf16 || c.sink_tokens > 0 || c.recent_tokens > 0);
+            bf16 && (c.kind == BlockKind::kBf16 || c.sink_tokens > 0 || c.recent_tokens > 0);
         const double budget = !rounds ? c.budget : sharp ? kBf16Sharp : kBf16;
         paged.layer.bf16_products = bf16;
         const auto actual = Decode(pool, paged, in);
@@ -141,7 +141,7 @@ TEST(DecodeAttention, MeetsItsBudgetOnManyDraws) {
                              AttentionPattern::kOneHugeLogit, AttentionPattern::kEqualLogits,
                              AttentionPattern::kMixedScales, AttentionPattern::kOutlierQuery}) {
     for (const auto& [kind, group_dims] :
-         {std::pair{PageKind::kInt2, 32}, {PageKind::kInt2, 128}, {PageKind::kInt4, 128}}) {
+         {std::pair{BlockKind::kInt2, 32}, {BlockKind::kInt2, 128}, {BlockKind::kInt4, 128}}) {
       const AttentionCase c{.kind = kind,
                             .group_dims = group_dims,
                             .kv_heads = 4,
@@ -200,7 +200,7 @@ TEST_P(AttentionTest, DecodeIsTheSameForAnyThreadCountAndBatch) {
 // A prompt's tokens over sealed and open pages, each seeing what lies before it.
 struct Prompt {
   AttentionCase c;
-  AttentionInputs in{.layout = PageLayout(PageKind::kBf16, CodeOrder::kCpu, 64, 64)};
+  AttentionInputs in{.layout = BlockLayout(BlockKind::kBf16, CodeOrder::kCpu, 64, 64)};
   PagedCase paged;
   std::vector<float> q;  // [tokens, q_heads, D]
   int first = 0, count = 0;
@@ -255,13 +255,13 @@ TEST(PrefillAttention, MatchesTheReferenceOnEveryTarget) {
   for (const AttentionCase& shape :
        {AttentionCase{.num_pages = 3, .recent_tokens = 150},
         AttentionCase{.head_dim = 64, .group_dims = 32, .queries_per_kv = 7, .recent_tokens = 90},
-        AttentionCase{.kind = PageKind::kInt4,
+        AttentionCase{.kind = BlockKind::kInt4,
         .head_dim = 256,
         .group_dims = 64,
         .kv_heads = 1,
         .num_pages = 1,
         .recent_tokens = 70},
-        AttentionCase{.kind = PageKind::kBf16, .queries_per_kv = 1, .recent_tokens = 65},
+        AttentionCase{.kind = BlockKind::kBf16, .queries_per_kv = 1, .recent_tokens = 65},
         AttentionCase{.sink_tokens = 0,
         .num_pages = 0,
         .recent_tokens = 130,
@@ -292,7 +292,7 @@ TEST(PrefillAttention, MeetsItsBudgetOnManyDraws) {
   for (const auto pattern : {AttentionPattern::kSharpLogits, AttentionPattern::kOneHugeLogit,
                              AttentionPattern::kMixedScales, AttentionPattern::kOutlierQuery}) {
     for (const auto& [kind, group_dims] :
-         {std::pair{PageKind::kInt2, 32}, {PageKind::kInt2, 128}, {PageKind::kInt4, 128}}) {
+         {std::pair{BlockKind::kInt2, 32}, {BlockKind::kInt2, 128}, {BlockKind::kInt4, 128}}) {
       for (uint64_t seed = 100; seed < 110; ++seed) {
         const Prompt prompt({.kind = kind,
                              .group_dims = group_dims,
@@ -343,7 +343,7 @@ struct WindowedPrompt : Prompt {
   // The last `twins` pages in sealed form, too, as the window wants them.
   WindowedPrompt(const AttentionCase& shape, int tokens, int twins, int64_t window, int64_t sink)
       : Prompt(shape, tokens) {
-    const PageLayout& sealed = paged.layer.sealed;
+    const BlockLayout& sealed = paged.layer.sealed;
     const auto rows = static_cast<size_t>(kPageTokens * c.head_dim);
     const auto heads = static_cast<size_t>(c.kv_heads);
     const size_t open_bytes = 2 * rows * sizeof(Bf16);
@@ -354,8 +354,8 @@ struct WindowedPrompt : Prompt {
         std::vector<Bf16> block(2 * rows);
         std::memcpy(block.data(), paged.pages[page] + kOpenOffset + h * open_bytes, open_bytes);
         for (Bf16& x : block) x = ToFloat(x) == ToFloat(x) ? x : ToBf16(0.0f);  // rows to come
-        EncodePage(sealed, {}, {block.data(), rows}, {block.data() + rows, rows},
-                   {out.data() + h * sealed.block_bytes(), sealed.block_bytes()});
+        EncodeBlock(sealed, {}, {block.data(), rows}, {block.data() + rows, rows},
+                    {out.data() + h * sealed.block_bytes(), sealed.block_bytes()});
       }
     }
     pages.resize(first_page);
@@ -387,10 +387,10 @@ struct WindowedPrompt : Prompt {
         if (view.pages[i] == nullptr) continue;
         const size_t rows = kPageTokens * dims;
         std::vector<float> k(rows), v(rows);
-        DecodePage(paged.layer.sealed,
-                   {view.pages[i] + static_cast<size_t>(h) * paged.layer.sealed.block_bytes(),
-                    paged.layer.sealed.block_bytes()},
-                   k, v);
+        DecodeBlock(paged.layer.sealed,
+                    {view.pages[i] + static_cast<size_t>(h) * paged.layer.sealed.block_bytes(),
+                     paged.layer.sealed.block_bytes()},
+                    k, v);
         const size_t start = static_cast<size_t>(i) * rows;
         const size_t known = std::min(rows, written.k.size() - start);
         std::copy_n(k.begin(), known, stored.k.begin() + static_cast<std::ptrdiff_t>(start));
@@ -429,13 +429,13 @@ TEST(PrefillAttention, WindowsThatEndAtATokenMatchTheReference) {
            // No window: every token but itself, from the first of the sequence on.
            {{.sink_tokens = 0, .num_pages = 0, .recent_tokens = 50}, 50, 1, 1},
            {{.num_pages = 2, .recent_tokens = 64}, 64, 1, 1},
-           {{.kind = PageKind::kInt4, .head_dim = 64, .group_dims = 32, .recent_tokens = 33},
+           {{.kind = BlockKind::kInt4, .head_dim = 64, .group_dims = 32, .recent_tokens = 33},
             33,
             1,
             1},
            // A window of two pages and pages that are stored three together.
            {{.num_pages = 1, .recent_tokens = 180}, 52, 3, 128},
-           {{.kind = PageKind::kBf16, .num_pages = 1, .recent_tokens = 180}, 52, 3, 128},
+           {{.kind = BlockKind::kBf16, .num_pages = 1, .recent_tokens = 180}, 52, 3, 128},
            // A sink that ends inside a page.
            {{.sink_tokens = 0, .num_pages = 0, .recent_tokens = 180}, 52, 3, 128, 32}}) {
     WindowedPrompt prompt(s.shape, s.tokens, s.twins, s.window, s.sink);
@@ -459,7 +459,7 @@ TEST(PrefillAttention, WindowsThatEndAtATokenMatchTheReference) {
 
 TEST(PrefillAttention, InstructionSetsChangeNoBit) {
   ThreadPool pool(2);
-  for (const PageKind kind : {PageKind::kInt2, PageKind::kInt4}) {
+  for (const BlockKind kind : {BlockKind::kInt2, BlockKind::kInt4}) {
     const Prompt prompt({.kind = kind, .num_pages = 2, .recent_tokens = 150}, 100);
     const auto expected = prompt.Run(pool, {100});
     for (const Target target : SupportedTargets()) {

@@ -15,7 +15,7 @@
 
 #include <cstring>
 
-#include "cache/page_layout.h"
+#include "cache/block_layout.h"
 #include "simd/lanes16-inl.h"
 
 #if OSCAR_SIMD_TARGET
@@ -32,7 +32,7 @@ struct TileMeta {
 
 // The codes themselves as 16-bit integers.
 template <int kBits>
-HWY_NOINLINE void UnpackCodes(const PageLayout& layout, const std::byte* block, int32_t* k,
+HWY_NOINLINE void UnpackCodes(const BlockLayout& layout, const std::byte* block, int32_t* k,
                               int32_t* v, const TileMeta& meta) {
   constexpr int kPairs = 16 / kBits;  // in a word
   const I16x mask = SetInt(((1 << kBits) - 1) * 0x00010001);

@@ -108,7 +108,7 @@ struct WordQuery {
   ScaleLimits limits;
 };
 
-inline void PrepareWordQuery(const float* q, const PageLayout& layout, float scale, int head,
+inline void PrepareWordQuery(const float* q, const BlockLayout& layout, float scale, int head,
                              QueryPart part, WordQuery& out) {
   // Units are multiples of one: enough times that for the multiple to fit well; not more than lets
   // 16 chunks of 2^15 x 2^11 stay within 32 bits.
@@ -298,7 +298,7 @@ HWY_INLINE void AddKeys(bool first, int t, int h, const int16_t (&tables)[4][kMa
 // stores of chunks, 4 KiB a page, would share their low 12 address bits with the loads of tables,
 // which then wait for them on Zen 4 (180 cycles a page).
 template <int kHeads>
-HWY_NOINLINE void WordLogits(const PageLayout& layout, const std::byte* HWY_RESTRICT block,
+HWY_NOINLINE void WordLogits(const BlockLayout& layout, const std::byte* HWY_RESTRICT block,
                              const WordQuery& query, QueryPart part, const float* reference,
                              PagesPrefetch& prefetch,
                              float (&logits)[kMaxBlockHeads][kPageTokens]) {
@@ -589,7 +589,7 @@ HWY_INLINE void ChooseSteps(const __m512 (&chunks)[8], int g, WordState& state, 
 
 // p s of one page and group; p is what `weight_of` makes of `from`.
 template <int kHeads, typename WeightOf>
-HWY_INLINE void ScaleWeights(const PageLayout& layout, const std::byte* block, int g,
+HWY_INLINE void ScaleWeights(const BlockLayout& layout, const std::byte* block, int g,
                              const float (&from)[kMaxBlockHeads][kPageTokens], WordState& state,
                              WordWeights& out, const WeightOf& weight_of) {
   const auto* scale = reinterpret_cast<const uint16_t*>(block + layout.VScale(0, g));
@@ -633,7 +633,7 @@ HWY_INLINE void ScaleWeights(const PageLayout& layout, const std::byte* block, i
 // Weights of one page for group 0, from its logits; with more groups p = 2^logit takes the place of
 // those. False where the page is negligible.
 template <int kHeads>
-HWY_NOINLINE bool WordSoftmax(const PageLayout& layout, const std::byte* block,
+HWY_NOINLINE bool WordSoftmax(const BlockLayout& layout, const std::byte* block,
                               float (&logits)[kMaxBlockHeads][kPageTokens], WordState& state,
                               WordWeights& out) {
   __mmask16 counts = 0, above = 0;
@@ -709,7 +709,7 @@ HWY_NOINLINE void RoundWeights(int g, WordState& state, WordWeights& out) {
 // keys of page n + 1 lie between the step of page n's weights and its use, the values of page n
 // between the logits of page n + 1 and their softmax.
 template <int kHeads>
-HWY_NOINLINE void WordPages(const PageLayout& layout, const std::byte* const* blocks, int count,
+HWY_NOINLINE void WordPages(const BlockLayout& layout, const std::byte* const* blocks, int count,
                             int known, int last_visible, const WordQuery& query,
                             Remainder<WordQuery>& remainder, float* m, float* d, float* o) {
   constexpr float kUnseen = -1000.0f;

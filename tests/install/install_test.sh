@@ -39,6 +39,6 @@ expect "$prefix/by-pkg-config"
 if LD_LIBRARY_PATH=$libdir "$prefix/by-pkg-config" "$prefix/nowhere" 2>"$prefix/error"; then exit 1; fi
 grep -q "$prefix/nowhere" "$prefix/error"
 # Nothing but the public names leaves the library.
-hidden=$(nm -DC --defined-only "$libdir/liboscar.so" | grep -E ' oscar::(Scheduler|KvPlan|Tokenizer|SequenceCache|BlockPool)' || true)
+hidden=$(nm -DC --defined-only "$libdir/liboscar.so" | grep -E ' oscar::(Scheduler|KvPlan|Tokenizer|SequenceCache|PagePool)' || true)
 test -z "$hidden" || { echo "inner names are exported: $hidden" >&2; exit 1; }
 echo "install: prefix complete, example built by CMake and by pkg-config, and answered"

@@ -1,0 +1,79 @@
+// What every attention and write kernel sees of the cache: two pools of pages in device memory and,
+// per sequence, where its pages are. Plain data in device memory, owned by the caller; nothing here
+// allocates. Page ids are int32 and addresses 64-bit, so a pool is bounded by memory alone.
+//
+//   position   [0, sink)            [sink, sink + 64 history)     the newest `recent` tokens
+//   pages      window_table[0..]    history_table[0..]            window_table[sink_pages + ring]
+//   kind       BF16                 INT2, INT4 or BF16            BF16
+//
+// All pages are in tensor-core order (cache/block_layout.h) and begin at multiples of 64 positions.
+// Page p of the ring is that of positions [64 j, 64 j + 64) with j % ring_pages == p, so appending
+// and sealing move no table entries; a ring as long as the context is a plain table.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "base/half.h"
+#include "cache/block_layout.h"
+
+// The runtime's stream type, so that headers need no CUDA.
+struct CUstream_st;
+
+namespace oscar::cuda {
+
+using Stream = CUstream_st*;
+
+// One row of a batch. All zero: a padded row, which touches nothing, not even its output.
+struct alignas(16) SequenceView {
+  int32_t sink_tokens = 0;    // BF16; a multiple of 64 unless the sequence ends inside it
+  int32_t history_pages = 0;  // whole pages
+  int32_t recent_tokens = 0;  // BF16
+  int32_t table_row = 0;      // of both tables
+
+  OSCAR_HD constexpr int64_t length() const {
+    return int64_t{sink_tokens} + int64_t{history_pages} * kPageTokens + recent_tokens;
+  }
+};
+
+// One layer's cache. Block (page, head) lies at pool + page * page_stride + head * block_bytes.
+struct CacheView {
+  const std::byte* history_pool = nullptr;
+  const std::byte* window_pool = nullptr;
+  int64_t history_page_stride = 0;         // bytes
+  int64_t window_page_stride = 0;          // bytes
+  const int32_t* history_table = nullptr;  // [rows, history_table_stride]
+  const int32_t* window_table = nullptr;   // [rows, window_table_stride]
+  int32_t history_table_stride = 0;
+  int32_t window_table_stride = 0;
+  int32_t sink_pages = 1;  // entries of a window row before the ring
+  int32_t ring_pages = 1;
+
+  // Bytes from window_pool to the block of a head in the window page of a position. Reads the
+  // table, so only where that is.
+  OSCAR_HD int64_t WindowOffset(int table_row, int position, int head, int64_t block_bytes) const {
+    const int page = position / kPageTokens;
+    const int entry = page < sink_pages ? page : sink_pages + page % ring_pages;
+    const int64_t id = window_table[int64_t{table_row} * window_table_stride + entry];
+    return id * window_page_stride + head * block_bytes;
+  }
+};
+
+// Shape of an attention layer; what a kernel is chosen by.
+struct AttentionShape {
+  BlockKind history_kind = BlockKind::kInt2;
+  int head_dim = 128;
+  int group_dims = 128;
+  int num_q_heads = 32;
+  int num_kv_heads = 8;
+
+  constexpr int group_size() const { return num_q_heads / num_kv_heads; }
+  constexpr BlockLayout history_layout() const {
+    return {history_kind, CodeOrder::kTensorCore, head_dim, group_dims};
+  }
+  constexpr BlockLayout window_layout() const {
+    return {BlockKind::kBf16, CodeOrder::kTensorCore, head_dim, head_dim};
+  }
+};
+
+}  // namespace oscar::cuda

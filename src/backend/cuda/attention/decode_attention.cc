@@ -1,0 +1,174 @@
+#include "cuda/attention/decode_attention.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+
+#include "cache/block_codec.h"
+#include "cuda/attention/decode_kernels.h"
+#include "cuda/attention/decode_params.h"
+#include "cuda/device/cuda_status.h"
+#include "cuda/device/launch.h"
+
+namespace oscar::cuda {
+namespace {
+
+constexpr int kMaxStages = 6;
+constexpr int kMaxBatch = 1024;  // the plan takes 24 bytes of shared memory a row
+constexpr int kMaxSplits = 128;
+constexpr int kSplitRounds = 5;  // pages a consumer warp reads in a split, at least
+
+const DecodeKernelInfo* FindKernel(const AttentionShape& shape, int heads) {
+  const DecodeKernelInfo* table = shape.head_dim == 64    ? kDecodeKernelsD64
+                                  : shape.head_dim == 128 ? kDecodeKernelsD128
+                                                          : kDecodeKernelsD256;
+  for (; table->function != nullptr; ++table) {
+    if (table->kind == shape.history_kind && table->heads == heads &&
+        (shape.history_kind == BlockKind::kBf16 || table->group_dims == shape.group_dims)) {
+      return table;
+    }
+  }
+  return nullptr;
+}
+
+// Partial states, their (R, l), arrival counters, the queue: byte offsets in the workspace.
+struct Workspace {
+  size_t o, ml, arrived, queue, total;
+  Workspace(size_t heads_in_batch, size_t slots, size_t heads, size_t dim) {
+    const size_t states = heads_in_batch * slots * heads;
+    queue = 0;
+    arrived = 128;
+    ml = (arrived + heads_in_batch * 4 + 127) / 128 * 128;
+    o = (ml + states * 8 + 127) / 128 * 128;
+    total = o + states * dim * 4;
+  }
+};
+
+}  // namespace
+
+Result<DecodeAttention> DecodeAttention::Create(const AttentionShape& shape, int max_batch,
+                                                int max_window_tokens) {
+  OSCAR_RETURN_IF_ERROR(CheckBlockShape(
+      shape.head_dim, shape.history_kind == BlockKind::kBf16 ? shape.head_dim : shape.group_dims));
+  if (shape.num_kv_heads < 1 || shape.num_q_heads % shape.num_kv_heads != 0 ||
+      shape.group_size() < 1 || shape.group_size() > kMaxGroupSize) {
+    return Unexpected(InvalidArgument(
+        fmt::format("{} query and {} KV heads: the ratio must be a whole number from 1 to {}",
+                    shape.num_q_heads, shape.num_kv_heads, kMaxGroupSize)));
+  }
+  if (max_batch < 1 || max_batch > kMaxBatch || max_window_tokens < 0) {
+    return Unexpected(
+        InvalidArgument(fmt::format("decode batch {}: 1 to {} rows", max_batch, kMaxBatch)));
+  }
+  OSCAR_ASSIGN_OR_RETURN(const DeviceLimits limits, CurrentDeviceLimits());
+
+  DecodeAttention self;
+  self.shape_ = shape;
+  self.max_batch_ = max_batch;
+  const DecodeKernelInfo* kernel = nullptr;
+  if (shape.group_size() <= 4) kernel = FindKernel(shape, 4);
+  if (shape.group_size() > 8) kernel = FindKernel(shape, 16);
+  if (kernel == nullptr) kernel = FindKernel(shape, 8);
+  if (kernel == nullptr) {
+    return Unexpected(Unimplemented(fmt::format("no decode kernel for head dim {}, group {}",
+                                                shape.head_dim, shape.group_dims)));
+  }
+  self.kernel_ = kernel->function;
+  self.heads_ = kernel->heads;
+  self.head_blocks_ = (shape.group_size() + kernel->heads - 1) / kernel->heads;
+
+  // As many blocks an SM as the registers allow, if each still gets two stages; then the deepest
+  // rings that fit.
+  const int heads = std::min(shape.group_size(), kernel->heads);
+  int ctas_per_sm = kernel->ctas_per_sm;
+  for (; self.stages_ == 0 && ctas_per_sm > 0; --ctas_per_sm) {
+    const int budget =
+        std::min(limits.shared_per_block,
+                 limits.shared_per_multiprocessor / ctas_per_sm - limits.shared_reserved);
+    for (int stages = kMaxStages; stages >= (ctas_per_sm > 1 ? 2 : 1); --stages) {
+      const int bytes = kernel->shared_bytes(stages, heads, max_batch);
+      if (bytes > budget) continue;
+      self.stages_ = stages;
+      self.shared_bytes_ = bytes;
+      self.blocks_ = limits.multiprocessors * ctas_per_sm;
+      break;
+    }
+  }
+  if (self.stages_ == 0) {
+    return Unexpected(Unimplemented(fmt::format(
+        "decode attention at head dim {}: needs {} bytes of shared memory a block, "
+        "the device has {}",
+        shape.head_dim, kernel->shared_bytes(1, heads, max_batch), limits.shared_per_block)));
+  }
+  // One long sequence alone fills every block: its splits and its window.
+  const int window_items =
+      (max_window_tokens / kUnitTokens + 2 + kUnitsPerItem - 1) / kUnitsPerItem;
+  self.max_splits_ =
+      std::clamp(self.blocks_ / (shape.num_kv_heads * self.head_blocks_) - 1, 1, kMaxSplits);
+  // BF16 pages are dealt to warps in four units.
+  const bool bf16 = shape.history_kind == BlockKind::kBf16;
+  self.warps_ = bf16 ? 1 : kernel->warps;
+  self.split_pages_ = bf16 ? kSplitRounds : kSplitRounds * kernel->warps;
+  self.threads_ = kernel->threads;
+  self.slots_ = self.max_splits_ + window_items;
+  OSCAR_RETURN_IF_ERROR(
+      CudaStatus(cudaFuncSetAttribute(self.kernel_, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                      self.shared_bytes_),
+                 "preparing the decode kernel"));
+  return self;
+}
+
+int DecodeAttention::NumSplits(int history_pages) const {
+  SequenceView sequence;
+  sequence.history_pages = history_pages;
+  return ItemsOf(sequence, split_pages_, max_splits_, warps_).history;
+}
+
+size_t DecodeAttention::workspace_bytes() const {
+  const auto heads_in_batch =
+      static_cast<size_t>(max_batch_) * static_cast<size_t>(shape_.num_kv_heads * head_blocks_);
+  return Workspace(heads_in_batch, static_cast<size_t>(slots_), static_cast<size_t>(heads_),
+                   static_cast<size_t>(shape_.head_dim))
+      .total;
+}
+
+Status DecodeAttention::Launch(const DecodeArguments& args, Stream stream) const {
+  if (args.batch < 1 || args.batch > max_batch_) {
+    return InvalidArgument(fmt::format("decode batch {}: 1 to {} rows", args.batch, max_batch_));
+  }
+  // Kernels multiply a page's id by 32 bits of stride.
+  if (args.cache.history_page_stride >> 32 != 0) {
+    return InvalidArgument(
+        fmt::format("decode: pages {} bytes apart, 4 GiB or more", args.cache.history_page_stride));
+  }
+  const auto heads_in_batch =
+      static_cast<size_t>(max_batch_) * static_cast<size_t>(shape_.num_kv_heads * head_blocks_);
+  const Workspace at(heads_in_batch, static_cast<size_t>(slots_), static_cast<size_t>(heads_),
+                     static_cast<size_t>(shape_.head_dim));
+  auto* workspace = static_cast<std::byte*>(args.workspace);
+  DecodeKernelParams params{};
+  params.cache = args.cache;
+  params.sequences = args.sequences;
+  params.q = reinterpret_cast<const uint16_t*>(args.q);
+  params.out = args.out;
+  params.partial_o = reinterpret_cast<float*>(workspace + at.o);
+  params.partial_ml = reinterpret_cast<float2*>(workspace + at.ml);
+  params.arrived = reinterpret_cast<uint32_t*>(workspace + at.arrived);
+  params.queue = reinterpret_cast<uint32_t*>(workspace + at.queue);
+  params.scale_log2 = args.softmax_scale * 1.4426950408889634f;
+  params.batch = args.batch;
+  params.num_kv_heads = shape_.num_kv_heads;
+  params.group_size = shape_.group_size();
+  params.head_blocks = head_blocks_;
+  params.slots = slots_;
+  params.stages = stages_;
+  params.split_pages = split_pages_;
+  params.max_splits = max_splits_;
+  params.out_fp32 = args.out_fp32;
+
+  void* kernel_args[] = {&params};
+  return LaunchOverlapping(kernel_, {blocks_, threads_, shared_bytes_, args.overlap_predecessor},
+                           kernel_args, stream, "launching decode attention");
+}
+
+}  // namespace oscar::cuda

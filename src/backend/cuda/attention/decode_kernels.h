@@ -1,0 +1,27 @@
+// The decode kernels this library was built with: one row an instantiation. Private to
+// src/backend/cuda.
+#pragma once
+
+#include "cuda/attention/cache_view.h"
+
+namespace oscar::cuda {
+
+struct DecodeKernelInfo {
+  BlockKind kind;
+  int head_dim;
+  int group_dims;
+  int heads;  // query heads a block handles: 4, 8 or 16
+  int ctas_per_sm;
+  int warps;  // consumers; what a page's split is a multiple of
+  int threads;
+  int stage_bytes;
+  const void* function;
+  int (*shared_bytes)(int stages, int heads, int batch);
+};
+
+// Null-terminated (function == nullptr).
+extern const DecodeKernelInfo kDecodeKernelsD64[];
+extern const DecodeKernelInfo kDecodeKernelsD128[];
+extern const DecodeKernelInfo kDecodeKernelsD256[];
+
+}  // namespace oscar::cuda

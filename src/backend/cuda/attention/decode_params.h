@@ -1,0 +1,58 @@
+// What launcher and decode kernel agree on: the parameters, and how lengths become work items.
+// Host and device.
+#pragma once
+
+#include <vector_types.h>
+
+#include <cstdint>
+
+#include "cuda/attention/cache_view.h"
+
+namespace oscar::cuda {
+
+struct DecodeKernelParams {
+  CacheView cache;
+  const SequenceView* sequences;  // [batch]
+  const uint16_t* q;              // [batch, q_heads, D] BF16, rotated
+  void* out;                      // [batch, q_heads, D] BF16 or fp32
+  float* partial_o;               // [batch, kv_heads, head_blocks, slots, heads, D]
+  float2* partial_ml;             // the same without D: (R, l)
+  uint32_t* arrived;              // [batch, kv_heads, head_blocks], zero between launches
+  uint32_t* queue;                // [2]: items taken, blocks left; zero between launches
+  float scale_log2;               // softmax scale * log2(e)
+  int32_t batch;
+  int32_t num_kv_heads;
+  int32_t group_size;   // query heads a KV head
+  int32_t head_blocks;  // ceil(group_size / heads a block handles)
+  int32_t slots;        // partial states a (sequence, head) may have
+  int32_t stages;
+  int32_t split_pages;
+  int32_t max_splits;
+  bool out_fp32;
+};
+
+inline constexpr int kUnitTokens = 16;  // BF16 rows are dealt to warps in units of 16 tokens
+inline constexpr int kUnitsPerPage = kPageTokens / kUnitTokens;
+inline constexpr int kUnitsPerItem = 32;
+
+// Items of one sequence, from its lengths alone.
+struct DecodeItems {
+  int window;       // items of up to kUnitsPerItem window units
+  int history;      // splits
+  int split_pages;  // pages a split
+};
+// As many splits as have `split_pages` pages, up to `max_splits`; a split is a whole number of
+// rounds of the block's `warps`.
+OSCAR_HD inline DecodeItems ItemsOf(const SequenceView& sequence, int split_pages, int max_splits,
+                                    int warps) {
+  const int units = (sequence.sink_tokens + kUnitTokens - 1) / kUnitTokens +
+                    (sequence.recent_tokens + kUnitTokens - 1) / kUnitTokens;
+  int splits = sequence.history_pages / split_pages;
+  splits = splits < 1 ? 1 : splits > max_splits ? max_splits : splits;
+  int pages = (sequence.history_pages + splits - 1) / splits;
+  pages = (pages + warps - 1) / warps * warps;
+  return {(units + kUnitsPerItem - 1) / kUnitsPerItem,
+          pages == 0 ? 0 : (sequence.history_pages + pages - 1) / pages, pages};
+}
+
+}  // namespace oscar::cuda

@@ -1,0 +1,136 @@
+// The query of an item as DecodeConsumerInt2 reads it: B fragments in lane order, made once an item
+// by the scheduler warp rather than by every consumer. Device only.
+//
+//   [4][32 lanes] 16 B   fragments. Head h has columns 2h and 2h + 1.
+//   [32 lanes] 8 B       of pages: {raw logit of all codes 1, raw logit -> log2 units}, head
+//                        lane % 4
+//   4 B                  of pages: whether there is a rest (below)
+// Against the windows it is BF16 as it is, k-steps 2i and 2i + 1 a fragment, the odd columns zero.
+//
+// Against pages it is 16-bit integers, whose high and low byte (both signed) are the two columns:
+// the largest lies between 2^14 and 2^15, so all within 2^-8 of it are exact. The k of bit pair p
+// of a code word are dims {16 p, 16 (p + 4), 16 p + 1, 16 (p + 4) + 1} + 2 (lane % 4), and 8 more
+// for the second register; fragment i has p = 2i and 2i + 1. Where rounding takes more than
+// kMostRest in all (one dim far above the others), fragments 2 and 3 hold what it took, times 2^15.
+#pragma once
+
+#include "cuda/attention/decode_traits.cuh"
+
+namespace oscar::cuda {
+
+template <typename T>
+class DecodeQueryInt2 {
+ public:
+  static constexpr int kFragmentBytes = T::kSteps / 2 * 512;
+
+  __device__ static const float2* Factors(const uint8_t* query) {
+    return reinterpret_cast<const float2*>(query + kFragmentBytes);
+  }
+
+  static constexpr float kRestUnit = 0x1p-15f;
+  // Whether there is a rest, of any head.
+  __device__ static bool HasRest(const uint8_t* query) {
+    return *reinterpret_cast<const int32_t*>(query + kFragmentBytes + 256) != 0;
+  }
+
+  // What a lane needs of the rows: dims {2 (lane % 4), + 1} + 8 i of head lane / 8.
+  struct Rows {
+    uint32_t pair[2 * T::kSteps];
+  };
+  // q: the item's first query row, in global memory.
+  __device__ static __forceinline__ void Load(const uint16_t* q, int heads, bool pages, int lane,
+                                              Rows& rows) {
+    const int row = lane >> 2, quad = lane & 3;
+    const bool valid = (pages || (row & 1) == 0) && row / 2 < heads;
+    q += row / 2 * T::kDim + quad * 2;
+#pragma unroll
+    for (int i = 0; i < 2 * T::kSteps; ++i) {
+      rows.pair[i] = valid ? __ldg(reinterpret_cast<const uint32_t*>(q + i * 8)) : 0u;
+    }
+  }
+  __device__ static __forceinline__ void WriteForWindows(const Rows& rows, uint8_t* query,
+                                                         int lane) {
+#pragma unroll
+    for (int i = 0; i < T::kSteps / 2; ++i) {
+      reinterpret_cast<uint4*>(query)[i * 32 + lane] = {rows.pair[4 * i], rows.pair[4 * i + 1],
+                                                        rows.pair[4 * i + 2], rows.pair[4 * i + 3]};
+    }
+  }
+  __device__ static __forceinline__ void WriteForPages(const Rows& rows, float scale_log2,
+                                                       uint8_t* query, int lane) {
+    uint32_t most = 0;
+#pragma unroll
+    for (const uint32_t pair : rows.pair) {
+      most = max(most, max(pair << 16 & 0x7fff0000u, pair & 0x7fff0000u));
+    }
+    most = max(most, __shfl_xor_sync(~0u, most, 1));
+    most = max(most, __shfl_xor_sync(~0u, most, 2));
+    // Eight ones, 255 * 2^7, would be beyond 127 * 256 + 127.
+    most += 0x00010000u;
+    const int exponent = static_cast<int>(most >> 23) - 127 - 14;
+    const float up = Power2(-exponent);
+
+    float sum = 0.0f, rest = 0.0f;
+    Digits(rows, query, lane, [&](float q) {
+      const float x = q * up, integer = (x + kToInteger) - kToInteger;
+      sum += integer;
+      rest += fabsf(x - integer);
+      return integer;
+    });
+    const bool has_rest = __any_sync(~0u, QuadSum(rest) > kMostRest);
+    if (has_rest) {
+      float rest_sum = 0.0f;
+      Digits(rows, query + kFragmentBytes / 2, lane, [&](float q) {
+        const float x = q * up, part = (x - ((x + kToInteger) - kToInteger)) * (1.0f / kRestUnit);
+        const float integer = (part + kToInteger) - kToInteger;
+        rest_sum += integer;
+        return integer;
+      });
+      sum = fmaf(rest_sum, kRestUnit, sum);
+    }
+    if (lane == 0) *reinterpret_cast<int32_t*>(query + kFragmentBytes + 256) = has_rest ? 1 : 0;
+    // Raw logits count code * 4^(3 - p) * 4^p.
+    const float factor = scale_log2 * Power2(exponent) * 0x1p-6f;  // of the head of column lane / 4
+    sum = QuadSum(sum) * 64.0f;
+    const int head_lane = (lane & 3) * 8;
+    reinterpret_cast<float2*>(query + kFragmentBytes)[lane] = {__shfl_sync(~0u, sum, head_lane),
+                                                               __shfl_sync(~0u, factor, head_lane)};
+  }
+
+ private:
+  // Of units of the integers. Each is off by at most 1/2, so that the query is off by 1 of more
+  // than 2^14: 6e-5 of it.
+  static constexpr float kMostRest = 2.0f;
+  static constexpr float kToInteger = 0x1.8p23f;  // a float near it has its integer in its low bits
+
+  // High bytes in even columns, low ones in odd columns, of the integers that `to_integer` makes.
+  template <typename ToInteger>
+  __device__ static __forceinline__ void Digits(const Rows& rows, uint8_t* query, int lane,
+                                                ToInteger to_integer) {
+    const bool low = (lane >> 2 & 1) != 0;
+    // integer = 256 * high + low, both in [-128, 128): the high byte is that of integer + 128.
+    const float bias = low ? kToInteger : kToInteger + 128.0f;
+    const uint32_t select = low ? 0x0040u : 0x0051u;
+    const auto bits = [&](float q) { return __float_as_uint(to_integer(q) + bias); };
+    uint32_t digits[4][2];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const uint32_t x = rows.pair[i], y = rows.pair[i + 8];
+      const uint32_t even = __byte_perm(bits(Bf16Low(x)), bits(Bf16Low(y)), select);
+      const uint32_t odd = __byte_perm(bits(Bf16High(x)), bits(Bf16High(y)), select);
+      digits[i / 2][i % 2] = __byte_perm(even, odd, 0x5410);
+    }
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      reinterpret_cast<uint4*>(query)[i * 32 + lane] = {digits[2 * i][0], digits[2 * i][1],
+                                                        digits[2 * i + 1][0], digits[2 * i + 1][1]};
+    }
+  }
+
+  __device__ static __forceinline__ float QuadSum(float x) {
+    x += __shfl_xor_sync(~0u, x, 1);
+    return x + __shfl_xor_sync(~0u, x, 2);
+  }
+};
+
+}  // namespace oscar::cuda

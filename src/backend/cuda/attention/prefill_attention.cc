@@ -1,0 +1,85 @@
+#include "cuda/attention/prefill_attention.h"
+
+#include <fmt/core.h>
+
+#include <bit>
+
+#include "cache/block_codec.h"
+#include "cuda/attention/prefill_kernels.h"
+#include "cuda/device/cuda_status.h"
+
+namespace oscar::cuda {
+
+Result<PrefillAttention> PrefillAttention::Create(const AttentionShape& shape, PrefillPath path) {
+  OSCAR_RETURN_IF_ERROR(CheckBlockShape(
+      shape.head_dim, shape.history_kind == BlockKind::kBf16 ? shape.head_dim : shape.group_dims));
+  if (shape.num_kv_heads < 1 || shape.num_q_heads % shape.num_kv_heads != 0) {
+    return Unexpected(
+        InvalidArgument(fmt::format("{} query and {} KV heads: the ratio must be a whole number",
+                                    shape.num_q_heads, shape.num_kv_heads)));
+  }
+  OSCAR_ASSIGN_OR_RETURN(const DeviceLimits limits, CurrentDeviceLimits());
+  const bool wgmma = path == PrefillPath::kBest && limits.major == 9;
+  PrefillAttention self;
+  self.shape_ = shape;
+  self.rows_ = wgmma ? kPrefillRows : kGenericRows;
+  const PrefillKernelInfo* kernel = wgmma ? kPrefillKernelsSm90 : kPrefillKernelsGeneric;
+  for (; kernel->function != nullptr; ++kernel) {
+    if (kernel->kind != shape.history_kind || kernel->head_dim != shape.head_dim) continue;
+    self.kernel_ = kernel->function;
+    self.threads_ = kernel->threads;
+    self.shared_bytes_ = kernel->shared_bytes;
+    if (kernel->raw_pages == 0) continue;
+    // Raw blocks of two tiles where they fit, so that one is fetched while the other is expanded.
+    const int raw = kernel->raw_pages * static_cast<int>(shape.history_layout().block_bytes());
+    self.raw_slots_log2_ = self.shared_bytes_ + 2 * raw <= limits.shared_per_block ? 1 : 0;
+    self.shared_bytes_ += raw << self.raw_slots_log2_;
+  }
+  if (self.kernel_ == nullptr) {
+    return Unexpected(
+        Unimplemented(fmt::format("no prefill kernel for head dim {}", shape.head_dim)));
+  }
+  if (self.shared_bytes_ > limits.shared_per_block) {
+    return Unexpected(Unimplemented(
+        fmt::format("prefill attention at head dim {}: needs {} bytes of shared memory a block, "
+                    "the device has {}",
+                    shape.head_dim, self.shared_bytes_, limits.shared_per_block)));
+  }
+  OSCAR_RETURN_IF_ERROR(
+      CudaStatus(cudaFuncSetAttribute(self.kernel_, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                      self.shared_bytes_),
+                 "preparing the prefill kernel"));
+  return self;
+}
+
+Status PrefillAttention::Launch(const PrefillArguments& args, Stream stream) const {
+  if (args.batch == 0 || args.max_query_tokens == 0) return {};
+  if (args.batch < 0 || args.batch > 65535 || args.max_query_tokens < 0) {
+    return InvalidArgument(
+        fmt::format("prefill of {} chunks of up to {} tokens", args.batch, args.max_query_tokens));
+  }
+  PrefillKernelParams params{};
+  params.cache = args.cache;
+  params.sequences = args.sequences;
+  params.chunks = args.chunks;
+  params.q = reinterpret_cast<const uint16_t*>(args.q);
+  params.out = args.out;
+  params.scale_log2 = args.softmax_scale * 1.4426950408889634f;
+  params.num_q_heads = shape_.num_q_heads;
+  params.num_kv_heads = shape_.num_kv_heads;
+  params.history_block_bytes = static_cast<int32_t>(shape_.history_layout().block_bytes());
+  params.group_steps_log2 =
+      std::countr_zero(static_cast<unsigned>(shape_.history_layout().group_dims() / 16));
+  params.raw_slots_log2 = raw_slots_log2_;
+  params.out_fp32 = args.out_fp32;
+  params.precise = args.precision == PrefillPrecision::kPrecise;
+  const dim3 grid(static_cast<unsigned>(shape_.num_q_heads),
+                  static_cast<unsigned>((args.max_query_tokens + rows_ - 1) / rows_),
+                  static_cast<unsigned>(args.batch));
+  void* kernel_args[] = {&params};
+  return CudaStatus(cudaLaunchKernel(kernel_, grid, dim3(static_cast<unsigned>(threads_)),
+                                     kernel_args, static_cast<size_t>(shared_bytes_), stream),
+                    "launching prefill attention");
+}
+
+}  // namespace oscar::cuda

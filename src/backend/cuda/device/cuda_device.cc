@@ -1,0 +1,106 @@
+// Which device there is and what it cannot run.
+#include <cuda_runtime_api.h>
+#include <fmt/core.h>
+
+#include "cuda/attention/decode_attention.h"
+#include "cuda/cuda_model.h"
+#include "cuda/device/cuda_status.h"
+#include "cuda/kv/device_pages.h"
+#include "cuda/step_kernels.h"
+
+namespace oscar {
+
+using cuda::CudaStatus;
+
+namespace {
+
+// 13000 -> "13.0".
+std::string VersionOf(int version) {
+  return fmt::format("{}.{}", version / 1000, version % 1000 / 10);
+}
+
+}  // namespace
+
+Result<CudaDevice> FindCudaDevice() {
+  CudaDevice device;
+  int count = 0;
+  const cudaError_t error = cudaGetDeviceCount(&count);
+  cudaGetLastError();  // a failure here is an answer, not an error
+  if (error == cudaErrorInsufficientDriver) {
+    // What the runtime says where there is no driver at all, too.
+    if (cudaDriverGetVersion(&device.driver) != cudaSuccess || device.driver == 0) {
+      return Unexpected(NotFound("no CUDA device: no NVIDIA driver is installed"));
+    }
+    return Unexpected(Unavailable(
+        fmt::format("the NVIDIA driver speaks CUDA {}, this program needs {}; update the driver",
+                    VersionOf(device.driver), VersionOf(CUDART_VERSION))));
+  }
+  if (error == cudaErrorNoDevice || (error == cudaSuccess && count == 0)) {
+    return Unexpected(NotFound("no CUDA device: none is there"));
+  }
+  if (error != cudaSuccess) {
+    return Unexpected(
+        Unavailable(fmt::format("the CUDA device cannot be used: {}", cudaGetErrorString(error))));
+  }
+  cudaDeviceProp properties{};
+  OSCAR_RETURN_IF_ERROR(CudaStatus(cudaGetDeviceProperties(&properties, 0), "the CUDA device"));
+  device.name = properties.name;
+  device.major = properties.major;
+  device.minor = properties.minor;
+  OSCAR_RETURN_IF_ERROR(CudaStatus(cudaDriverGetVersion(&device.driver), "the CUDA driver"));
+  if (!cuda::KernelsRunHere()) {
+    return Unexpected(Unavailable(
+        fmt::format("{} has compute capability {}.{}, which this program was not built for; add it "
+                    "to OSCAR_CUDA_ARCHITECTURES",
+                    device.name, device.major, device.minor)));
+  }
+  size_t free = 0, total = 0;
+  OSCAR_RETURN_IF_ERROR(CudaStatus(cudaMemGetInfo(&free, &total), "the CUDA device's memory"));
+  device.free_bytes = free;
+  device.total_bytes = total;
+  return device;
+}
+
+uint64_t CudaPageBudget(const KvPlan& plan, uint64_t bytes) {
+  return cuda::DevicePages::SizesOf(plan.cache()).BudgetOf(bytes);
+}
+
+Status CheckCudaPlan(const ModelSpec& spec, const KvPlan& plan) {
+  const CacheConfig& config = plan.cache();
+  if (plan.method().is_simulated() ||
+      (config.sealer != nullptr && (plan.rules().empty() || config.sealer->pages_together() > 1))) {
+    return Unimplemented(fmt::format(
+        "--kv {}: simulated methods run on the CPU alone; use --device cpu", plan.method().name));
+  }
+  if (spec.num_kv_heads < 1 || spec.num_heads % spec.num_kv_heads != 0 ||
+      spec.num_heads / spec.num_kv_heads > cuda::kMaxGroupSize) {
+    return Unimplemented(fmt::format(
+        "{} query heads on {} KV heads: the GPU takes a whole number from 1 to {} of them on each; "
+        "use --device cpu",
+        spec.num_heads, spec.num_kv_heads, cuda::kMaxGroupSize));
+  }
+  if (spec.hidden % 4 != 0 || spec.hidden > cuda::kMaxNormWidth || spec.intermediate % 4 != 0) {
+    return Unimplemented(
+        fmt::format("hidden size {}, intermediate size {}: the GPU takes multiples of 4, hidden "
+                    "sizes up to {}; use --device cpu",
+                    spec.hidden, spec.intermediate, cuda::kMaxNormWidth));
+  }
+  const BlockLayout& first = config.sealed.block(0);
+  for (int i = 0; i < spec.num_layers; ++i) {
+    if (!(config.sealed.block(i) == first)) {
+      return Unimplemented(
+          fmt::format("--kv {}: layers with different pages run on the CPU alone; use --device cpu",
+                      plan.method().name));
+    }
+    if (plan.k(i).kind != plan.k(0).kind) {
+      return Unimplemented(
+          "layers with different rotations run on the CPU alone; use --device cpu");
+    }
+  }
+  if (config.open.block(0).order() != CodeOrder::kTensorCore) {
+    return InvalidArgument("pages in CPU order cannot be read by the GPU");
+  }
+  return {};
+}
+
+}  // namespace oscar

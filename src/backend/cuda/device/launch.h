@@ -1,0 +1,38 @@
+// Launching kernels that begin while the one before them ends (programmatic dependent launch): such
+// a kernel calls WaitForPredecessor before it touches what the one before it reads or writes.
+// Include from .cc and .cu files only.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+
+#include "cuda/attention/cache_view.h"
+#include "cuda/device/cuda_status.h"
+#include "oscar/status.h"
+
+namespace oscar::cuda {
+
+struct LaunchShape {
+  int blocks = 0, threads = 0;
+  int shared_bytes = 0;  // dynamic
+  bool overlap = true;   // false: an ordinary launch
+};
+
+// `args` point to the kernel's arguments, `what` says "launching ...".
+inline Status LaunchOverlapping(const void* kernel, const LaunchShape& shape, void** args,
+                                Stream stream, const char* what) {
+  cudaLaunchAttribute overlap{};
+  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  overlap.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(shape.blocks));
+  config.blockDim = dim3(static_cast<unsigned>(shape.threads));
+  config.dynamicSmemBytes = static_cast<size_t>(shape.shared_bytes);
+  config.stream = stream;
+  config.attrs = &overlap;
+  config.numAttrs = shape.overlap ? 1 : 0;
+  return CudaStatus(cudaLaunchKernelExC(&config, kernel, args), what);
+}
+
+}  // namespace oscar::cuda

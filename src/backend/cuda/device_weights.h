@@ -1,0 +1,76 @@
+// A decoder's weights in device memory: BF16 or FP8 matrices, fp32 norms and biases, RoPE angles
+// and rotations, in one allocation. Immutable after loading.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "arch/spec.h"
+#include "backend/kv_plan.h"
+#include "base/half.h"
+#include "cuda/attention/cache_view.h"
+#include "cuda/gemm/product_arguments.h"
+#include "cuda/kv/kv_write.h"
+#include "weights/source.h"
+
+namespace oscar::cuda {
+
+struct DeviceLayer {
+  // q, k and v rows [(heads + 2 kv_heads) D, hidden], v where it is stored as q and k are; else
+  // `v` [kv_heads D, hidden] has outputs.
+  DeviceMatrix qkv, v;
+  DeviceMatrix o;        // [hidden, heads D]
+  DeviceMatrix gate_up;  // [2 intermediate, hidden]
+  DeviceMatrix down;     // [hidden, intermediate]
+  float *attention_norm = nullptr, *feed_forward_norm = nullptr;
+  float *q_norm = nullptr, *k_norm = nullptr, *qkv_bias = nullptr, *o_bias = nullptr;  // or null
+  Rotation rotation = Rotation::kNone;
+  uint32_t* rotation_fragments = nullptr;
+  float* rotation_matrices = nullptr;  // [rotations, D, D], where passes are portable
+  int rotations = 1;
+};
+
+struct DeviceWeights {
+  DeviceMatrix embedding;  // [vocab, hidden]
+  DeviceMatrix head;       // [vocab, hidden]; the embedding where tied
+  float* final_norm = nullptr;
+  float* cos_sin = nullptr;  // [positions, D / 2, 2]
+  std::vector<DeviceLayer> layers;
+  uint64_t matrix_bytes = 0;    // of all matrices, embedding and head included
+  uint64_t bytes_per_step = 0;  // of the matrices that one token reads
+  uint64_t largest_fp8 = 0;     // weights of the largest FP8 matrix
+};
+
+// Hands out pieces of one block of memory; with a null base it only counts.
+class DeviceCarver {
+ public:
+  explicit DeviceCarver(std::byte* base) : base_(base) {}
+  template <typename T>
+  T* Take(size_t count) {
+    T* at = base_ == nullptr ? nullptr : reinterpret_cast<T*>(base_ + used_);
+    used_ += (count * sizeof(T) + 255) / 256 * 256;
+    return at;
+  }
+  uint64_t used() const { return used_; }
+
+ private:
+  std::byte* base_;
+  uint64_t used_ = 0;
+};
+
+// Lays out the weights; the same call with a null carver gives the bytes needed. Matrices that are
+// FP8 in the source stay so, except where V's rotation is absorbed, where scales lie otherwise than
+// kernels take them, or where parts of one matrix are stored differently: those are BF16. For
+// portable passes all are BF16, as on the CPU.
+Result<DeviceWeights> CarveWeights(const ModelSpec& spec, const KvPlan& plan,
+                                   const WeightSource& source, int64_t positions, bool portable,
+                                   DeviceCarver& carver);
+// Fills what CarveWeights laid out: one tensor at a time, V's rotation absorbed. Random weights are
+// drawn on the device, in the model's own basis (they mean nothing in any); `scratch` holds
+// largest_fp8 weights in BF16 meanwhile.
+Status LoadWeights(const ModelSpec& spec, const KvPlan& plan, const WeightSource& source,
+                   int64_t positions, Bf16* scratch, Stream stream, DeviceWeights& weights);
+
+}  // namespace oscar::cuda

@@ -1,0 +1,85 @@
+#include "base/fp8.h"
+#include "cuda/device/cuda_status.h"
+#include "cuda/gemm/fp8_kernels.h"
+#include "cuda/gemm/fp8_words.cuh"
+
+namespace oscar::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+
+// One block a row; `inputs` is a multiple of 4.
+__global__ void __launch_bounds__(kThreads)
+    QuantizeKernel(const __nv_bfloat162* weights, uint32_t* codes, float* scales, int inputs) {
+  __shared__ float largest[kThreads / 32];
+  const int64_t row = blockIdx.x;
+  const __nv_bfloat162* in = weights + row * (inputs / 2);
+  float most = 0.0f;
+  for (int i = static_cast<int>(threadIdx.x); i < inputs / 2; i += kThreads) {
+    const float2 x = __bfloat1622float2(in[i]);
+    most = fmaxf(most, fmaxf(fabsf(x.x), fabsf(x.y)));
+  }
+#pragma unroll
+  for (int offset = 16; offset > 0; offset /= 2) {
+    most = fmaxf(most, __shfl_xor_sync(~0u, most, offset));
+  }
+  if (threadIdx.x % 32 == 0) largest[threadIdx.x / 32] = most;
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < kThreads / 32; ++i) most = fmaxf(most, largest[i]);
+  const float scale = most > 0.0f ? __fdiv_rn(most, kF8E4M3Max) : 1.0f;
+  if (threadIdx.x == 0) scales[row] = scale;
+  for (int i = static_cast<int>(threadIdx.x); i < inputs / 4; i += kThreads) {
+    const float2 a = __bfloat1622float2(in[2 * i]), b = __bfloat1622float2(in[2 * i + 1]);
+    const uint32_t bytes = static_cast<uint32_t>(ToF8E4M3(__fdiv_rn(a.x, scale))) |
+                           static_cast<uint32_t>(ToF8E4M3(__fdiv_rn(a.y, scale))) << 8 |
+                           static_cast<uint32_t>(ToF8E4M3(__fdiv_rn(b.x, scale))) << 16 |
+                           static_cast<uint32_t>(ToF8E4M3(__fdiv_rn(b.y, scale))) << 24;
+    codes[row * (inputs / 4) + i] = PackFp8(bytes);
+  }
+}
+
+__device__ __forceinline__ uint32_t Times(uint32_t pair, float scale) {
+  const uint32_t values = Unscaled(pair);
+  const float2 x = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&values));
+  const __nv_bfloat162 product = __floats2bfloat162_rn(x.x * scale, x.y * scale);
+  return *reinterpret_cast<const uint32_t*>(&product);
+}
+
+// Four words a thread: 16 inputs, within one block of scales.
+__global__ void __launch_bounds__(kThreads)
+    MultiplyOutKernel(const DeviceMatrix matrix, uint4* out, int64_t vectors) {
+  const int per_row = matrix.inputs / 16;
+  for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < vectors;
+       i += int64_t{gridDim.x} * kThreads) {
+    const auto row = static_cast<int>(i / per_row), at = static_cast<int>(i % per_row);
+    const int column = matrix.scale_columns == 1 ? 0 : at * 16 / kScaleInputs;
+    const float scale =
+        __ldg(matrix.scales + int64_t{row / matrix.scale_rows} * matrix.scale_columns + column);
+    const uint4 w = reinterpret_cast<const uint4*>(matrix.codes)[i];
+    out[2 * i] = {Times(FirstPair(w.x), scale), Times(SecondPair(w.x), scale),
+                  Times(FirstPair(w.y), scale), Times(SecondPair(w.y), scale)};
+    out[2 * i + 1] = {Times(FirstPair(w.z), scale), Times(SecondPair(w.z), scale),
+                      Times(FirstPair(w.w), scale), Times(SecondPair(w.w), scale)};
+  }
+}
+
+}  // namespace
+
+Status LaunchQuantize(const Bf16* weights, uint32_t* codes, float* scales, int rows, int inputs,
+                      Stream stream) {
+  QuantizeKernel<<<static_cast<unsigned>(rows), kThreads, 0, stream>>>(
+      reinterpret_cast<const __nv_bfloat162*>(weights), codes, scales, inputs);
+  return CudaStatus(cudaGetLastError(), "quantising weights");
+}
+
+Status LaunchMultiplyOut(const DeviceMatrix& matrix, Bf16* out, Stream stream) {
+  const int64_t vectors = int64_t{matrix.outputs} * matrix.inputs / 16;
+  constexpr int64_t kMaxBlocks = 132 * 16;
+  const int64_t blocks = (vectors + kThreads - 1) / kThreads;
+  MultiplyOutKernel<<<static_cast<unsigned>(blocks < kMaxBlocks ? blocks : kMaxBlocks), kThreads, 0,
+                      stream>>>(matrix, reinterpret_cast<uint4*>(out), vectors);
+  return CudaStatus(cudaGetLastError(), "multiplying weights out");
+}
+
+}  // namespace oscar::cuda

@@ -1,0 +1,20 @@
+// FP8 weights on the device: quantising and multiplying out whole matrices. Each is one
+// asynchronous launch.
+#pragma once
+
+#include <cstdint>
+
+#include "base/half.h"
+#include "cuda/attention/cache_view.h"
+#include "cuda/gemm/product_arguments.h"
+#include "oscar/status.h"
+
+namespace oscar::cuda {
+
+// codes and scales [rows] of BF16 weights [rows, inputs], bit for bit those of QuantizeRowToFp8.
+Status LaunchQuantize(const Bf16* weights, uint32_t* codes, float* scales, int rows, int inputs,
+                      Stream stream);
+// The whole matrix as BF16 [outputs, inputs]: code times scale, rounded.
+Status LaunchMultiplyOut(const DeviceMatrix& matrix, Bf16* out, Stream stream);
+
+}  // namespace oscar::cuda

@@ -1,0 +1,100 @@
+#include "cuda/gemm/products.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+
+#include "cuda/gemm/fp8_kernels.h"
+#include "cuda/gemm/gemv.h"
+#include "cuda/step_kernels.h"
+
+namespace oscar::cuda {
+namespace {
+
+// Up to here reading the weights once is all there is to do; beyond, the library's tiles are
+// faster.
+constexpr int kBf16Rows = 8;
+
+size_t SizeOf(ProductOutput output) {
+  return output == ProductOutput::kSiluMul ? sizeof(Bf16) : sizeof(float);
+}
+
+}  // namespace
+
+bool Products::IsSkinny(const DeviceMatrix& matrix, int rows) const {
+  // FP8 matrices are read once a launch. Multiplying them out (a byte read, two written, two read
+  // by the product) costs as much as two launches.
+  const int limit = matrix.is_fp8() ? 2 * SkinnyRows(wide_) : kBf16Rows;
+  return skinny_ && (rows <= limit || blas_ == nullptr || invariant_) &&
+         FitsProductKernels(matrix.inputs, matrix.is_fp8());
+}
+
+bool Products::IsGemv(const DeviceMatrix& matrix, int rows) const {
+  // Its sums have another order than those of more rows, so batches would show.
+  return skinny_ && !invariant_ && FitsGemv(matrix, rows);
+}
+
+Result<DeviceMatrix> Products::Expanded(const DeviceMatrix& matrix, int rows, Stream stream) {
+  if (!matrix.is_fp8() || IsSkinny(matrix, rows)) return matrix;
+  OSCAR_RETURN_IF_ERROR(LaunchMultiplyOut(matrix, scratch_, stream));
+  DeviceMatrix expanded;
+  expanded.weights = scratch_;
+  expanded.outputs = matrix.outputs;
+  expanded.inputs = matrix.inputs;
+  return expanded;
+}
+
+Status Products::Of(const DeviceMatrix& matrix, const Bf16* x, void* out, int out_stride, int rows,
+                    ProductOutput output, const float* bias, Stream stream) {
+  if (IsSkinny(matrix, rows)) {
+    const int most = SkinnyRows(matrix.is_fp8() && wide_);
+    for (int first = 0; first < rows; first += most) {
+      ProductArguments args;
+      args.matrix = matrix;
+      args.x = x + int64_t{first} * matrix.inputs;
+      args.out = static_cast<std::byte*>(out) +
+                 static_cast<size_t>(int64_t{first} * out_stride) * SizeOf(output);
+      args.out_stride = out_stride;
+      args.bias = bias;
+      args.rows = std::min(most, rows - first);
+      args.output = output;
+      OSCAR_RETURN_IF_ERROR(IsGemv(matrix, args.rows) ? LaunchGemv(args, stream)
+                                                      : LaunchSkinny(args, invariant_, stream));
+    }
+    return {};
+  }
+  if (blas_ == nullptr) {
+    return Unimplemented(
+        skinny_ ? fmt::format("a product with {} inputs needs cuBLASLt", matrix.inputs)
+                : "this GPU has too little shared memory for products without cuBLASLt, and for "
+                  "--batch-invariant; use --device cpu");
+  }
+  OSCAR_ASSIGN_OR_RETURN(const DeviceMatrix expanded, Expanded(matrix, rows, stream));
+  OSCAR_RETURN_IF_ERROR(blas_->Product(expanded.weights, x, out, out_stride, matrix.outputs,
+                                       matrix.inputs, rows, output, stream));
+  if (bias == nullptr) return {};
+  return LaunchAddBias(static_cast<float*>(out), bias, rows, matrix.outputs, out_stride, stream);
+}
+
+Status Products::OfNormed(const DeviceMatrix& matrix, const NormedInput& x, void* out,
+                          int out_stride, int rows, ProductOutput output, const float* bias,
+                          Stream stream) {
+  if (IsGemv(matrix, rows)) {
+    ProductArguments args;
+    args.matrix = matrix;
+    args.residual = x.x;
+    args.norm_weight = x.weight;
+    args.norm_epsilon = x.epsilon;
+    args.out = out;
+    args.out_stride = out_stride;
+    args.bias = bias;
+    args.rows = rows;
+    args.output = output;
+    return LaunchGemv(args, stream);
+  }
+  OSCAR_RETURN_IF_ERROR(
+      LaunchNorm(x.x, x.weight, x.epsilon, nullptr, x.scratch, rows, matrix.inputs, stream));
+  return Of(matrix, x.scratch, out, out_stride, rows, output, bias, stream);
+}
+
+}  // namespace oscar::cuda

@@ -1,0 +1,58 @@
+// Products: the matrix products of a pass, each by whichever kernel suits its rows. Few rows go
+// through kernels of our own, many through cuBLASLt, FP8 matrices multiplied out to BF16 before it.
+// Holds no memory of its own. One thread.
+#pragma once
+
+#include <memory>
+
+#include "base/half.h"
+#include "cuda/gemm/blas.h"
+#include "cuda/gemm/skinny_gemm.h"
+#include "oscar/status.h"
+
+namespace oscar::cuda {
+
+// The RMSNorm of the residual stream, as the input of a product.
+struct NormedInput {
+  const float* x = nullptr;  // [rows, inputs]
+  const float* weight = nullptr;
+  float epsilon = 0.0f;
+  Bf16* scratch = nullptr;  // [rows, inputs], where the norm is a launch of its own
+};
+
+class Products {
+ public:
+  // `blas` null: every product by the skinny kernels. `scratch` holds the largest FP8 matrix in
+  // BF16. `invariant`: one kernel for any number of rows. Without `skinny` every product is the
+  // library's.
+  Products(std::unique_ptr<Blas> blas, Bf16* scratch, bool invariant,
+           bool skinny = TakesSkinnyLaunches())
+      : blas_(std::move(blas)),
+        scratch_(scratch),
+        invariant_(invariant),
+        skinny_(skinny),
+        wide_(!invariant && TakesWideLaunches()) {}
+
+  // out [rows, out_stride] of x [rows, inputs]; `bias` [outputs] or null. kSiluMul only where
+  // TakesSiluMul. Asynchronous; may be captured once the shape has been seen.
+  Status Of(const DeviceMatrix& matrix, const Bf16* x, void* out, int out_stride, int rows,
+            ProductOutput output, const float* bias, Stream stream);
+  Status OfNormed(const DeviceMatrix& matrix, const NormedInput& x, void* out, int out_stride,
+                  int rows, ProductOutput output, const float* bias, Stream stream);
+  // The matrix as Of reads it for that many rows, multiplied out where it has to be: for several
+  // products in a row, and until the next one that multiplies out.
+  Result<DeviceMatrix> Expanded(const DeviceMatrix& matrix, int rows, Stream stream);
+  bool TakesSiluMul(const DeviceMatrix& matrix, int rows) const { return IsSkinny(matrix, rows); }
+
+ private:
+  bool IsSkinny(const DeviceMatrix& matrix, int rows) const;
+  bool IsGemv(const DeviceMatrix& matrix, int rows) const;  // which are skinny, too
+
+  std::unique_ptr<Blas> blas_;
+  Bf16* scratch_;
+  bool invariant_;
+  bool skinny_;
+  bool wide_;  // FP8 matrices take kFp8SkinnyRows a launch
+};
+
+}  // namespace oscar::cuda

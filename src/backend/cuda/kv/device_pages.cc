@@ -1,0 +1,216 @@
+#include "cuda/kv/device_pages.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+
+#include "base/check.h"
+#include "base/log.h"
+#include "cuda/device/cuda_status.h"
+
+namespace oscar::cuda {
+namespace {
+
+constexpr size_t kMaxJobs = 1024;
+
+bool SameRules(const BlockRules& a, const BlockRules& b) {
+  return a.k_rule == b.k_rule && a.v_rule == b.v_rule && a.k_clip_ratio == b.k_clip_ratio &&
+         a.v_clip_ratio == b.v_clip_ratio;
+}
+
+}  // namespace
+
+uint64_t DevicePages::ScratchBytes(const CacheConfig& config) {
+  return SizesOf(config).slot_bytes() + kUnit + 2 * kMaxJobs * sizeof(int32_t);
+}
+
+Result<std::unique_ptr<DevicePages>> DevicePages::Create(const CacheConfig& config,
+                                                         const AttentionShape& shape,
+                                                         const KvPlan& plan, std::byte* arena,
+                                                         uint64_t arena_bytes, std::byte* scratch,
+                                                         Stream stream) {
+  std::unique_ptr<DevicePages> pages(new DevicePages);
+  const PageArena::Sizes sizes = SizesOf(config);
+  pages->config_ = &config;
+  pages->stream_ = stream;
+  pages->arena_ = arena;
+  pages->scratch_ = scratch;
+  pages->saturated_ = reinterpret_cast<unsigned long long*>(scratch + sizes.slot_bytes());
+  pages->device_jobs_ = reinterpret_cast<int32_t*>(scratch + sizes.slot_bytes() + kUnit);
+  pages->places_ = std::make_unique<PageArena>(
+      sizes, arena_bytes,
+      [self = pages.get()](uint64_t from, uint64_t to) { self->MovePage(from, to); });
+  if (arena_bytes / kUnit > uint64_t{1} << 31) {
+    return Unexpected(Unimplemented("a page arena beyond 512 GiB"));
+  }
+  void* host = nullptr;
+  OSCAR_RETURN_IF_ERROR(CudaStatus(cudaMallocHost(&host, 2 * kMaxJobs * sizeof(int32_t)),
+                                   "pinned memory for page sealing"));
+  pages->host_jobs_ = static_cast<int32_t*>(host);
+  OSCAR_RETURN_IF_ERROR(CudaStatus(cudaMallocHost(&host, sizeof(unsigned long long)),
+                                   "pinned memory for page sealing"));
+  pages->seen_saturated_ = static_cast<unsigned long long*>(host);
+  *pages->seen_saturated_ = 0;
+  cudaEvent_t event = nullptr;
+  OSCAR_RETURN_IF_ERROR(
+      CudaStatus(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "creating an event"));
+  pages->jobs_sent_ = event;
+  OSCAR_RETURN_IF_ERROR(
+      CudaStatus(cudaMemsetAsync(pages->saturated_, 0, sizeof(unsigned long long), stream),
+                 "clearing memory"));
+  if (config.sealer != nullptr) {
+    OSCAR_RETURN_IF_ERROR(pages->PrepareSealing(config, shape, plan));
+  }
+  return pages;
+}
+
+DevicePages::~DevicePages() {
+  if (jobs_sent_ != nullptr) cudaEventDestroy(static_cast<cudaEvent_t>(jobs_sent_));
+  cudaFreeHost(host_jobs_);
+  cudaFreeHost(seen_saturated_);
+}
+
+Status DevicePages::PrepareSealing(const CacheConfig& config, const AttentionShape& shape,
+                                   const KvPlan& plan) {
+  const auto& rules = plan.rules();
+  const int layers = config.open.num_layers();
+  for (int layer = 0; layer < layers; ++layer) {
+    const auto& heads = rules[static_cast<size_t>(layer)];
+    const bool uniform = std::ranges::all_of(
+        heads, [&](const BlockRules& rule) { return SameRules(rule, heads.front()); });
+    if (uniform && layer > 0 && runs_.back().head < 0 &&
+        SameRules(rules[static_cast<size_t>(runs_.back().first_layer)].front(), heads.front())) {
+      ++runs_.back().layers;
+      continue;
+    }
+    AttentionShape one = shape;
+    if (!uniform) one.num_kv_heads = one.num_q_heads = 1;
+    for (int head = 0; head < (uniform ? 1 : shape.num_kv_heads); ++head) {
+      OSCAR_ASSIGN_OR_RETURN(const PageSeal seal,
+                             PageSeal::Create(one, heads[static_cast<size_t>(head)]));
+      runs_.push_back({seal, layer, 1, uniform ? -1 : head});
+    }
+  }
+  return {};
+}
+
+std::byte* DevicePages::Allocate(size_t bytes) {
+  const bool open = bytes == config_->open.bytes();
+  OSCAR_CHECK(open || bytes == config_->sealed.bytes());
+  const std::optional<uint64_t> offset = open ? places_->AllocateOpen() : places_->AllocateSealed();
+  return offset.has_value() ? arena_ + *offset : nullptr;
+}
+
+void DevicePages::Free(std::byte* page, size_t) {
+  places_->Free(static_cast<uint64_t>(page - arena_));
+}
+
+void DevicePages::MovePage(uint64_t from, uint64_t to) {
+  Copy(arena_ + to, arena_ + from, config_->sealed.bytes());
+  on_move_(arena_ + from, arena_ + to);
+}
+
+void DevicePages::Copy(std::byte* to, const std::byte* from, size_t bytes) {
+  Keep(Flush());
+  Keep(CudaStatus(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream_),
+                  "copying a cache page"));
+}
+
+Status DevicePages::Read(const std::byte* from, std::span<std::byte> to) {
+  OSCAR_RETURN_IF_ERROR(Flush());
+  OSCAR_RETURN_IF_ERROR(
+      CudaStatus(cudaMemcpyAsync(to.data(), from, to.size(), cudaMemcpyDeviceToHost, stream_),
+                 "reading a cache page"));
+  return CudaStatus(cudaStreamSynchronize(stream_), "reading a cache page");
+}
+
+Status DevicePages::Write(std::byte* to, std::span<const std::byte> from) {
+  OSCAR_RETURN_IF_ERROR(Flush());
+  OSCAR_RETURN_IF_ERROR(
+      CudaStatus(cudaMemcpyAsync(to, from.data(), from.size(), cudaMemcpyHostToDevice, stream_),
+                 "writing a cache page"));
+  return CudaStatus(cudaStreamSynchronize(stream_), "writing a cache page");
+}
+
+void DevicePages::QueueSeal(const std::byte* open, std::byte* sealed) {
+  // A page may be sealed into the slab of one that was sealed a moment ago: that one must have been
+  // read by then. Jobs of one launch run in any order.
+  const auto slab_of = [&](const std::byte* page) {
+    return page >= arena_ && page < arena_ + places_->bytes()
+               ? places_->SlabOf(static_cast<uint64_t>(page - arena_))
+               : int64_t{-1};
+  };
+  const int64_t target = slab_of(sealed);
+  const bool overlaps = std::ranges::any_of(jobs_, [&](const SealJob& job) {
+    return slab_of(job.open) == target || job.sealed == sealed;
+  });
+  // The scratch page is reused at once.
+  if (overlaps || jobs_.size() == kMaxJobs) Keep(Flush());
+  jobs_.push_back({open, sealed});
+}
+
+void DevicePages::WarnOfSaturation() {
+  const auto count = *static_cast<const volatile unsigned long long*>(seen_saturated_);
+  if (warned_ || count == 0) return;
+  warned_ = true;
+  LogWarning(
+      "{} keys or values were not a number or beyond +-65504 when their page was sealed; they are "
+      "stored as 0 or clamped, and answers may suffer",
+      count);
+}
+
+Status DevicePages::Flush() {
+  if (!jobs_.empty()) {
+    WarnOfSaturation();
+    auto* event = static_cast<cudaEvent_t>(jobs_sent_);
+    Keep(CudaStatus(cudaEventSynchronize(event), "waiting for page sealing"));
+    const size_t count = jobs_.size();
+    for (size_t i = 0; i < count; ++i) {
+      host_jobs_[i] = IdOf(jobs_[i].open);
+      // The scratch page lies outside the arena, but on the same grid of units.
+      host_jobs_[count + i] =
+          static_cast<int32_t>((jobs_[i].sealed - arena_) / static_cast<int64_t>(kUnit));
+    }
+    jobs_.clear();
+    Keep(CudaStatus(cudaMemcpyAsync(device_jobs_, host_jobs_, 2 * count * sizeof(int32_t),
+                                    cudaMemcpyHostToDevice, stream_),
+                    "sending pages to seal"));
+    Keep(CudaStatus(cudaEventRecord(event, stream_), "recording an event"));
+    const PageLayout& open = config_->open;
+    const PageLayout& sealed = config_->sealed;
+    for (const SealRun& run : runs_) {
+      const int head = std::max(run.head, 0);
+      SealArguments args;
+      args.window_pool = arena_ + open.BlockOffset(run.first_layer, head);
+      args.history_pool = arena_ + sealed.BlockOffset(run.first_layer, head);
+      args.window_page_stride = args.history_page_stride = kUnit;
+      if (run.layers > 1) {
+        args.window_layer_stride =
+            static_cast<int64_t>(open.BlockOffset(1, 0) - open.BlockOffset(0, 0));
+        args.history_layer_stride =
+            static_cast<int64_t>(sealed.BlockOffset(1, 0) - sealed.BlockOffset(0, 0));
+      }
+      args.source_pages = device_jobs_;
+      args.target_pages = device_jobs_ + count;
+      args.saturated = saturated_;
+      args.jobs = static_cast<int>(count);
+      args.layers = run.layers;
+      Keep(run.seal.Launch(args, stream_));
+    }
+    Keep(CudaStatus(cudaMemcpyAsync(seen_saturated_, saturated_, sizeof(*saturated_),
+                                    cudaMemcpyDeviceToHost, stream_),
+                    "reading the saturation count"));
+  }
+  return std::exchange(status_, Status());
+}
+
+Result<uint64_t> DevicePages::Saturated() const {
+  unsigned long long count = 0;
+  OSCAR_RETURN_IF_ERROR(CudaStatus(
+      cudaMemcpyAsync(&count, saturated_, sizeof(count), cudaMemcpyDeviceToHost, stream_),
+      "reading the saturation count"));
+  OSCAR_RETURN_IF_ERROR(CudaStatus(cudaStreamSynchronize(stream_), "reading the saturation count"));
+  return count;
+}
+
+}  // namespace oscar::cuda

@@ -1,0 +1,108 @@
+// DevicePages: the arena that cache pages lie in, on the device (PageArena says where), and the
+// order of everything that touches it: one stream. Page ids are offsets in units of kUnit bytes,
+// which is what the kernels take as page stride: one arena serves both of their pools.
+//
+// Sealing is queued and launched for all pages at once by Flush, or earlier where order demands it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "backend/kv_plan.h"
+#include "cache/page_arena.h"
+#include "cache/page_pool.h"
+#include "cache/sequence_cache.h"
+#include "cuda/attention/cache_view.h"
+#include "cuda/kv/page_seal.h"
+
+namespace oscar::cuda {
+
+class DevicePages : public PageMemory {
+ public:
+  static constexpr size_t kUnit = 256;  // bytes
+
+  static PageArena::Sizes SizesOf(const CacheConfig& config) {
+    return {config.open.bytes(), config.sealed.bytes(), kUnit, config.sealer != nullptr};
+  }
+
+  // `arena` [arena_bytes] and `scratch` [ScratchBytes] are the caller's.
+  static Result<std::unique_ptr<DevicePages>> Create(const CacheConfig& config,
+                                                     const AttentionShape& shape,
+                                                     const KvPlan& plan, std::byte* arena,
+                                                     uint64_t arena_bytes, std::byte* scratch,
+                                                     Stream stream);
+  static uint64_t ScratchBytes(const CacheConfig& config);
+  ~DevicePages() override;
+
+  uint64_t budget() const { return places_->budget(); }
+  std::byte* arena() const { return arena_; }
+  int32_t IdOf(const std::byte* page) const {
+    return static_cast<int32_t>(static_cast<uint64_t>(page - arena_) / kUnit);
+  }
+
+  std::byte* Allocate(size_t bytes) override;
+  void Free(std::byte* page, size_t bytes) override;
+  void Copy(std::byte* to, const std::byte* from, size_t bytes) override;
+  Status Read(const std::byte* from, std::span<std::byte> to) override;
+  Status Write(std::byte* to, std::span<const std::byte> from) override;
+  std::byte* Scratch() override { return scratch_; }
+
+  void QueueSeal(const std::byte* open, std::byte* sealed);
+  // Launches what is queued; reports the first failure of anything since the last Flush.
+  Status Flush();
+  // Values clamped or NaN while sealing, since the start. Waits for the device. The first of them
+  // are warned of by the Flush after the next, without waiting.
+  Result<uint64_t> Saturated() const;
+
+ private:
+  struct SealJob {
+    const std::byte* open;
+    std::byte* sealed;
+  };
+  // Layers (and heads) of one rule, sealed by one launch.
+  struct SealRun {
+    PageSeal seal;
+    int first_layer, layers, head;  // head: -1 all
+  };
+
+  DevicePages() = default;
+  Status PrepareSealing(const CacheConfig& config, const AttentionShape& shape, const KvPlan& plan);
+  void MovePage(uint64_t from, uint64_t to);
+  void WarnOfSaturation();
+  void Keep(Status status) {
+    if (status_.ok()) status_ = std::move(status);
+  }
+
+  const CacheConfig* config_ = nullptr;
+  Stream stream_ = nullptr;
+  std::byte* arena_ = nullptr;
+  std::byte* scratch_ = nullptr;  // a sealed page, job ids, the saturation count
+  std::unique_ptr<PageArena> places_;
+  std::vector<SealJob> jobs_;
+  std::vector<SealRun> runs_;
+  int32_t* device_jobs_ = nullptr;  // [2, kMaxJobs]
+  int32_t* host_jobs_ = nullptr;    // pinned, the same
+  unsigned long long* saturated_ = nullptr;
+  unsigned long long* seen_saturated_ = nullptr;  // pinned: as of some flush before
+  bool warned_ = false;
+  void* jobs_sent_ = nullptr;  // event
+  Status status_;
+};
+
+// Seals by queueing on the device.
+class DeviceSealer : public PageSealer {
+ public:
+  explicit DeviceSealer(DevicePages& pages) : pages_(pages) {}
+  uint64_t SealPages(const CacheConfig&, std::span<const std::byte* const> open,
+                     std::span<std::byte* const> sealed, ThreadPool&) const override {
+    for (size_t i = 0; i < open.size(); ++i) pages_.QueueSeal(open[i], sealed[i]);
+    return 0;
+  }
+
+ private:
+  DevicePages& pages_;
+};
+
+}  // namespace oscar::cuda

@@ -1,0 +1,44 @@
+// KvWrite: norm, RoPE, rotation and rounding of new tokens, K and V to their window pages and
+// rotated queries to the attention kernel's input; one launch a layer, at prefill and at decode.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "cuda/attention/cache_view.h"
+#include "oscar/status.h"
+
+namespace oscar::cuda {
+
+enum class Rotation : uint8_t { kNone, kHadamard, kMatrix };
+
+struct WriteArguments {
+  const float* qkv =
+      nullptr;             // [tokens, qkv_stride], device: q heads, k heads, v heads; V absorbed
+  int64_t qkv_stride = 0;  // elements, a multiple of 8
+  const int32_t* positions = nullptr;   // [tokens], device; negative: a padded row
+  const int32_t* table_rows = nullptr;  // [tokens], device
+  const float* cos_sin = nullptr;       // [max position + 1, D / 2, 2], device; null: no RoPE
+  const float* q_norm = nullptr;        // [D], device; null: no norm
+  const float* k_norm = nullptr;        // [D], device
+  float norm_epsilon = 1e-6f;
+  float q_scale = 1.0f;  // multiplies q before its one rounding
+  Rotation rotation = Rotation::kNone;
+  const uint32_t* rotation_fragments = nullptr;  // PackRotation's words, device
+  int rotations = 1;                             // matrices: 1 or one a KV head
+  Bf16* q_out = nullptr;                         // [tokens, q_heads, D], device
+  std::byte* window_pool = nullptr;
+  CacheView cache;  // for the window table; its pools are not used
+  int tokens = 0;
+};
+
+// A rotation [D, D] (x R, row-major, fp32) as two BF16 halves in tensor-core B fragments; D * D
+// words. Concatenate one a KV head for per-head rotations.
+std::vector<uint32_t> PackRotation(std::span<const float> rotation, int head_dim);
+
+// Asynchronous; may be captured in a graph. Head dims 64, 128, 256.
+Status WriteTokens(const AttentionShape& shape, const WriteArguments& args, Stream stream);
+
+}  // namespace oscar::cuda

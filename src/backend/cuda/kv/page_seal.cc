@@ -1,0 +1,78 @@
+#include "cuda/kv/page_seal.h"
+
+#include <fmt/core.h>
+
+#include "cuda/device/cuda_status.h"
+#include "cuda/kv/seal_kernels.h"
+#include "cuda/kv/seal_params.h"
+
+namespace oscar::cuda {
+namespace {
+
+bool Fits(RowRule rule) { return rule == RowRule::kMseFit || rule == RowRule::kMseFitUnbiased; }
+
+SealSide Side(RowRule rule, float clip_ratio, int head_dim) {
+  const bool clips = !Fits(rule) && clip_ratio > 0.0f;
+  return {static_cast<int32_t>(rule), clips ? ClipIndex(clip_ratio, head_dim) : -1};
+}
+
+}  // namespace
+
+Result<PageSeal> PageSeal::Create(const AttentionShape& shape, const BlockRules& rules) {
+  OSCAR_RETURN_IF_ERROR(CheckBlockShape(shape.head_dim, shape.group_dims));
+  if (shape.history_kind == BlockKind::kBf16) {
+    return Unexpected(InvalidArgument("sealing into BF16 pages: nothing to quantise"));
+  }
+  PageSeal self;
+  self.shape_ = shape;
+  self.rules_ = rules;
+  const bool fits = Fits(rules.k_rule) || Fits(rules.v_rule);
+  const SealKernelInfo* kernel =
+      shape.history_kind == BlockKind::kInt2 ? kSealKernelsInt2 : kSealKernelsInt4;
+  for (; kernel->function != nullptr; ++kernel) {
+    if (kernel->head_dim == shape.head_dim && kernel->group_dims == shape.group_dims &&
+        (kernel->fits || !fits)) {
+      break;
+    }
+  }
+  if (kernel->function == nullptr) {
+    return Unexpected(Unimplemented(
+        fmt::format("no seal kernel for head dim {}, group {}", shape.head_dim, shape.group_dims)));
+  }
+  self.kernel_ = kernel->function;
+  self.shared_bytes_ =
+      static_cast<int>(shape.window_layout().block_bytes() + shape.history_layout().block_bytes());
+  OSCAR_RETURN_IF_ERROR(
+      CudaStatus(cudaFuncSetAttribute(self.kernel_, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                      self.shared_bytes_),
+                 "preparing the seal kernel"));
+  return self;
+}
+
+Status PageSeal::Launch(const SealArguments& args, Stream stream) const {
+  if (args.jobs == 0) return {};
+  if (args.jobs < 0 || args.layers < 1 || args.layers > 65535) {
+    return InvalidArgument(fmt::format("sealing {} pages in {} layers", args.jobs, args.layers));
+  }
+  SealKernelParams params{};
+  params.window_pool = args.window_pool;
+  params.history_pool = args.history_pool;
+  params.window_page_stride = args.window_page_stride;
+  params.window_layer_stride = args.window_layer_stride;
+  params.history_page_stride = args.history_page_stride;
+  params.history_layer_stride = args.history_layer_stride;
+  params.source_pages = args.source_pages;
+  params.target_pages = args.target_pages;
+  params.saturated = args.saturated;
+  params.num_kv_heads = shape_.num_kv_heads;
+  params.k = Side(rules_.k_rule, rules_.k_clip_ratio, shape_.head_dim);
+  params.v = Side(rules_.v_rule, rules_.v_clip_ratio, shape_.head_dim);
+  void* kernel_args[] = {&params};
+  const dim3 grid(static_cast<unsigned>(args.jobs * shape_.num_kv_heads),
+                  static_cast<unsigned>(args.layers));
+  return CudaStatus(cudaLaunchKernel(kernel_, grid, dim3(kSealThreads), kernel_args,
+                                     static_cast<size_t>(shared_bytes_), stream),
+                    "launching page sealing");
+}
+
+}  // namespace oscar::cuda

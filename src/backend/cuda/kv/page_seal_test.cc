@@ -1,0 +1,181 @@
+#include "cuda/kv/page_seal.h"
+
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <cmath>
+#include <cstring>
+
+#include "cuda/attention/test_cache.h"
+
+namespace oscar::cuda {
+namespace {
+
+// Rows that attack a quantiser: ties, zeros of both signs, constants, outliers, the ends of the
+// range, NaN.
+Bf16 TestValue(const Philox& rng, int token, int dim, size_t index) {
+  const float x = rng.Normal(index);
+  switch (token % 16) {
+    case 0:
+      return ToBf16(0.0f);
+    case 1:
+      return ToBf16((rng.Bits(index) & 1) != 0 ? -0.0f : 0.0f);
+    case 2:
+      return ToBf16(1.375f);
+    case 3:
+      return ToBf16(std::round(x * 2.0f) / 2.0f);
+    case 4:
+      return ToBf16(dim == 17 ? 1000.0f : x);
+    case 5:
+      return ToBf16(x * 1e-6f);
+    case 6:
+      return ToBf16(dim % 31 == 3 ? std::nanf("") : x);
+    case 7:
+      return ToBf16(dim % 37 == 5 ? (x > 0 ? 1e30f : -INFINITY) : x * 30000.0f);
+    case 8:
+      return ToBf16(std::fabs(x));
+    case 9:
+      return ToBf16(dim % 2 == 0 ? std::max(x, 0.0f) : -0.0f);
+    case 10:
+      return Bf16{static_cast<uint16_t>(rng.Bits(index))};  // any pattern at all
+    case 11:
+      return ToBf16(dim < 8 ? x : 1e-30f);
+    case 12:
+      return ToBf16(x * 1e-38f);
+    default:
+      return ToBf16(x + 0.3f * static_cast<float>(token % 5));
+  }
+}
+
+struct SealCase {
+  BlockKind kind;
+  int head_dim, group_dims;
+  RowRule k_rule, v_rule;
+  float k_clip, v_clip;
+};
+
+std::vector<SealCase> Cases() {
+  std::vector<SealCase> cases;
+  for (const BlockKind kind : {BlockKind::kInt2, BlockKind::kInt4}) {
+    for (const int dim : {64, 128, 256}) {
+      for (const int group : {32, 64, 128, 256}) {
+        if (!BlockLayout::IsSupported(dim, group)) continue;
+        cases.push_back({kind, dim, group, RowRule::kMinMax, RowRule::kMinMax, 0.96f, 0.92f});
+        cases.push_back({kind, dim, group, RowRule::kMseFitUnbiased, RowRule::kMseFit, 0.0f, 0.0f});
+      }
+    }
+    cases.push_back({kind, 128, 128, RowRule::kMinMax, RowRule::kMinMax, 0.0f, 1.0f});
+    cases.push_back({kind, 128, 64, RowRule::kMinMax, RowRule::kSymmetric, 0.3f, 0.92f});
+    cases.push_back({kind, 128, 128, RowRule::kMseFitUnbiased, RowRule::kMinMax, 0.0f, 0.92f});
+  }
+  return cases;
+}
+
+class PageSealTest : public testing::TestWithParam<SealCase> {};
+
+TEST_P(PageSealTest, IsBitEqualToTheScalarEncoder) {
+  const SealCase& c = GetParam();
+  const AttentionShape shape{.history_kind = c.kind,
+                             .head_dim = c.head_dim,
+                             .group_dims = c.group_dims,
+                             .num_q_heads = 3,
+                             .num_kv_heads = 3};
+  const BlockRules rules{c.k_rule, c.v_rule, c.k_clip, c.v_clip};
+  // Two "layers" are two halves of each pool; four pages each, of which one is padding.
+  constexpr int kPages = 4, kLayers = 2, kPadded = 2;
+  TestCache cache(shape, kLayers, kPages, kPages, 1);
+  const auto dims = static_cast<size_t>(c.head_dim);
+  const Philox k_rng(7, 1), v_rng(7, 2);
+  std::vector<Bf16> k, v;
+  size_t index = 0;
+  for (int layer = 0; layer < kLayers; ++layer) {
+    for (int page = 0; page < kPages; ++page) {
+      for (int h = 0; h < shape.num_kv_heads; ++h) {
+        for (int t = 0; t < kPageTokens; ++t) {
+          for (int d = 0; d < c.head_dim; ++d, ++index) {
+            k.push_back(TestValue(k_rng, t, d, index));
+            v.push_back(TestValue(v_rng, t + 5, d, index));
+          }
+        }
+      }
+    }
+  }
+  // Identity page ids inside a pool of [layers, pages].
+  const size_t window_bytes = cache.window_page_bytes(), history_bytes = cache.history_page_bytes();
+  std::vector<std::byte> window(window_bytes * kPages * kLayers),
+      expected(history_bytes * kPages * kLayers, std::byte{0x5a});
+  unsigned long long saturated = 0;
+  const BlockLayout open = shape.window_layout(), sealed = shape.history_layout();
+  for (int layer = 0; layer < kLayers; ++layer) {
+    for (int page = 0; page < kPages; ++page) {
+      for (int h = 0; h < shape.num_kv_heads; ++h) {
+        const size_t block = static_cast<size_t>((layer * kPages + page) * shape.num_kv_heads + h);
+        const size_t at = block * kPageTokens * dims;
+        const std::span<const Bf16> rows_k{&k[at], kPageTokens * dims},
+            rows_v{&v[at], kPageTokens * dims};
+        EncodeBlock(open, {}, rows_k, rows_v,
+                    {window.data() + block * open.block_bytes(), open.block_bytes()});
+        if (page == kPadded) continue;
+        // Targets are in reverse order.
+        const size_t target =
+            static_cast<size_t>((layer * kPages + kPages - 1 - page) * shape.num_kv_heads + h);
+        saturated += static_cast<unsigned long long>(
+            EncodeBlock(sealed, rules, rows_k, rows_v,
+                        {expected.data() + target * sealed.block_bytes(), sealed.block_bytes()}));
+      }
+    }
+  }
+  const auto d_window = Unwrap(DeviceBuffer<std::byte>::Copy(window));
+  auto d_history = Unwrap(DeviceBuffer<std::byte>::Allocate(expected.size()));
+  ASSERT_TRUE(d_history.Fill(0x5a).ok());
+  const auto sources = Unwrap(DeviceBuffer<int32_t>::Copy(std::vector<int32_t>{0, 1, -1, 3}));
+  const auto targets = Unwrap(DeviceBuffer<int32_t>::Copy(std::vector<int32_t>{3, 2, -1, 0}));
+  auto count = Unwrap(DeviceBuffer<unsigned long long>::Allocate(1));
+  ASSERT_TRUE(count.Fill(0).ok());
+  const PageSeal seal = Unwrap(PageSeal::Create(shape, rules));
+  SealArguments args;
+  args.window_pool = d_window.data();
+  args.history_pool = d_history.data();
+  args.window_page_stride = static_cast<int64_t>(window_bytes);
+  args.window_layer_stride = static_cast<int64_t>(window_bytes * kPages);
+  args.history_page_stride = static_cast<int64_t>(history_bytes);
+  args.history_layer_stride = static_cast<int64_t>(history_bytes * kPages);
+  args.source_pages = sources.data();
+  args.target_pages = targets.data();
+  args.saturated = count.data();
+  args.jobs = kPages;
+  args.layers = kLayers;
+  const Status launched = seal.Launch(args, nullptr);
+  ASSERT_TRUE(launched.ok()) << launched.ToString();
+  const Status done = CudaStatus(cudaDeviceSynchronize(), "seal");
+  ASSERT_TRUE(done.ok()) << done.ToString();
+  EXPECT_EQ(Unwrap(count.ToHost())[0], saturated);
+  const std::vector<std::byte> actual = Unwrap(d_history.ToHost());
+  size_t wrong = 0;
+  for (size_t i = 0; i < actual.size(); ++i) {
+    if (actual[i] == expected[i]) continue;
+    if (++wrong <= 8) {
+      const size_t in_block = i % sealed.block_bytes();
+      ADD_FAILURE() << "block " << i / sealed.block_bytes() << " byte " << in_block << " is "
+                    << static_cast<int>(actual[i]) << ", not " << static_cast<int>(expected[i])
+                    << " (K meta from " << sealed.k_meta_offset() << ", V meta from "
+                    << sealed.v_meta_offset() << ")";
+    }
+  }
+  EXPECT_EQ(wrong, 0u);
+}
+
+INSTANTIATE_TEST_SUITE_P(Rules, PageSealTest, testing::ValuesIn(Cases()), [](const auto& test) {
+  const SealCase& c = test.param;
+  return std::to_string(test.index) + "_bits" + (c.kind == BlockKind::kInt2 ? "2" : "4") + "_d" +
+         std::to_string(c.head_dim) + "_g" + std::to_string(c.group_dims) + "_rules" +
+         std::to_string(static_cast<int>(c.k_rule)) + std::to_string(static_cast<int>(c.v_rule));
+});
+
+TEST(PageSeal, RefusesBf16) {
+  EXPECT_EQ(PageSeal::Create({.history_kind = BlockKind::kBf16}, {}).error().code(),
+            StatusCode::kInvalidArgument);
+}
+
+}  // namespace
+}  // namespace oscar::cuda

@@ -1,0 +1,168 @@
+#include "cuda/pass_plan.h"
+
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "cuda/device/cuda_status.h"
+
+namespace oscar::cuda {
+
+PassPlanner::Layout::Layout(size_t rows, size_t decodes, size_t chunks, size_t logits) {
+  size_t at = 0;
+  const auto take = [&](size_t size) {
+    const size_t here = at;
+    at += (size + 15) / 16 * 16;
+    return here;
+  };
+  tokens = take(rows * sizeof(int32_t));
+  positions = take(rows * sizeof(int32_t));
+  table_rows = take(rows * sizeof(int32_t));
+  decode_views = take(decodes * sizeof(SequenceView));
+  chunk_views = take(chunks * sizeof(SequenceView));
+  chunk_rows = take(chunks * sizeof(PrefillChunk));
+  logit_rows = take(logits * sizeof(int32_t));
+  bytes = at;
+}
+
+size_t PassPlanner::InputBytes(int max_batch_tokens) {
+  const auto rows = static_cast<size_t>(max_batch_tokens);
+  return Layout(rows, rows, rows, rows).bytes;
+}
+
+Result<std::unique_ptr<PassPlanner>> PassPlanner::Create(int max_batch_tokens, PageTables& tables,
+                                                         DevicePages& pages, std::byte* inputs,
+                                                         Stream stream) {
+  std::unique_ptr<PassPlanner> planner(new PassPlanner);
+  planner->tables_ = &tables;
+  planner->pages_ = &pages;
+  planner->inputs_ = inputs;
+  planner->stream_ = stream;
+  void* pinned = nullptr;
+  OSCAR_RETURN_IF_ERROR(
+      CudaStatus(cudaMallocHost(&pinned, InputBytes(max_batch_tokens)), "pinned memory"));
+  planner->staging_ = static_cast<std::byte*>(pinned);
+  cudaEvent_t sent = nullptr;
+  OSCAR_RETURN_IF_ERROR(
+      CudaStatus(cudaEventCreateWithFlags(&sent, cudaEventDisableTiming), "creating an event"));
+  planner->sent_ = sent;
+  return planner;
+}
+
+PassPlanner::~PassPlanner() {
+  cudaFreeHost(staging_);
+  if (sent_ != nullptr) cudaEventDestroy(static_cast<cudaEvent_t>(sent_));
+}
+
+Pass PassPlanner::PassAt(const Layout& at) const {
+  Pass pass;
+  pass.tokens = reinterpret_cast<const int32_t*>(inputs_ + at.tokens);
+  pass.positions = reinterpret_cast<const int32_t*>(inputs_ + at.positions);
+  pass.table_rows = reinterpret_cast<const int32_t*>(inputs_ + at.table_rows);
+  pass.decode_views = reinterpret_cast<const SequenceView*>(inputs_ + at.decode_views);
+  pass.chunk_views = reinterpret_cast<const SequenceView*>(inputs_ + at.chunk_views);
+  pass.chunk_rows = reinterpret_cast<const PrefillChunk*>(inputs_ + at.chunk_rows);
+  pass.logit_rows = reinterpret_cast<const int32_t*>(inputs_ + at.logit_rows);
+  return pass;
+}
+
+Status PassPlanner::Send(const Layout& at) {
+  OSCAR_RETURN_IF_ERROR(
+      CudaStatus(cudaMemcpyAsync(inputs_, staging_, at.bytes, cudaMemcpyHostToDevice, stream_),
+                 "sending a step's inputs"));
+  return CudaStatus(cudaEventRecord(static_cast<cudaEvent_t>(sent_), stream_),
+                    "recording an event");
+}
+
+Result<Pass> PassPlanner::Padding(int rows) {
+  const auto count = static_cast<size_t>(rows);
+  const Layout at(count, count, 0, 0);
+  OSCAR_RETURN_IF_ERROR(CudaStatus(cudaEventSynchronize(static_cast<cudaEvent_t>(sent_)),
+                                   "waiting for a step's inputs"));
+  std::memset(staging_, 0, at.bytes);
+  std::fill_n(reinterpret_cast<int32_t*>(staging_ + at.positions), count, -1);
+  OSCAR_RETURN_IF_ERROR(Send(at));
+  Pass pass = PassAt(at);
+  pass.rows = pass.decodes = rows;
+  return pass;
+}
+
+Result<PlannedPass> PassPlanner::Plan(std::span<const ForwardItem> items, int largest_bucket,
+                                      uint64_t moves) {
+  PlannedPass planned;
+  size_t decodes = 0, chunks = 0, rows = 0, logits = 0;
+  for (const ForwardItem& item : items) {
+    (item.is_prompt ? chunks : decodes) += 1;
+    rows += item.tokens.size();
+    logits += static_cast<size_t>(item.num_logits);
+  }
+  size_t padded = rows;
+  if (chunks == 0) {
+    const int bucket = BucketFor(static_cast<int>(rows));
+    if (bucket <= largest_bucket && rows <= static_cast<size_t>(bucket)) {
+      planned.captured = true;
+      padded = static_cast<size_t>(bucket);
+    }
+  }
+  const Layout at =
+      planned.captured ? Layout(padded, padded, 0, 0) : Layout(rows, decodes, chunks, logits);
+  OSCAR_RETURN_IF_ERROR(CudaStatus(cudaEventSynchronize(static_cast<cudaEvent_t>(sent_)),
+                                   "waiting for a step's inputs"));
+  auto* tokens = reinterpret_cast<int32_t*>(staging_ + at.tokens);
+  auto* positions = reinterpret_cast<int32_t*>(staging_ + at.positions);
+  auto* table_rows = reinterpret_cast<int32_t*>(staging_ + at.table_rows);
+  auto* decode_views = reinterpret_cast<SequenceView*>(staging_ + at.decode_views);
+  auto* chunk_views = reinterpret_cast<SequenceView*>(staging_ + at.chunk_views);
+  auto* chunk_rows = reinterpret_cast<PrefillChunk*>(staging_ + at.chunk_rows);
+  auto* logit_rows = reinterpret_cast<int32_t*>(staging_ + at.logit_rows);
+
+  tables_->BeginPass();
+  size_t next_decode = 0, next_row = decodes, next_chunk = 0, next_logit = 0;
+  int longest = 0;
+  for (const ForwardItem& item : items) {
+    const auto count = static_cast<int64_t>(item.tokens.size());
+    OSCAR_ASSIGN_OR_RETURN(const SequenceView view, tables_->Enter(*item.cache, count, moves));
+    size_t row;
+    if (item.is_prompt) {
+      row = next_row;
+      next_row += item.tokens.size();
+      chunk_views[next_chunk] = view;
+      chunk_rows[next_chunk++] = {static_cast<int32_t>(row), static_cast<int32_t>(count)};
+      longest = std::max(longest, static_cast<int>(count));
+    } else {
+      row = next_decode++;
+      decode_views[row] = view;
+    }
+    for (size_t t = 0; t < item.tokens.size(); ++t) {
+      tokens[row + t] = item.tokens[t];
+      positions[row + t] = static_cast<int32_t>(item.cache->length() + static_cast<int64_t>(t));
+      table_rows[row + t] = view.table_row;
+    }
+    const size_t end = row + item.tokens.size();
+    for (size_t i = end - static_cast<size_t>(item.num_logits); i < end; ++i) {
+      if (planned.captured) {
+        planned.logit_of.push_back(static_cast<int32_t>(i));
+      } else {
+        logit_rows[next_logit++] = static_cast<int32_t>(i);
+      }
+    }
+  }
+  for (size_t i = rows; i < padded; ++i) {
+    tokens[i] = table_rows[i] = 0;
+    positions[i] = -1;
+    decode_views[i] = {};
+  }
+  planned.num_logits = logits;
+  OSCAR_RETURN_IF_ERROR(pages_->Flush());
+  OSCAR_RETURN_IF_ERROR(tables_->Send());
+  OSCAR_RETURN_IF_ERROR(Send(at));
+  planned.pass = PassAt(at);
+  planned.pass.longest_chunk = longest;
+  planned.pass.rows = static_cast<int>(padded);
+  planned.pass.decodes = static_cast<int>(planned.captured ? padded : decodes);
+  planned.pass.chunks = static_cast<int>(chunks);
+  return planned;
+}
+
+}  // namespace oscar::cuda

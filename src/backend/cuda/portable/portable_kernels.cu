@@ -1,0 +1,278 @@
+// Built without contraction of products and sums (--fmad=false), as the CPU's code is. Sums of rows
+// are those of 16 lanes: number i belongs to lane i % 16, a lane adds its numbers in ascending
+// order, lanes fold 8, 4, 2, 1 apart. A warp holds the 16 lanes twice.
+#include <algorithm>
+
+#include "cache/block_layout.h"
+#include "cuda/device/cuda_status.h"
+#include "cuda/device/ptx.cuh"
+#include "cuda/portable/portable_kernels.h"
+
+namespace oscar::cuda {
+namespace {
+
+constexpr int kWarps = 4;
+
+// RmsNorm's factor for x[0, width).
+template <typename Value>
+__device__ float NormFactor(const Value& x, int width, float epsilon, int lane) {
+  float sum = 0.0f;
+  for (int i = lane % 16; i < width; i += 16) {
+    const float v = x(i);
+    sum = fmaf(v, v, sum);
+  }
+#pragma unroll
+  for (int offset = 8; offset > 0; offset /= 2) sum += __shfl_xor_sync(~0u, sum, offset);
+  return 1.0f / sqrtf(sum / static_cast<float>(width) + epsilon);
+}
+
+// A warp a row.
+__global__ void NormKernel(const float* x, const float* weight, float epsilon,
+                           const int32_t* sources, float* out, int rows, int width) {
+  const int row = static_cast<int>(blockIdx.x) * kWarps + static_cast<int>(threadIdx.x) / 32;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  if (row >= rows) return;
+  const float* in = x + int64_t{sources != nullptr ? sources[row] : row} * width;
+  const float factor = NormFactor([&](int i) { return in[i]; }, width, epsilon, lane);
+  for (int i = lane; i < width; i += 32) {
+    out[int64_t{row} * width + i] = in[i] * factor * weight[i];
+  }
+}
+
+// 64 rows x 64 outputs a block, 4 x 4 a thread, each one chain over the inputs in ascending order.
+constexpr int kTile = 64, kDepth = 16, kProductThreads = 256;
+
+__global__ void __launch_bounds__(kProductThreads) ProductKernel(const PortableProduct p) {
+  __shared__ float x[kDepth][kTile + 4];
+  __shared__ float w[kDepth][kTile + 4];
+  const int thread = static_cast<int>(threadIdx.x);
+  const int first_row = static_cast<int>(blockIdx.y) * kTile;
+  const int first_output = static_cast<int>(blockIdx.x) * kTile;
+  const int my_row = thread / 16 * 4, my_output = thread % 16 * 4;
+  const auto* weights = reinterpret_cast<const uint16_t*>(p.weights);
+  float sum[4][4] = {};
+  for (int begin = 0; begin < p.inputs; begin += kDepth) {
+    __syncthreads();
+    for (int i = thread; i < kTile * kDepth; i += kProductThreads) {
+      const int line = i / kDepth, k = i % kDepth;
+      const bool inside = begin + k < p.inputs;
+      const int row = first_row + line, output = first_output + line;
+      x[k][line] = inside && row < p.rows ? p.x[int64_t{row} * p.inputs + begin + k] : 0.0f;
+      w[k][line] =
+          inside && output < p.outputs
+              ? __uint_as_float(uint32_t{weights[int64_t{output} * p.inputs + begin + k]} << 16)
+              : 0.0f;
+    }
+    __syncthreads();
+    const int depth = min(kDepth, p.inputs - begin);
+    for (int k = 0; k < depth; ++k) {
+      const float4 a = *reinterpret_cast<const float4*>(&x[k][my_row]);
+      const float4 b = *reinterpret_cast<const float4*>(&w[k][my_output]);
+      const float left[4] = {a.x, a.y, a.z, a.w}, right[4] = {b.x, b.y, b.z, b.w};
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) sum[i][j] = fmaf(left[i], right[j], sum[i][j]);
+      }
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const int row = first_row + my_row + i, output = first_output + my_output + j;
+      if (row >= p.rows || output >= p.outputs) continue;
+      float value = sum[i][j];
+      if (p.bias != nullptr) value += p.bias[output];
+      float* out = p.out + int64_t{row} * p.out_stride + output;
+      *out = p.add ? *out + value : value;
+    }
+  }
+}
+
+// Exp2 of simd/lanes16-inl.h.
+__device__ float Exp2(float x) {
+  const float clamped = fmaxf(x, -126.0f);
+  const float n = rintf(clamped), f = clamped - n;
+  float p = 1.5403530393381608e-4f;
+  p = fmaf(p, f, 1.3333558146428443e-3f);
+  p = fmaf(p, f, 9.6181291076284772e-3f);
+  p = fmaf(p, f, 5.5504108664821580e-2f);
+  p = fmaf(p, f, 2.4022650695910071e-1f);
+  p = fmaf(p, f, 6.9314718055994531e-1f);
+  p = fmaf(p, f, 1.0f);
+  const float scaled = __int_as_float(__float_as_int(p) + (static_cast<int>(n) << 23));
+  return x >= -126.0f ? scaled : 0.0f;
+}
+
+__global__ void SiluMulKernel(const float* gate_up, float* out, int64_t count, int width) {
+  constexpr float kLog2E = 1.4426950408889634f;
+  for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < count;
+       i += int64_t{gridDim.x} * blockDim.x) {
+    const float* at = gate_up + i / width * 2 * width + i % width;
+    // A gate that is not a number stays so.
+    const float gate = at[0] < -87.0f ? -87.0f : at[0];
+    out[i] = gate / (1.0f + Exp2(gate * -kLog2E)) * at[width];
+  }
+}
+
+// A warp a (token, head); dim d of a row lies in lane d % 32, register d / 32, so that RoPE's pairs
+// are in one lane.
+template <int kDim>
+__global__ void __launch_bounds__(kWarps * 32)
+    RopeKernel(const PortableHeads p, const float* q_norm, const float* k_norm, float epsilon,
+               const float2* cos_sin) {
+  constexpr int kRegs = kDim / 32, kHalf = kDim / 2;
+  const int unit = static_cast<int>(blockIdx.x) * kWarps + static_cast<int>(threadIdx.x) / 32;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int turned = p.heads + p.kv_heads, token = unit / turned, head = unit % turned;
+  if (token >= p.tokens || p.positions[token] < 0) return;
+  float* row = p.qkv + (int64_t{token} * (p.heads + 2 * p.kv_heads) + head) * kDim;
+  const float* norm = head < p.heads ? q_norm : k_norm;
+  float x[kRegs];
+#pragma unroll
+  for (int r = 0; r < kRegs; ++r) x[r] = row[lane + 32 * r];
+  if (norm != nullptr) {
+    const float factor = NormFactor([&](int i) { return row[i]; }, kDim, epsilon, lane);
+#pragma unroll
+    for (int r = 0; r < kRegs; ++r) x[r] = x[r] * factor * norm[lane + 32 * r];
+  }
+  __syncwarp();  // all lanes have read the row
+#pragma unroll
+  for (int r = 0; r < kRegs / 2; ++r) {
+    const float2 angle = cos_sin[int64_t{p.positions[token]} * kHalf + lane + 32 * r];
+    const float a = x[r], b = x[r + kRegs / 2];
+    row[lane + 32 * r] = a * angle.x - b * angle.y;
+    row[lane + 32 * r + kHalf] = b * angle.x + a * angle.y;
+  }
+}
+
+template <int kDim>
+__global__ void __launch_bounds__(kWarps * 32)
+    StoreKernel(const PortableHeads p, const PortableRotation rotation, const CacheView cache) {
+  constexpr int kRegs = kDim / 32;
+  constexpr BlockLayout kLayout(BlockKind::kBf16, CodeOrder::kTensorCore, kDim, kDim);
+  const int unit = static_cast<int>(blockIdx.x) * kWarps + static_cast<int>(threadIdx.x) / 32;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int all = p.heads + 2 * p.kv_heads, token = unit / all, head = unit % all;
+  if (token >= p.tokens || p.positions[token] < 0) return;
+  const bool is_q = head < p.heads, is_v = head >= p.heads + p.kv_heads;
+  const int kv_head = is_q ? head / (p.heads / p.kv_heads) : (head - p.heads) % p.kv_heads;
+  float* row = p.qkv + (int64_t{token} * all + head) * kDim;
+  float x[kRegs];
+#pragma unroll
+  for (int r = 0; r < kRegs; ++r) x[r] = row[lane + 32 * r];
+  if (!is_v && rotation.matrices != nullptr) {
+    const float* matrix =
+        rotation.matrices + (rotation.num_matrices > 1 ? int64_t{kv_head} * kDim * kDim : 0);
+    float sum[kRegs] = {};
+#pragma unroll
+    for (int part = 0; part < kRegs; ++part) {
+      for (int i = 0; i < 32; ++i) {
+        const float factor = __shfl_sync(~0u, x[part], i);
+        const float* line = matrix + (part * 32 + i) * kDim;
+#pragma unroll
+        for (int r = 0; r < kRegs; ++r) sum[r] = fmaf(factor, line[lane + 32 * r], sum[r]);
+      }
+    }
+#pragma unroll
+    for (int r = 0; r < kRegs; ++r) x[r] = sum[r];
+  } else if (!is_v && rotation.hadamard_order > 0) {
+#pragma unroll
+    for (int stride = 1; stride < 32; stride *= 2) {
+      if (stride >= rotation.hadamard_order) break;
+#pragma unroll
+      for (int r = 0; r < kRegs; ++r) {
+        const float other = __shfl_xor_sync(~0u, x[r], stride);
+        x[r] = (lane & stride) != 0 ? other - x[r] : x[r] + other;
+      }
+    }
+#pragma unroll
+    for (int stride = 1; stride < kRegs; stride *= 2) {
+      if (32 * stride >= rotation.hadamard_order) break;
+#pragma unroll
+      for (int r = 0; r < kRegs; ++r) {
+        if ((r & stride) != 0) continue;
+        const float a = x[r], b = x[r + stride];
+        x[r] = a + b;
+        x[r + stride] = a - b;
+      }
+    }
+#pragma unroll
+    for (int r = 0; r < kRegs; ++r) x[r] *= rotation.hadamard_scale;
+  }
+  if (is_q) {
+#pragma unroll
+    for (int r = 0; r < kRegs; ++r) row[lane + 32 * r] = x[r];
+    return;
+  }
+  const int position = p.positions[token];
+  std::byte* block = const_cast<std::byte*>(cache.window_pool) +
+                     cache.WindowOffset(p.table_rows[token], position, kv_head,
+                                        static_cast<int64_t>(kLayout.block_bytes()));
+#pragma unroll
+  for (int r = 0; r < kRegs; ++r) {
+    const int dim = lane + 32 * r, at_token = position % kPageTokens;
+    const CodePosition at = is_v ? kLayout.VCode(at_token, dim) : kLayout.KCode(at_token, dim);
+    *reinterpret_cast<uint16_t*>(block + at.offset + at.shift / 8) = ToBf16(x[r]).bits;
+  }
+}
+
+unsigned Blocks(int64_t units) { return static_cast<unsigned>((units + kWarps - 1) / kWarps); }
+
+Status CheckHeadDim(int head_dim) {
+  if (head_dim == 64 || head_dim == 128 || head_dim == 256) return {};
+  return Unimplemented("portable passes have head dims 64, 128 and 256");
+}
+
+}  // namespace
+
+Status LaunchPortableNorm(const float* x, const float* weight, float epsilon,
+                          const int32_t* sources, float* out, int rows, int width, Stream stream) {
+  if (rows <= 0) return {};
+  NormKernel<<<Blocks(rows), kWarps * 32, 0, stream>>>(x, weight, epsilon, sources, out, rows,
+                                                       width);
+  return CudaStatus(cudaGetLastError(), "launching a portable norm");
+}
+
+Status LaunchPortableProduct(const PortableProduct& product, Stream stream) {
+  if (product.rows <= 0) return {};
+  const dim3 grid(static_cast<unsigned>((product.outputs + kTile - 1) / kTile),
+                  static_cast<unsigned>((product.rows + kTile - 1) / kTile));
+  ProductKernel<<<grid, kProductThreads, 0, stream>>>(product);
+  return CudaStatus(cudaGetLastError(), "launching a portable product");
+}
+
+Status LaunchPortableSiluMul(const float* gate_up, float* out, int rows, int width, Stream stream) {
+  const int64_t count = int64_t{rows} * width;
+  if (count <= 0) return {};
+  const auto blocks = static_cast<unsigned>(std::min<int64_t>((count + 255) / 256, 4096));
+  SiluMulKernel<<<blocks, 256, 0, stream>>>(gate_up, out, count, width);
+  return CudaStatus(cudaGetLastError(), "launching a portable activation");
+}
+
+Status LaunchPortableRope(const PortableHeads& heads, const float* q_norm, const float* k_norm,
+                          float epsilon, const float* cos_sin, Stream stream) {
+  OSCAR_RETURN_IF_ERROR(CheckHeadDim(heads.head_dim));
+  if (heads.tokens <= 0) return {};
+  const auto kernel = heads.head_dim == 64    ? &RopeKernel<64>
+                      : heads.head_dim == 128 ? &RopeKernel<128>
+                                              : &RopeKernel<256>;
+  kernel<<<Blocks(int64_t{heads.tokens} * (heads.heads + heads.kv_heads)), kWarps * 32, 0,
+           stream>>>(heads, q_norm, k_norm, epsilon, reinterpret_cast<const float2*>(cos_sin));
+  return CudaStatus(cudaGetLastError(), "launching a portable RoPE");
+}
+
+Status LaunchPortableStore(const PortableHeads& heads, const PortableRotation& rotation,
+                           const CacheView& cache, Stream stream) {
+  OSCAR_RETURN_IF_ERROR(CheckHeadDim(heads.head_dim));
+  if (heads.tokens <= 0) return {};
+  const auto kernel = heads.head_dim == 64    ? &StoreKernel<64>
+                      : heads.head_dim == 128 ? &StoreKernel<128>
+                                              : &StoreKernel<256>;
+  kernel<<<Blocks(int64_t{heads.tokens} * (heads.heads + 2 * heads.kv_heads)), kWarps * 32, 0,
+           stream>>>(heads, rotation, cache);
+  return CudaStatus(cudaGetLastError(), "launching a portable write");
+}
+
+}  // namespace oscar::cuda

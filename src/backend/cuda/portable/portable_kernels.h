@@ -1,0 +1,55 @@
+// The kernels of a portable pass: what the CPU computes between products, and the products, in the
+// CPU's order of sums (simd/vec_ops.h, simd/gemm.h with fp32 products), bit for bit. Each is one
+// asynchronous launch.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "base/half.h"
+#include "cuda/attention/cache_view.h"
+#include "oscar/status.h"
+
+namespace oscar::cuda {
+
+// out[r] = x[source(r)] / rms * weight. `sources` null: row r itself.
+Status LaunchPortableNorm(const float* x, const float* weight, float epsilon,
+                          const int32_t* sources, float* out, int rows, int width, Stream stream);
+
+struct PortableProduct {
+  const Bf16* weights = nullptr;  // [outputs, inputs]
+  int outputs = 0, inputs = 0;
+  const float* x = nullptr;     // [rows, inputs]
+  const float* bias = nullptr;  // [outputs] or null
+  float* out = nullptr;         // [rows, out_stride]
+  int out_stride = 0;
+  int rows = 0;
+  bool add = false;  // to what is there
+};
+Status LaunchPortableProduct(const PortableProduct& product, Stream stream);
+
+// out[r][i] = silu(gate_up[r][i]) * gate_up[r][width + i].
+Status LaunchPortableSiluMul(const float* gate_up, float* out, int rows, int width, Stream stream);
+
+// Rows of q heads, k heads and v heads.
+struct PortableHeads {
+  float* qkv = nullptr;  // [tokens, (heads + 2 kv_heads) D]
+  const int32_t* positions = nullptr;
+  const int32_t* table_rows = nullptr;
+  int tokens = 0, heads = 0, kv_heads = 0, head_dim = 0;
+};
+// Norm (where there is one) and RoPE of q and k, in place. cos_sin: [positions, D / 2, 2].
+Status LaunchPortableRope(const PortableHeads& heads, const float* q_norm, const float* k_norm,
+                          float epsilon, const float* cos_sin, Stream stream);
+
+// q <- q R and k <- k R; k and v rows, rounded to BF16, to their window pages.
+struct PortableRotation {
+  int hadamard_order = 0;           // of the blocks of a Hadamard; 0: none
+  float hadamard_scale = 1.0f;      // HadamardScale(order)
+  const float* matrices = nullptr;  // [num_matrices, D, D] or null
+  int num_matrices = 0;             // 1 or kv_heads
+};
+Status LaunchPortableStore(const PortableHeads& heads, const PortableRotation& rotation,
+                           const CacheView& cache, Stream stream);
+
+}  // namespace oscar::cuda

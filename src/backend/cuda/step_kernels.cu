@@ -1,0 +1,265 @@
+#include <algorithm>
+
+#include "cuda/device/cuda_status.h"
+#include "cuda/device/launch.h"
+#include "cuda/device/ptx.cuh"
+#include "cuda/step_kernels.h"
+
+namespace oscar::cuda {
+namespace {
+
+constexpr int kNormThreads = 512;
+constexpr int kNormVectors = 8;  // float4 a thread
+static_assert(kNormThreads * kNormVectors * 4 == kMaxNormWidth);
+
+__device__ __forceinline__ uint2 PackBf16(float4 v) {
+  const __nv_bfloat162 a = __floats2bfloat162_rn(v.x, v.y), b = __floats2bfloat162_rn(v.z, v.w);
+  return {*reinterpret_cast<const uint32_t*>(&a), *reinterpret_cast<const uint32_t*>(&b)};
+}
+
+__device__ __forceinline__ float2 UnpackBf16(uint32_t pair) {
+  return {__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u)};
+}
+
+// One block a row; `hidden` is a multiple of 4.
+__global__ void EmbedKernel(const int32_t* tokens, const int32_t* drawn, int num_drawn,
+                            const uint16_t* table, float* x, int hidden, int vocab) {
+  int token = tokens[blockIdx.x];
+  if (token < 0) token = -1 - token < num_drawn ? drawn[-1 - token] : 0;
+  const int64_t from = int64_t{token >= 0 && token < vocab ? token : 0} * hidden;
+  for (int i = threadIdx.x * 4; i < hidden; i += blockDim.x * 4) {
+    const uint2 pair = *reinterpret_cast<const uint2*>(table + from + i);
+    const float2 a = UnpackBf16(pair.x), b = UnpackBf16(pair.y);
+    *reinterpret_cast<float4*>(x + int64_t{blockIdx.x} * hidden + i) = {a.x, a.y, b.x, b.y};
+  }
+}
+
+// One block a row. The row stays in registers between the sum and the scaling.
+__global__ void __launch_bounds__(kNormThreads)
+    NormKernel(const float* x, const float* weight, float epsilon, const int32_t* sources,
+               uint16_t* out, int hidden) {
+  LetSuccessorStart();
+  __shared__ float sums[kNormThreads / 32];
+  // Weights do not depend on the predecessor.
+  float4 w[kNormVectors];
+#pragma unroll
+  for (int j = 0; j < kNormVectors; ++j) {
+    const int i = (j * kNormThreads + static_cast<int>(threadIdx.x)) * 4;
+    if (i < hidden) w[j] = *reinterpret_cast<const float4*>(weight + i);
+  }
+  WaitForPredecessor();
+  const int64_t row = sources != nullptr ? sources[blockIdx.x] : static_cast<int>(blockIdx.x);
+  const float* in = x + row * hidden;
+  float4 v[kNormVectors];
+  float sum = 0.0f;
+#pragma unroll
+  for (int j = 0; j < kNormVectors; ++j) {
+    const int i = (j * kNormThreads + static_cast<int>(threadIdx.x)) * 4;
+    v[j] = i < hidden ? *reinterpret_cast<const float4*>(in + i) : make_float4(0, 0, 0, 0);
+    sum += v[j].x * v[j].x + v[j].y * v[j].y + v[j].z * v[j].z + v[j].w * v[j].w;
+  }
+#pragma unroll
+  for (int offset = 16; offset > 0; offset /= 2) sum += __shfl_xor_sync(~0u, sum, offset);
+  if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = sum;
+  __syncthreads();
+  sum = 0.0f;
+#pragma unroll
+  for (int i = 0; i < kNormThreads / 32; ++i) sum += sums[i];
+  const float f = 1.0f / sqrtf(sum / static_cast<float>(hidden) + epsilon);
+#pragma unroll
+  for (int j = 0; j < kNormVectors; ++j) {
+    const int i = (j * kNormThreads + static_cast<int>(threadIdx.x)) * 4;
+    if (i >= hidden) continue;
+    const float4 scaled{v[j].x * f * w[j].x, v[j].y * f * w[j].y, v[j].z * f * w[j].z,
+                        v[j].w * f * w[j].w};
+    *reinterpret_cast<uint2*>(out + int64_t{blockIdx.x} * hidden + i) = PackBf16(scaled);
+  }
+}
+
+__device__ __forceinline__ float SiluMul(float gate, float up) {
+  return gate / (1.0f + __expf(-gate)) * up;
+}
+
+// Four numbers a thread; `width` is a multiple of 4.
+__global__ void SiluMulKernel(const float* gate_up, uint16_t* out, int64_t vectors, int width) {
+  const int per_row = width / 4;
+  for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < vectors;
+       i += int64_t{gridDim.x} * blockDim.x) {
+    const int64_t row = i / per_row, column = i % per_row * 4;
+    const float* at = gate_up + row * 2 * width + column;
+    const float4 g = *reinterpret_cast<const float4*>(at);
+    const float4 u = *reinterpret_cast<const float4*>(at + width);
+    *reinterpret_cast<uint2*>(out + row * width + column) =
+        PackBf16({SiluMul(g.x, u.x), SiluMul(g.y, u.y), SiluMul(g.z, u.z), SiluMul(g.w, u.w)});
+  }
+}
+
+__global__ void AddBiasKernel(float* out, const float* bias, int64_t count, int width, int stride) {
+  for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < count;
+       i += int64_t{gridDim.x} * blockDim.x) {
+    out[i / width * stride + i % width] += bias[i % width];
+  }
+}
+
+__global__ void ScatterKernel(const TableUpdate* updates, int count, int32_t* table) {
+  const int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
+  if (i < count) table[updates[i].index] = updates[i].value;
+}
+
+// One block a (token, head) of up to 256 dims.
+__global__ void TapKernel(const TapArguments p) {
+  __shared__ float row[256];
+  __shared__ float sums[8];
+  const int heads = p.heads + 2 * p.kv_heads;
+  const int token = static_cast<int>(blockIdx.x) / heads,
+            head = static_cast<int>(blockIdx.x) % heads;
+  const int d = static_cast<int>(threadIdx.x), half = p.head_dim / 2;
+  const int64_t at = int64_t{blockIdx.x} * p.head_dim + d;
+  float v = p.qkv[at];
+  const float* norm = head < p.heads ? p.q_norm : p.k_norm;
+  if (head < p.heads + p.kv_heads) {
+    if (norm != nullptr) {
+      float sum = v * v;
+#pragma unroll
+      for (int offset = 16; offset > 0; offset /= 2) sum += __shfl_xor_sync(~0u, sum, offset);
+      if (d % 32 == 0) sums[d / 32] = sum;
+      __syncthreads();
+      sum = 0.0f;
+      for (int i = 0; i < p.head_dim / 32; ++i) sum += sums[i];
+      v *= 1.0f / sqrtf(sum / static_cast<float>(p.head_dim) + p.epsilon) * norm[d];
+    }
+    row[d] = v;
+    __syncthreads();
+    const int pair = d % half;
+    const float* angle = p.cos_sin + (int64_t{p.positions[token]} * half + pair) * 2;
+    v = d < half ? row[d] * angle[0] - row[d + half] * angle[1]
+                 : row[d] * angle[0] + row[d - half] * angle[1];
+  }
+  p.out[at] = v;
+}
+
+struct Words {
+  uint32_t w[4];
+};
+// base/rng.h's Philox, word for word.
+__device__ Words PhiloxBlock(uint64_t seed, uint64_t stream, uint64_t index) {
+  uint32_t c0 = static_cast<uint32_t>(index), c1 = static_cast<uint32_t>(index >> 32);
+  uint32_t c2 = static_cast<uint32_t>(stream), c3 = static_cast<uint32_t>(stream >> 32);
+  uint32_t k0 = static_cast<uint32_t>(seed), k1 = static_cast<uint32_t>(seed >> 32);
+  for (int round = 0; round < 10; ++round) {
+    const uint64_t p0 = uint64_t{0xD2511F53u} * c0, p1 = uint64_t{0xCD9E8D57u} * c2;
+    const uint32_t n0 = static_cast<uint32_t>(p1 >> 32) ^ c1 ^ k0;
+    const uint32_t n2 = static_cast<uint32_t>(p0 >> 32) ^ c3 ^ k1;
+    c1 = static_cast<uint32_t>(p1);
+    c3 = static_cast<uint32_t>(p0);
+    c0 = n0;
+    c2 = n2;
+    k0 += 0x9E3779B9u;
+    k1 += 0xBB67AE85u;
+  }
+  return {{c0, c1, c2, c3}};
+}
+
+__global__ void RandomWeightsKernel(uint64_t seed, uint64_t stream, __nv_bfloat16* out,
+                                    int64_t count) {
+  const int64_t blocks = (count + 3) / 4;
+  for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < blocks;
+       i += int64_t{gridDim.x} * blockDim.x) {
+    const Words words = PhiloxBlock(seed, stream, static_cast<uint64_t>(i));
+    for (int j = 0; j < 4 && i * 4 + j < count; ++j) {
+      const uint32_t bits = words.w[j];
+      const int sum = static_cast<int>((bits & 255) + ((bits >> 8) & 255) + ((bits >> 16) & 255) +
+                                       (bits >> 24));
+      out[i * 4 + j] = __float2bfloat16_rn(static_cast<float>(sum - 510) * (0.02f / 147.8f));
+    }
+  }
+}
+
+constexpr int kReadAhead = 8;
+
+__global__ void ReadKernel(const uint4* data, int64_t vectors, uint32_t* sink) {
+  uint32_t sum = 0;
+  const int64_t stride = int64_t{gridDim.x} * blockDim.x;
+  int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  for (; i + (kReadAhead - 1) * stride < vectors; i += kReadAhead * stride) {
+    uint4 v[kReadAhead];
+#pragma unroll
+    for (int j = 0; j < kReadAhead; ++j) v[j] = __ldcs(data + i + j * stride);
+#pragma unroll
+    for (int j = 0; j < kReadAhead; ++j) sum += v[j].x ^ v[j].y ^ v[j].z ^ v[j].w;
+  }
+  for (; i < vectors; i += stride) sum += data[i].x;
+  if (sum == 0x9e3779b9u && threadIdx.x == 2000) *sink = sum;  // no thread has that number
+}
+
+unsigned BlocksFor(int64_t items, int threads) {
+  return static_cast<unsigned>(std::clamp<int64_t>((items + threads - 1) / threads, 1, 132 * 16));
+}
+
+}  // namespace
+
+bool KernelsRunHere() {
+  cudaFuncAttributes attributes;
+  const bool runs = cudaFuncGetAttributes(&attributes, EmbedKernel) == cudaSuccess;
+  cudaGetLastError();  // a failure here is an answer, not an error
+  return runs;
+}
+
+Status LaunchEmbed(const int32_t* tokens, const int32_t* drawn, int num_drawn, const Bf16* table,
+                   float* x, int rows, int hidden, int vocab, Stream stream) {
+  EmbedKernel<<<static_cast<unsigned>(rows), 256, 0, stream>>>(
+      tokens, drawn, num_drawn, reinterpret_cast<const uint16_t*>(table), x, hidden, vocab);
+  return CudaStatus(cudaGetLastError(), "launching the embedding");
+}
+
+Status LaunchNorm(const float* x, const float* weight, float epsilon, const int32_t* sources,
+                  Bf16* out, int rows, int hidden, Stream stream) {
+  if (hidden % 4 != 0 || hidden > kMaxNormWidth) {
+    return Unimplemented(
+        "RMSNorm on the GPU takes hidden sizes that are multiples of 4, up to 16384");
+  }
+  void* args[] = {&x, &weight, &epsilon, &sources, &out, &hidden};
+  return LaunchOverlapping(reinterpret_cast<const void*>(&NormKernel), {rows, kNormThreads}, args,
+                           stream, "launching RMSNorm");
+}
+
+Status LaunchSiluMul(const float* gate_up, Bf16* out, int rows, int width, Stream stream) {
+  const int64_t vectors = int64_t{rows} * width / 4;
+  SiluMulKernel<<<BlocksFor(vectors, 256), 256, 0, stream>>>(
+      gate_up, reinterpret_cast<uint16_t*>(out), vectors, width);
+  return CudaStatus(cudaGetLastError(), "launching SiLU");
+}
+
+Status LaunchAddBias(float* out, const float* bias, int rows, int width, int stride,
+                     Stream stream) {
+  const int64_t count = int64_t{rows} * width;
+  AddBiasKernel<<<BlocksFor(count, 256), 256, 0, stream>>>(out, bias, count, width, stride);
+  return CudaStatus(cudaGetLastError(), "launching the bias");
+}
+
+Status LaunchScatter(const TableUpdate* updates, int count, int32_t* table, Stream stream) {
+  if (count == 0) return {};
+  ScatterKernel<<<static_cast<unsigned>((count + 255) / 256), 256, 0, stream>>>(updates, count,
+                                                                                table);
+  return CudaStatus(cudaGetLastError(), "launching the page-table update");
+}
+
+Status LaunchTap(const TapArguments& args, Stream stream) {
+  TapKernel<<<static_cast<unsigned>(args.tokens * (args.heads + 2 * args.kv_heads)),
+              static_cast<unsigned>(args.head_dim), 0, stream>>>(args);
+  return CudaStatus(cudaGetLastError(), "launching the calibration tap");
+}
+
+Status LaunchRead(const std::byte* data, int64_t bytes, uint32_t* sink, Stream stream) {
+  ReadKernel<<<132 * 8, 256, 0, stream>>>(reinterpret_cast<const uint4*>(data), bytes / 16, sink);
+  return CudaStatus(cudaGetLastError(), "launching the read");
+}
+
+Status LaunchRandomWeights(uint64_t seed, uint64_t stream_id, Bf16* out, int64_t count,
+                           Stream stream) {
+  RandomWeightsKernel<<<BlocksFor(count / 4, 256), 256, 0, stream>>>(
+      seed, stream_id, reinterpret_cast<__nv_bfloat16*>(out), count);
+  return CudaStatus(cudaGetLastError(), "drawing random weights");
+}
+
+}  // namespace oscar::cuda

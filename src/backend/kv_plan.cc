@@ -1,0 +1,255 @@
+#include "backend/kv_plan.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <array>
+
+#include "base/check.h"
+#include "numeric/hadamard.h"
+
+namespace oscar {
+namespace {
+
+// Methods whose bytes are not pages: rows are encoded and decoded by the method's own quantisers
+// and kept as BF16 for attention ("simulated"; what they would take is in KvMethod::StoredBytes).
+class SimulatedSealer : public HostPageSealer {
+ public:
+  SimulatedSealer(const KvMethod& method, const PageLayout& shape)
+      : method_(method), shape_(&shape) {}
+
+  int pages_together() const override { return method_.run_tokens / kPageTokens; }
+
+  int Seal(int layer, std::span<const std::byte* const> open,
+           std::span<std::byte* const> sealed) const override {
+    const int dim = shape_->block(layer).head_dim(), heads = shape_->kv_heads();
+    const auto block = static_cast<size_t>(2 * kPageTokens * dim);  // numbers of one head's block
+    if (!method_.IsQuantizedLayer(layer, shape_->num_layers())) {
+      for (size_t i = 0; i < open.size(); ++i) {
+        std::copy_n(open[i], block * sizeof(Bf16) * static_cast<size_t>(heads), sealed[i]);
+      }
+      return 0;
+    }
+    const TileShape tile{static_cast<int>(open.size()) * kPageTokens, heads, dim};
+    std::vector<float> rows(tile.elements());
+    int saturated = 0;
+    for (const bool is_v : {false, true}) {
+      const KvQuantizer& quantizer = is_v ? *method_.v_quantizer : *method_.k_quantizer;
+      const auto each = [&](const auto& body) {
+        size_t i = 0;
+        for (int t = 0; t < tile.tokens; ++t) {
+          for (int h = 0; h < heads; ++h) {
+            const size_t at = static_cast<size_t>(h) * block +
+                              static_cast<size_t>((is_v ? kPageTokens : 0) + t % kPageTokens) *
+                                  static_cast<size_t>(dim);
+            for (int d = 0; d < dim; ++d) {
+              body(static_cast<size_t>(t / kPageTokens), at + static_cast<size_t>(d), rows[i++]);
+            }
+          }
+        }
+      };
+      each([&](size_t page, size_t at, float& x) {
+        x = ToFloat(reinterpret_cast<const Bf16*>(open[page])[at]);
+      });
+      std::vector<std::byte> bytes(quantizer.EncodedBytes(tile));
+      saturated += quantizer.Encode(tile, rows, bytes);
+      const Status decoded = quantizer.Decode(tile, bytes, rows);
+      OSCAR_CHECK(decoded.ok(), "{}", decoded.message());
+      each([&](size_t page, size_t at, float& x) {
+        reinterpret_cast<Bf16*>(sealed[page])[at] = ToBf16(x);
+      });
+    }
+    return saturated;
+  }
+
+ private:
+  KvMethod method_;
+  const PageLayout* shape_;
+};
+
+SideTransform MakeTransform(RotationKind kind, int hadamard_block, const SideRotation* rotation) {
+  SideTransform transform;
+  transform.kind = kind;
+  transform.hadamard_block = hadamard_block;
+  if (kind == RotationKind::kCalibrated) {
+    transform.num_matrices = rotation->num_heads;
+    transform.matrices = rotation->matrices;
+  }
+  return transform;
+}
+
+}  // namespace
+
+std::span<const float> SideTransform::MatrixOf(int kv_head, int head_dim) const {
+  const auto size = static_cast<size_t>(head_dim) * static_cast<size_t>(head_dim);
+  return {matrices.data() + (num_matrices == 1 ? 0 : static_cast<size_t>(kv_head)) * size, size};
+}
+
+void SideTransform::Apply(int kv_head, std::span<float> x) const {
+  switch (kind) {
+    case RotationKind::kNone:
+      return;
+    case RotationKind::kHadamard:
+      FastHadamard(x);
+      return;
+    case RotationKind::kBlockHadamard:
+      FastHadamardBlocks(x, hadamard_block);
+      return;
+    case RotationKind::kCalibrated: {
+      const std::span<const float> matrix = MatrixOf(kv_head, static_cast<int>(x.size()));
+      std::array<float, kMaxHeadDim> out{};
+      for (size_t i = 0; i < x.size(); ++i) {
+        for (size_t j = 0; j < x.size(); ++j) out[j] += x[i] * matrix[i * x.size() + j];
+      }
+      std::copy_n(out.begin(), x.size(), x.begin());
+      return;
+    }
+  }
+}
+
+Result<std::unique_ptr<KvPlan>> KvPlan::Make(const ModelSpec& spec, const KvPlanOptions& options,
+                                             BlockEncoder encoder) {
+  KvMethodOptions method_options;
+  method_options.name = options.method;
+  method_options.head_dim = spec.head_dim;
+  method_options.has_rotation = options.rotation.has_value();
+  method_options.group_dims = options.group_dims;
+  method_options.sink_tokens = options.sink;
+  method_options.recent_tokens = options.recent;
+  method_options.k_clip = options.k_clip;
+  method_options.v_clip = options.v_clip;
+  std::unique_ptr<KvPlan> plan(new KvPlan);
+  OSCAR_ASSIGN_OR_RETURN(plan->method_, MakeKvMethod(method_options));
+  const KvMethod& method = plan->method_;
+  OSCAR_RETURN_IF_ERROR(CheckBlockShape(
+      spec.head_dim,
+      method.storage == KvStorage::kInt2Pages || method.storage == KvStorage::kInt4Pages
+          ? method.k_rows.group_dims
+          : spec.head_dim));
+  plan->kv_heads_ = spec.num_kv_heads;
+  plan->head_dim_ = spec.head_dim;
+  plan->num_layers_ = spec.num_layers;
+  plan->calibrated_ = method.k_rotation == RotationKind::kCalibrated ||
+                      method.v_rotation == RotationKind::kCalibrated;
+  if (options.rotation.has_value()) {
+    std::vector<int> ids(static_cast<size_t>(spec.num_layers));
+    for (int i = 0; i < spec.num_layers; ++i) ids[static_cast<size_t>(i)] = i;
+    OSCAR_RETURN_IF_ERROR(CheckRotationFits(*options.rotation, ids, spec.head_dim,
+                                            spec.num_kv_heads, /*model_fingerprint=*/""));
+  }
+
+  std::vector<BlockLayout> sealed_layouts;
+  std::vector<std::vector<BlockRules>> rules;
+  for (int layer = 0; layer < spec.num_layers; ++layer) {
+    const LayerRotation* rotation =
+        options.rotation.has_value() ? options.rotation->Find(layer) : nullptr;
+    plan->k_.push_back(MakeTransform(method.k_rotation, method.hadamard_block,
+                                     rotation != nullptr ? &rotation->k : nullptr));
+    plan->v_.push_back(MakeTransform(method.v_rotation, method.hadamard_block,
+                                     rotation != nullptr ? &rotation->v : nullptr));
+    BlockKind kind = BlockKind::kBf16;
+    if (method.IsQuantizedLayer(layer, spec.num_layers)) {
+      if (method.storage == KvStorage::kInt2Pages) kind = BlockKind::kInt2;
+      if (method.storage == KvStorage::kInt4Pages) kind = BlockKind::kInt4;
+    }
+    const int group = kind == BlockKind::kBf16 ? spec.head_dim : method.k_rows.group_dims;
+    sealed_layouts.emplace_back(kind, options.order, spec.head_dim, group);
+    std::vector<BlockRules>& layer_rules = rules.emplace_back();
+    for (int head = 0; head < spec.num_kv_heads; ++head) {
+      BlockRules& rule =
+          layer_rules.emplace_back(BlockRules{method.k_rows.rule, method.v_rows.rule,
+                                              method.k_rows.clip_ratio, method.v_rows.clip_ratio});
+      // Ratios that came with the rotation, unless the command line sets its own.
+      if (rotation != nullptr && rule.k_clip_ratio > 0.0f && !options.k_clip.has_value()) {
+        rule.k_clip_ratio = rotation->k.ClipOf(head);
+      }
+      if (rotation != nullptr && rule.v_clip_ratio > 0.0f && !options.v_clip.has_value()) {
+        rule.v_clip_ratio = rotation->v.ClipOf(head);
+      }
+    }
+  }
+  const BlockLayout open(BlockKind::kBf16, options.order, spec.head_dim, spec.head_dim);
+  plan->cache_ = std::make_unique<CacheConfig>(
+      CacheConfig{PageLayout(std::vector<BlockLayout>(static_cast<size_t>(spec.num_layers), open),
+                             spec.num_kv_heads),
+                  PageLayout(std::move(sealed_layouts), spec.num_kv_heads), method.sink_tokens,
+                  method.recent_tokens, options.prefill_cell});
+  OSCAR_RETURN_IF_ERROR(plan->cache_->Validate());
+  if (method.storage == KvStorage::kSimulated) {
+    plan->sealer_ = std::make_unique<SimulatedSealer>(method, plan->cache_->sealed);
+  } else if (method.storage != KvStorage::kBf16) {
+    plan->sealer_ = std::make_unique<RuleSealer>(plan->cache_->sealed, rules, encoder);
+    plan->rules_ = std::move(rules);
+  }
+  plan->cache_->sealer = plan->sealer_.get();
+  if (options.token_windows && plan->sealer_ != nullptr) {
+    // A row can only be shown as stored when the rows it is stored with exist.
+    const int together =
+        std::max(method.k_quantizer->tokens_per_run(), method.v_quantizer->tokens_per_run());
+    if (together > 1 && method.recent_tokens < method.run_tokens) {
+      return Unexpected(InvalidArgument(fmt::format(
+          "a recent window of {} tokens that ends at the token: {} quantises {} tokens together; "
+          "widen the window to that, or let it end at pages",
+          method.recent_tokens, method.name, method.run_tokens)));
+    }
+    plan->token_window_ = std::max(1, method.recent_tokens);
+  }
+  return plan;
+}
+
+void KvPlan::ReplaceSealer(std::unique_ptr<PageSealer> sealer) {
+  OSCAR_CHECK(sealer_ != nullptr && sealer != nullptr);
+  sealer_ = std::move(sealer);
+  cache_->sealer = sealer_.get();
+}
+
+std::string KvPlan::Describe() const {
+  return method_.Describe(kv_heads_, head_dim_) +
+         (token_window_ > 0 ? ", windows that end at the token simulated" : "");
+}
+
+double KvPlan::StoredBits(int64_t tokens) const {
+  return method_.StoredBits(tokens, kv_heads_, head_dim_, num_layers_);
+}
+
+uint64_t KvPlan::StoredBytes(int64_t tokens) const {
+  return method_.StoredBytes(tokens, kv_heads_, head_dim_, num_layers_);
+}
+
+void AbsorbIntoValues(const SideTransform& rotation, int first_head, int head_dim, int hidden,
+                      std::span<float> w_v, std::span<float> b_v) {
+  if (rotation.kind == RotationKind::kNone) return;
+  const auto dim = static_cast<size_t>(head_dim), width = static_cast<size_t>(hidden);
+  std::vector<float> x(dim);
+  // Column c of a head's rows of W_v is a vector of D; R^T w is (w R) for row vectors.
+  int head = first_head;
+  for (size_t at = 0; at < w_v.size(); at += dim * width, ++head) {
+    float* const rows = w_v.data() + at;
+    for (size_t c = 0; c < width; ++c) {
+      for (size_t d = 0; d < dim; ++d) x[d] = rows[d * width + c];
+      rotation.Apply(head, x);
+      for (size_t d = 0; d < dim; ++d) rows[d * width + c] = x[d];
+    }
+    if (!b_v.empty()) rotation.Apply(head, b_v.subspan(at / width, dim));
+  }
+}
+
+void AbsorbIntoOutputs(const SideTransform& rotation, int num_heads, int num_kv_heads, int head_dim,
+                       std::span<float> w_o) {
+  if (rotation.kind == RotationKind::kNone) return;
+  const auto dim = static_cast<size_t>(head_dim);
+  const auto heads = static_cast<size_t>(num_heads);
+  const int group = num_heads / num_kv_heads;
+  for (size_t i = 0; i < w_o.size() / dim; ++i) {
+    rotation.Apply(static_cast<int>(i % heads) / group, w_o.subspan(i * dim, dim));
+  }
+}
+
+void AbsorbValueRotation(const SideTransform& rotation, int num_heads, int num_kv_heads,
+                         int head_dim, int hidden, std::span<float> w_v, std::span<float> b_v,
+                         std::span<float> w_o) {
+  AbsorbIntoValues(rotation, /*first_head=*/0, head_dim, hidden, w_v, b_v);
+  AbsorbIntoOutputs(rotation, num_heads, num_kv_heads, head_dim, w_o);
+}
+
+}  // namespace oscar

@@ -1,0 +1,194 @@
+// BlockLayout: where every code and every scale of a block lives. A block is what one (layer, KV
+// head) has in a page: 64 consecutive tokens, K and V together, as contiguous bytes, so that one
+// bulk copy brings it in. docs/cache-format.md is the normative text; writer, readers, kernels and
+// tests use this class and compute no offsets of their own.
+//
+// A block is   K codes | V codes | K meta planes | V meta planes.
+//
+// Codes are 2, 4 or 16 (BF16) bits. Two orders exist for the same numbers:
+//   kTensorCore  fragments of mma.m16n8k16: a lane's 16-byte load is its operand registers
+//   kCpu         16-bit SIMD lanes: a 64-byte load is 16 tokens x 2 dims (K) or 16 dims x 2 tokens
+//   (V)
+// A value type: trivially copyable, constexpr, usable in device code.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "base/half.h"
+
+namespace oscar {
+
+inline constexpr int kPageTokens = 64;
+
+enum class BlockKind : uint8_t { kInt2 = 0, kInt4 = 1, kBf16 = 2 };
+enum class CodeOrder : uint8_t { kTensorCore = 0, kCpu = 1 };
+
+// Where one code sits: bits [shift, shift + bits) of the little-endian 32-bit word at `offset`.
+struct CodePosition {
+  uint32_t offset;  // bytes from the start of the block; a multiple of 4
+  uint32_t shift;
+};
+
+class BlockLayout {
+ public:
+  // Bumped whenever any byte of any block means something else.
+  static constexpr uint32_t kFormatVersion = 1;
+
+  // REQUIRES: IsSupported(head_dim, group_dims). `group_dims` is the number of dims that share one
+  // (scale, min); ignored for BF16 blocks.
+  OSCAR_HD constexpr BlockLayout(BlockKind kind, CodeOrder order, int head_dim, int group_dims)
+      : kind_(kind),
+        order_(order),
+        head_dim_(static_cast<uint16_t>(head_dim)),
+        group_dims_(static_cast<uint16_t>(kind == BlockKind::kBf16 ? head_dim : group_dims)) {}
+
+  // Head dims 64, 128, 256; groups of 32, 64, 128 or the whole head where they divide it. Other
+  // head dims have no Sylvester Hadamard (96) or no kernel (32, 512).
+  OSCAR_HD static constexpr bool IsSupported(int head_dim, int group_dims) {
+    const bool dim_ok = head_dim == 64 || head_dim == 128 || head_dim == 256;
+    const bool group_ok =
+        group_dims == 32 || group_dims == 64 || group_dims == 128 || group_dims == head_dim;
+    return dim_ok && group_ok && head_dim % group_dims == 0;
+  }
+
+  OSCAR_HD constexpr BlockKind kind() const { return kind_; }
+  OSCAR_HD constexpr CodeOrder order() const { return order_; }
+  OSCAR_HD constexpr int head_dim() const { return head_dim_; }
+  OSCAR_HD constexpr int group_dims() const { return group_dims_; }
+  OSCAR_HD constexpr int num_groups() const {
+    return kind_ == BlockKind::kBf16 ? 0 : head_dim_ / group_dims_;
+  }
+  OSCAR_HD constexpr int bits() const {
+    return kind_ == BlockKind::kInt2 ? 2 : kind_ == BlockKind::kInt4 ? 4 : 16;
+  }
+
+  // Codes of K alone (V's are as many).
+  OSCAR_HD constexpr uint32_t code_bytes() const {
+    return static_cast<uint32_t>(kPageTokens * head_dim_ * bits() / 8);
+  }
+  // One metadata plane: (scale, min) in fp16 for the 64 rows of one group.
+  static constexpr uint32_t kMetaPlaneBytes = kPageTokens * 4;
+
+  OSCAR_HD constexpr uint32_t k_codes_offset() const { return 0; }
+  OSCAR_HD constexpr uint32_t v_codes_offset() const { return code_bytes(); }
+  OSCAR_HD constexpr uint32_t k_meta_offset() const { return 2 * code_bytes(); }
+  OSCAR_HD constexpr uint32_t v_meta_offset() const {
+    return k_meta_offset() + static_cast<uint32_t>(num_groups()) * kMetaPlaneBytes;
+  }
+  OSCAR_HD constexpr uint32_t block_bytes() const {
+    return v_meta_offset() + static_cast<uint32_t>(num_groups()) * kMetaPlaneBytes;
+  }
+  // Bits per stored number, metadata included, windows not: 2.25 for INT2 with one group of 128.
+  OSCAR_HD constexpr double bits_per_element() const {
+    return 8.0 * block_bytes() / (2.0 * kPageTokens * head_dim_);
+  }
+
+  OSCAR_HD constexpr CodePosition KCode(int token, int dim) const {
+    if (kind_ == BlockKind::kBf16) return RowMajor(k_codes_offset(), token, dim);
+    if (order_ == CodeOrder::kTensorCore) return TensorCoreK(token, dim);
+    // 16 tokens x 2 dims a vector: 32-bit lane = token, its halves = an even and an odd dim.
+    return CpuVector(k_codes_offset(), (token / 16) * (head_dim_ / 2) + dim / 2, token % 16,
+                     dim & 1);
+  }
+  OSCAR_HD constexpr CodePosition VCode(int token, int dim) const {
+    if (kind_ == BlockKind::kBf16) return RowMajor(v_codes_offset(), token, dim);
+    if (order_ == CodeOrder::kTensorCore) return TensorCoreV(token, dim);
+    // 16 dims x 2 tokens a vector: 32-bit lane = dim, its halves = an even and an odd token.
+    return CpuVector(v_codes_offset(), (dim / 16) * (kPageTokens / 2) + token / 2, dim % 16,
+                     token & 1);
+  }
+
+  // Byte offsets of one row's fp16 scale and min.
+  OSCAR_HD constexpr uint32_t KScale(int token, int group) const {
+    return Meta(k_meta_offset(), token, group, 0);
+  }
+  OSCAR_HD constexpr uint32_t KMin(int token, int group) const {
+    return Meta(k_meta_offset(), token, group, 1);
+  }
+  OSCAR_HD constexpr uint32_t VScale(int token, int group) const {
+    return Meta(v_meta_offset(), token, group, 0);
+  }
+  OSCAR_HD constexpr uint32_t VMin(int token, int group) const {
+    return Meta(v_meta_offset(), token, group, 1);
+  }
+
+  // Identifies the byte meaning of a block on disk: version, kind, order, head dim, group.
+  OSCAR_HD constexpr uint64_t id() const {
+    return (uint64_t{kFormatVersion} << 48) | (static_cast<uint64_t>(kind_) << 40) |
+           (static_cast<uint64_t>(order_) << 32) | (uint64_t{head_dim_} << 16) | group_dims_;
+  }
+  OSCAR_HD friend constexpr bool operator==(const BlockLayout& a, const BlockLayout& b) {
+    return a.id() == b.id();
+  }
+
+ private:
+  // BF16. CPU order: row-major [64, D]. Tensor-core order: one plane a 64 dims, [D / 64, 64, 64],
+  // whose rows of 128 bytes hold their eight 16-byte chunks XOR-swizzled by token % 8: the 128-byte
+  // swizzle that wgmma descriptors name, and without bank conflicts for ldmatrix.
+  OSCAR_HD constexpr CodePosition RowMajor(uint32_t base, int token, int dim) const {
+    int element = token * head_dim_ + dim;
+    if (order_ == CodeOrder::kTensorCore) {
+      const int chunk = (dim % 64 / 8) ^ (token & 7);
+      element = (dim / 64 * kPageTokens + token) * 64 + chunk * 8 + dim % 8;
+    }
+    return {base + static_cast<uint32_t>(element / 2) * 4, static_cast<uint32_t>(element & 1) * 16};
+  }
+
+  // Position of an element in a plane of 512 bytes (32 lanes x 16 bytes). `step` counts 16-wide
+  // slices of dims over the tiles of 16 tokens; 16 / bits of them share a 32-bit word, each a pair
+  // of codes 16 bits apart. Heads of 256 are two sub-blocks of 128 dims.
+  OSCAR_HD constexpr CodePosition Fragment(uint32_t base, int token, int dim, int lane, int word,
+                                           int odd) const {
+    const int sub_dims = head_dim_ < 128 ? head_dim_ : 128;
+    const int steps = sub_dims / 16;
+    const int step = (token / 16) * steps + dim % sub_dims / 16;
+    const int per_word = 16 / bits();
+    const int sub_block = dim / sub_dims * (kPageTokens * sub_dims * bits() / 8);
+    return {base + static_cast<uint32_t>(sub_block + step / per_word * 512 + lane * 16 + word * 4),
+            static_cast<uint32_t>(step % per_word * bits() + 16 * odd)};
+  }
+  OSCAR_HD constexpr CodePosition TensorCoreK(int token, int dim) const {
+    const int row = token % 16, col = dim % 16;  // A operand: rows are tokens, columns dims
+    return Fragment(k_codes_offset(), token, dim, row % 8 * 4 + col % 8 / 2, row / 8 * 2 + col / 8,
+                    col & 1);
+  }
+  OSCAR_HD constexpr CodePosition TensorCoreV(int token, int dim) const {
+    const int row = dim % 16, col = token % 16;  // A operand V^T: rows are dims, columns tokens
+    return Fragment(v_codes_offset(), token, dim, row % 8 * 4 + col % 8 / 2, row / 8 + col / 8 * 2,
+                    col & 1);
+  }
+  // CPU order: `pair` counts the pairs that lane `lane` accumulates; 16 / bits of them share the
+  // lane's 32-bit word (one code of the pair in each half).
+  OSCAR_HD constexpr CodePosition CpuVector(uint32_t base, int pair, int lane, int odd) const {
+    const int per_word = 16 / bits();
+    return {base + static_cast<uint32_t>(pair / per_word * 64 + lane * 4),
+            static_cast<uint32_t>(pair % per_word * bits() + 16 * odd)};
+  }
+  // Tensor-core order interleaves (scale, min) and keeps the eight rows r, r + 8, ... of a lane
+  // together; CPU order keeps 64 scales, then 64 mins.
+  OSCAR_HD constexpr uint32_t Meta(uint32_t base, int token, int group, int which) const {
+    const uint32_t plane = base + static_cast<uint32_t>(group) * kMetaPlaneBytes;
+    if (order_ == CodeOrder::kTensorCore) {
+      return plane + static_cast<uint32_t>(token % 8 * 32 + token / 8 * 4 + which * 2);
+    }
+    return plane + static_cast<uint32_t>(which * (kPageTokens * 2) + token * 2);
+  }
+
+  BlockKind kind_;
+  CodeOrder order_;
+  uint16_t head_dim_;
+  uint16_t group_dims_;
+};
+
+// The numbers docs/cache-format.md states.
+static_assert(BlockLayout(BlockKind::kInt2, CodeOrder::kTensorCore, 128, 128).block_bytes() ==
+              4608);
+static_assert(BlockLayout(BlockKind::kInt2, CodeOrder::kTensorCore, 128, 32).block_bytes() == 6144);
+static_assert(BlockLayout(BlockKind::kInt4, CodeOrder::kTensorCore, 128, 128).block_bytes() ==
+              8704);
+static_assert(BlockLayout(BlockKind::kBf16, CodeOrder::kTensorCore, 128, 128).block_bytes() ==
+              32768);
+static_assert(BlockLayout(BlockKind::kInt2, CodeOrder::kCpu, 128, 128).bits_per_element() == 2.25);
+
+}  // namespace oscar

@@ -1,0 +1,109 @@
+#include "cache/block_layout.h"
+
+#include <gtest/gtest.h>
+
+#include <vector>
+
+namespace oscar {
+namespace {
+
+std::vector<BlockLayout> AllLayouts() {
+  std::vector<BlockLayout> layouts;
+  for (BlockKind kind : {BlockKind::kInt2, BlockKind::kInt4, BlockKind::kBf16}) {
+    for (CodeOrder order : {CodeOrder::kTensorCore, CodeOrder::kCpu}) {
+      for (int dim : {64, 128, 256}) {
+        for (int group : {32, 64, 128, 256}) {
+          if (BlockLayout::IsSupported(dim, group)) layouts.emplace_back(kind, order, dim, group);
+        }
+      }
+    }
+  }
+  return layouts;
+}
+
+TEST(BlockLayout, EveryBitOfEveryBlockHasExactlyOneOwner) {
+  for (const BlockLayout& layout : AllLayouts()) {
+    std::vector<int> owners(layout.block_bytes() * 8, 0);
+    const auto claim = [&](uint32_t byte, uint32_t shift, int bits) {
+      for (int b = 0; b < bits; ++b) ++owners.at(byte * 8 + shift + static_cast<uint32_t>(b));
+    };
+    for (int t = 0; t < kPageTokens; ++t) {
+      for (int d = 0; d < layout.head_dim(); ++d) {
+        for (const CodePosition at : {layout.KCode(t, d), layout.VCode(t, d)}) {
+          ASSERT_EQ(at.offset % 4, 0u);
+          ASSERT_LE(at.shift + static_cast<uint32_t>(layout.bits()), 32u);
+          claim(at.offset, at.shift, layout.bits());
+        }
+      }
+      for (int g = 0; g < layout.num_groups(); ++g) {
+        for (uint32_t at :
+             {layout.KScale(t, g), layout.KMin(t, g), layout.VScale(t, g), layout.VMin(t, g)}) {
+          claim(at, 0, 16);
+        }
+      }
+    }
+    for (int owner : owners) ASSERT_EQ(owner, 1);
+    EXPECT_EQ(layout.block_bytes() % 128, 0u);  // bulk copies and cache lines
+  }
+}
+
+TEST(BlockLayout, IdsAreDistinct) {
+  const auto layouts = AllLayouts();
+  for (size_t i = 0; i < layouts.size(); ++i) {
+    for (size_t j = 0; j < i; ++j) {
+      // A BF16 page has no groups, so its group does not distinguish it.
+      if (layouts[i].kind() == BlockKind::kBf16 && layouts[j].kind() == BlockKind::kBf16 &&
+          layouts[i].head_dim() == layouts[j].head_dim() &&
+          layouts[i].order() == layouts[j].order()) {
+        EXPECT_EQ(layouts[i], layouts[j]);
+        continue;
+      }
+      EXPECT_NE(layouts[i].id(), layouts[j].id());
+    }
+  }
+}
+
+// The closed form that the measured decode kernel was written with (D 128, one group), restated.
+TEST(BlockLayout, TensorCoreOrderIsTheFragmentOrder) {
+  const BlockLayout layout(BlockKind::kInt2, CodeOrder::kTensorCore, 128, 128);
+  for (int token = 0; token < 64; ++token) {
+    for (int d = 0; d < 128; ++d) {
+      const int tile = token / 16, r = token % 16, s = d / 16, c = d % 16;
+      const CodePosition k = layout.KCode(token, d);
+      EXPECT_EQ(k.offset, static_cast<uint32_t>(tile * 512 + ((r % 8) * 4 + (c % 8) / 2) * 16 +
+                                                ((r / 8) * 2 + c / 8) * 4));
+      EXPECT_EQ(k.shift, static_cast<uint32_t>(2 * s + 16 * (c & 1)));
+      const CodePosition v = layout.VCode(token, d);
+      EXPECT_EQ(v.offset,
+                static_cast<uint32_t>(2048 + tile * 512 + ((c % 8) * 4 + (r % 8) / 2) * 16 +
+                                      (c / 8 + 2 * (r / 8)) * 4));
+      EXPECT_EQ(v.shift, static_cast<uint32_t>(2 * s + 16 * (r & 1)));
+    }
+    EXPECT_EQ(layout.KScale(token, 0),
+              static_cast<uint32_t>(4096 + token % 8 * 32 + token / 8 * 4));
+    EXPECT_EQ(layout.VMin(token, 0),
+              static_cast<uint32_t>(4352 + token % 8 * 32 + token / 8 * 4 + 2));
+  }
+}
+
+TEST(BlockLayout, RefusesShapesWithoutKernels) {
+  EXPECT_FALSE(BlockLayout::IsSupported(96, 32));
+  EXPECT_FALSE(BlockLayout::IsSupported(32, 32));
+  EXPECT_FALSE(BlockLayout::IsSupported(128, 16));
+  EXPECT_FALSE(BlockLayout::IsSupported(64, 128));
+  EXPECT_TRUE(BlockLayout::IsSupported(256, 256));
+}
+
+TEST(BlockLayout, BitsPerElementCountMetadata) {
+  EXPECT_DOUBLE_EQ(BlockLayout(BlockKind::kInt2, CodeOrder::kCpu, 128, 32).bits_per_element(), 3.0);
+  EXPECT_DOUBLE_EQ(BlockLayout(BlockKind::kInt2, CodeOrder::kCpu, 64, 64).bits_per_element(), 2.5);
+  EXPECT_DOUBLE_EQ(BlockLayout(BlockKind::kInt2, CodeOrder::kCpu, 256, 256).bits_per_element(),
+                   2.125);
+  EXPECT_DOUBLE_EQ(BlockLayout(BlockKind::kInt4, CodeOrder::kCpu, 128, 128).bits_per_element(),
+                   4.25);
+  EXPECT_DOUBLE_EQ(BlockLayout(BlockKind::kBf16, CodeOrder::kCpu, 128, 128).bits_per_element(),
+                   16.0);
+}
+
+}  // namespace
+}  // namespace oscar

@@ -1,0 +1,333 @@
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "simd/block_writer.cc"
+#include <hwy/foreach_target.h>  // must come before the -inl.h
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+
+#include "cache/block_codec.h"
+#include "quant/row_quantizer.h"
+#include "simd/lanes16-inl.h"
+
+#if OSCAR_SIMD_TARGET
+HWY_BEFORE_NAMESPACE();
+namespace oscar::simd::HWY_NAMESPACE {
+namespace {
+
+constexpr int kMaxVectors = kMaxHeadDim / 16;
+
+// A row as QuantizeRow sees it: NaN is 0, values saturate at +-65504.
+struct Row {
+  F16x x[kMaxVectors];
+  int saturated;
+};
+
+HWY_INLINE void LoadRow(const Bf16* source, int vectors, Row& row) {
+  const F16x top = Set(kFp16Max), bottom = Set(-kFp16Max);
+  row.saturated = 0;
+  for (int i = 0; i < vectors; ++i) {
+    const F16x raw = LoadBf16(source + i * 16);
+    const F16x number = IfThenElseZero(Equal(raw, raw), raw);
+    row.x[i] = Min(Max(number, bottom), top);
+    row.saturated += 16 - static_cast<int>(CountTrue(Equal(row.x[i], raw)));
+  }
+}
+
+// Element `index` of the ascending order of |row|. A BF16 magnitude is a 15-bit integer that orders
+// like the number, so fifteen halvings of its range find the element exactly.
+HWY_INLINE float MagnitudeAt(const Bf16* source, int dims, int index) {
+  using D16 = hn::ScalableTag<int16_t>;
+  const D16 d;
+  constexpr int kLanes = static_cast<int>(2 * kWidth);
+  constexpr int16_t kInfinity = 0x7f80;
+  constexpr int16_t kBeyondFp16 = 0x4780;  // 65536, the first BF16 number that saturates
+  hn::Vec<D16> magnitude[kMaxHeadDim / kLanes];
+  const int vectors = dims / kLanes;
+  for (int i = 0; i < vectors; ++i) {
+    const auto bits = hn::LoadU(d, reinterpret_cast<const int16_t*>(source) + i * kLanes);
+    const auto size = hn::And(bits, hn::Set(d, 0x7fff));
+    const auto is_nan = hn::Gt(size, hn::Set(d, kInfinity));
+    magnitude[i] = hn::IfThenElse(is_nan, hn::Zero(d), hn::Min(size, hn::Set(d, kBeyondFp16)));
+  }
+  // The largest t with at most `index` elements below it.
+  int t = 0;
+  for (int bit = 1 << 14; bit > 0; bit >>= 1) {
+    const auto trial = hn::Set(d, static_cast<int16_t>(t | bit));
+    size_t below = 0;
+    for (int i = 0; i < vectors; ++i) below += hn::CountTrue(d, hn::Lt(magnitude[i], trial));
+    if (below <= static_cast<size_t>(index)) t |= bit;
+  }
+  return t == kBeyondFp16 ? kFp16Max : oscar::ToFloat(Bf16{static_cast<uint16_t>(t)});
+}
+
+// Codes as bytes.
+HWY_INLINE void StoreCodes(const I16x& codes, uint8_t* out) {
+  for (int i = 0; i < kParts; ++i) {
+    const hn::Rebind<uint8_t, DI> d_byte;
+    hn::StoreU(hn::DemoteTo(d_byte, codes.v[i]), d_byte, out + i * kWidth);
+  }
+}
+
+// The sign of the smallest element where that is a zero: std::min_element gives the first of
+// equals, and -0 and +0 round to different fp16 bits. Clamping keeps the sign of its input.
+HWY_INLINE float FirstZero(const F16x* x, int vectors, const Bf16* source) {
+  for (int i = 0; i < vectors; ++i) {
+    alignas(64) float lanes[16];
+    Store(x[i], lanes);
+    for (int l = 0; l < 16; ++l) {
+      if (lanes[l] != 0.0f) continue;
+      const float v = oscar::ToFloat(source[i * 16 + l]);
+      return std::isnan(v) ? 0.0f : std::copysign(0.0f, v);
+    }
+  }
+  return 0.0f;
+}
+
+HWY_INLINE void MinMaxGroup(const F16x* x, int vectors, const Bf16* source, int bits,
+                            uint8_t* codes, float* scale, float* min) {
+  F16x low = x[0], high = x[0];
+  for (int i = 1; i < vectors; ++i) {
+    low = Min(low, x[i]);
+    high = Max(high, x[i]);
+  }
+  float lo = ReduceMin(low);
+  const float hi = ReduceMax(high);
+  if (lo == 0.0f) lo = FirstZero(x, vectors, source);
+  const auto levels = static_cast<float>((1 << bits) - 1);
+  *scale = std::max(RoundMeta(std::max(hi - lo, kMinRange) / levels, MetaType::kFp16), kMinScale);
+  *min = RoundMeta(lo, MetaType::kFp16);
+  const F16x s = Set(*scale), m = Set(*min), half = Set(0.5f), zero = Set(0.0f), top = Set(levels);
+  for (int i = 0; i < vectors; ++i) {
+    const F16x q = Floor(Add(Div(Sub(x[i], m), s), half));
+    StoreCodes(ToInt(Min(Max(q, zero), top)), codes + i * 16);
+  }
+}
+
+HWY_INLINE void SymmetricGroup(const F16x* x, int vectors, int bits, uint8_t* codes, float* scale,
+                               float* min) {
+  F16x high = Abs(x[0]);
+  for (int i = 1; i < vectors; ++i) high = Max(high, Abs(x[i]));
+  const float largest = ReduceMax(high);
+  const auto half = static_cast<float>(1 << (bits - 1));
+  *scale =
+      std::max(RoundMeta(std::max(largest, kMinRange) / (half - 1.0f), MetaType::kFp16), kMinScale);
+  *scale = std::min(*scale, kFp16Max / half);
+  *min = -half * *scale;
+  const F16x s = Set(*scale), bottom = Set(-half), top = Set(half - 1.0f), offset = Set(half);
+  for (int i = 0; i < vectors; ++i) {
+    const F16x q = Min(Max(Round(Div(x[i], s)), bottom), top);
+    StoreCodes(ToInt(Add(q, offset)), codes + i * 16);
+  }
+}
+
+template <int kBits>
+HWY_INLINE I16x FitCodes(const F16x& centred, const F16x& step) {
+  if constexpr (kBits == 2) {
+    return Add(
+        Add(OneIf(GreaterEqual(centred, Neg(step))), OneIf(GreaterEqual(centred, Set(0.0f)))),
+        OneIf(GreaterEqual(centred, step)));
+  } else {
+    constexpr auto kHalf = static_cast<float>(1 << (kBits - 1));
+    const F16x q = Min(Max(Floor(Div(centred, step)), Set(-kHalf)), Set(kHalf - 1.0f));
+    return Add(ToInt(q), SetInt(1 << (kBits - 1)));
+  }
+}
+
+template <int kBits>
+HWY_INLINE void MseFitGroup(const F16x* x, int vectors, bool unbiased, uint8_t* codes, float* scale,
+                            float* min) {
+  const int n = vectors * 16;
+  const auto count = static_cast<float>(n);
+  // Sums start from their first vector, as Sum16 does: 0 + -0 would lose the sign of a zero mean.
+  F16x centred[kMaxVectors], total = x[0];
+  for (int i = 1; i < vectors; ++i) total = Add(total, x[i]);
+  const float mean = ReduceSum(total) / count;
+  for (int i = 0; i < vectors; ++i) {
+    centred[i] = Sub(x[i], Set(mean));
+    const F16x square = Mul(centred[i], centred[i]);
+    total = i == 0 ? square : Add(total, square);
+  }
+  const float sxx = ReduceSum(total);
+  const float deviation = std::sqrt(sxx / count);
+  float best_score = 0.0f, best_slope = 0.0f, best_sqx = 0.0f, best_step = 0.0f;
+  int best_sum = 0;
+  for (const float factor : kMseStepFactors) {
+    const float step = factor * MseStepScale(kBits) * deviation;
+    if (!(step > 0.0f)) break;
+    const F16x width = Set(step);
+    I16x sums = SetInt(0), squares = SetInt(0);
+    for (int i = 0; i < vectors; ++i) {
+      const I16x q = FitCodes<kBits>(centred[i], width);
+      sums = Add(sums, q);
+      squares = Add(squares, Mul(q, q));
+      const F16x product = Mul(ToFloat(q), centred[i]);
+      total = i == 0 ? product : Add(total, product);
+    }
+    const int sum = ReduceAddInt(sums);
+    const int spread = n * ReduceAddInt(squares) - sum * sum;
+    if (spread == 0) continue;
+    const float variance = static_cast<float>(spread) / count;
+    const float sqx = ReduceSum(total);
+    const float score = sqx * sqx / variance;
+    if (score > best_score) {
+      best_score = score;
+      best_slope = sqx / variance;
+      best_sqx = sqx;
+      best_sum = sum;
+      best_step = step;
+    }
+  }
+  // The codes of the best step are a function of it: cheaper to find again than to keep.
+  for (int i = 0; i < vectors; ++i) {
+    StoreCodes(best_step > 0.0f ? FitCodes<kBits>(centred[i], Set(best_step)) : SetInt(0),
+               codes + i * 16);
+  }
+  float slope = best_slope;
+  if (unbiased && best_sqx > 0.0f) {
+    slope *= std::clamp(sxx / (best_slope * best_sqx), 0.5f, 2.0f);
+  }
+  *scale = std::max(RoundMeta(slope, MetaType::kFp16), kMinScale);
+  *min = RoundMeta(mean - *scale * (static_cast<float>(best_sum) / count), MetaType::kFp16);
+}
+
+HWY_INLINE uint64_t Load64(const uint8_t* p) {
+  uint64_t x;
+  std::memcpy(&x, p, sizeof(x));
+  return x;
+}
+
+// K: a row's codes become one 32-bit word a vector, in the lane of its token.
+template <int kBits>
+HWY_INLINE void PackKRow(const uint8_t* codes, int dims, int token, std::byte* out) {
+  constexpr uint64_t kEven = kBits == 2 ? 0x0003000300030003u : 0x000f000f000f000fu;
+  constexpr int kDimsPerWord = 32 / kBits;
+  const int vectors = dims / kDimsPerWord;
+  std::byte* lane = out + static_cast<ptrdiff_t>(token / 16) * vectors * 64 + token % 16 * 4;
+  for (int v = 0; v < vectors; ++v) {
+    uint64_t even = 0, odd = 0;
+    for (int part = 0; part < kDimsPerWord / 8; ++part) {
+      const uint64_t eight = Load64(codes + v * kDimsPerWord + part * 8);
+      even |= _pext_u64(eight, kEven) << (part * 4 * kBits);
+      odd |= _pext_u64(eight, kEven << 8) << (part * 4 * kBits);
+    }
+    const auto word = static_cast<uint32_t>(even | (odd << 16));
+    std::memcpy(lane + v * 64, &word, sizeof(word));
+  }
+}
+
+// V: lanes are dims; a word takes the codes of 32 / kBits tokens.
+template <int kBits>
+HWY_INLINE void PackV(const uint8_t* codes, int dims, std::byte* out) {
+  constexpr int kTokensPerWord = 32 / kBits;
+  constexpr int kVectors = kPageTokens / kTokensPerWord;
+  for (int tile = 0; tile < dims / 16; ++tile) {
+    for (int v = 0; v < kVectors; ++v) {
+      I16x words = SetInt(0);
+      for (int i = 0; i < kTokensPerWord; ++i) {
+        const uint8_t* source = codes + (v * kTokensPerWord + i) * dims + tile * 16;
+        I16x wide;
+        for (int part = 0; part < kParts; ++part) {
+          const hn::Rebind<uint8_t, DI> d_byte;
+          wide.v[part] = hn::PromoteTo(DI(), hn::LoadU(d_byte, source + part * kWidth));
+        }
+        words = Or(words, ShlSame(wide, i / 2 * kBits + 16 * (i & 1)));
+      }
+      StoreInt(words, reinterpret_cast<int32_t*>(out) + (tile * kVectors + v) * 16);
+    }
+  }
+}
+
+template <int kBits>
+HWY_INLINE int EncodeSide(const BlockLayout& layout, bool is_k, RowRule rule, float clip_ratio,
+                          const Bf16* rows, std::byte* block) {
+  const int dims = layout.head_dim(), vectors = dims / 16;
+  const int groups = layout.num_groups(), group_vectors = layout.group_dims() / 16;
+  const bool clips = (rule == RowRule::kMinMax || rule == RowRule::kSymmetric) && clip_ratio > 0.0f;
+  const int clip_index = clips ? ClipIndex(clip_ratio, dims) : 0;
+  alignas(64) uint8_t codes[kPageTokens * kMaxHeadDim];
+  int saturated = 0;
+  for (int token = 0; token < kPageTokens; ++token) {
+    const Bf16* source = rows + token * dims;
+    uint8_t* row_codes = codes + token * dims;
+    Row row;
+    LoadRow(source, vectors, row);
+    saturated += row.saturated;
+    if (clips) {
+      const float t = MagnitudeAt(source, dims, clip_index);
+      const F16x top = Set(t), bottom = Set(-t);
+      for (int i = 0; i < vectors; ++i) row.x[i] = Min(Max(row.x[i], bottom), top);
+    }
+    for (int g = 0; g < groups; ++g) {
+      const F16x* x = row.x + g * group_vectors;
+      const Bf16* part = source + g * layout.group_dims();
+      uint8_t* out = row_codes + g * layout.group_dims();
+      float scale = 0.0f, min = 0.0f;
+      switch (rule) {
+        case RowRule::kMinMax:
+          MinMaxGroup(x, group_vectors, part, kBits, out, &scale, &min);
+          break;
+        case RowRule::kSymmetric:
+          SymmetricGroup(x, group_vectors, kBits, out, &scale, &min);
+          break;
+        case RowRule::kMseFit:
+        case RowRule::kMseFitUnbiased:
+          MseFitGroup<kBits>(x, group_vectors, rule == RowRule::kMseFitUnbiased, out, &scale, &min);
+          break;
+      }
+      const uint16_t scale_bits = ToFp16(scale).bits, min_bits = ToFp16(min).bits;
+      std::memcpy(block + (is_k ? layout.KScale(token, g) : layout.VScale(token, g)), &scale_bits,
+                  sizeof(scale_bits));
+      std::memcpy(block + (is_k ? layout.KMin(token, g) : layout.VMin(token, g)), &min_bits,
+                  sizeof(min_bits));
+    }
+    if (is_k) PackKRow<kBits>(row_codes, dims, token, block + layout.k_codes_offset());
+  }
+  if (!is_k) PackV<kBits>(codes, dims, block + layout.v_codes_offset());
+  return saturated;
+}
+
+}  // namespace
+
+template <int kBits>
+int EncodeCodes(const BlockLayout& layout, const BlockRules& rules, const Bf16* k, const Bf16* v,
+                std::byte* block) {
+  return EncodeSide<kBits>(layout, true, rules.k_rule, rules.k_clip_ratio, k, block) +
+         EncodeSide<kBits>(layout, false, rules.v_rule, rules.v_clip_ratio, v, block);
+}
+template int EncodeCodes<2>(const BlockLayout&, const BlockRules&, const Bf16*, const Bf16*,
+                            std::byte*);
+template int EncodeCodes<4>(const BlockLayout&, const BlockRules&, const Bf16*, const Bf16*,
+                            std::byte*);
+
+}  // namespace oscar::simd::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+#endif  // OSCAR_SIMD_TARGET
+
+#if HWY_ONCE
+#include "base/check.h"
+#include "simd/block_writer.h"
+#include "simd/dispatch.h"
+
+namespace oscar::simd {
+
+int WriteBlock(const BlockLayout& layout, const BlockRules& rules, std::span<const Bf16> k,
+               std::span<const Bf16> v, std::span<std::byte> block) {
+  const auto rows = static_cast<size_t>(kPageTokens * layout.head_dim());
+  OSCAR_CHECK(k.size() == rows && v.size() == rows && block.size() == layout.block_bytes());
+  if (layout.order() != CodeOrder::kCpu) return EncodeBlock(layout, rules, k, v, block);
+  if (layout.kind() == BlockKind::kBf16) {
+    std::memcpy(block.data(), k.data(), k.size_bytes());
+    std::memcpy(block.data() + layout.v_codes_offset(), v.data(), v.size_bytes());
+    return 0;
+  }
+  const bool avx2 = ActiveTarget() == Target::kAvx2;
+  const auto encode = layout.kind() == BlockKind::kInt2
+                          ? (avx2 ? &N_AVX2::EncodeCodes<2> : &N_AVX3::EncodeCodes<2>)
+                          : (avx2 ? &N_AVX2::EncodeCodes<4> : &N_AVX3::EncodeCodes<4>);
+  return encode(layout, rules, k.data(), v.data(), block.data());
+}
+
+}  // namespace oscar::simd
+#endif  // HWY_ONCE

@@ -1,0 +1,18 @@
+// The vectorised page encoder: bit-equal to cache/block_codec.h's EncodeBlock for every RowRule,
+// for INT2, INT4 and BF16 pages in CPU order (other layouts are passed on to EncodeBlock).
+// Stateless; safe from any thread. Matches cache/sequence_cache.h's BlockEncoder.
+#pragma once
+
+#include <cstddef>
+#include <span>
+
+#include "base/half.h"
+#include "cache/block_codec.h"
+
+namespace oscar::simd {
+
+// See EncodeBlock.
+int WriteBlock(const BlockLayout& layout, const BlockRules& rules, std::span<const Bf16> k,
+               std::span<const Bf16> v, std::span<std::byte> block);
+
+}  // namespace oscar::simd

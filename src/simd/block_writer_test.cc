@@ -1,0 +1,113 @@
+#include "simd/block_writer.h"
+
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cmath>
+#include <vector>
+
+#include "base/rng.h"
+#include "simd/dispatch.h"
+
+namespace oscar::simd {
+namespace {
+
+enum class Fill {
+  kGaussian,
+  kOutliers,
+  kConstant,
+  kZeros,
+  kPositive,
+  kHuge,
+  kTiny,
+  kAnyBits,
+  kTies
+};
+
+std::vector<Bf16> Rows(Fill fill, int dims, uint64_t seed) {
+  const Philox rng(seed, static_cast<uint64_t>(fill));
+  std::vector<Bf16> rows(static_cast<size_t>(kPageTokens * dims));
+  for (size_t i = 0; i < rows.size(); ++i) {
+    const float x = rng.Normal(i);
+    const size_t row = i / static_cast<size_t>(dims);
+    switch (fill) {
+      case Fill::kGaussian:
+        rows[i] = ToBf16(x);
+        break;
+      case Fill::kOutliers:
+        rows[i] = ToBf16(i % 37 == 0 ? 200.0f * x : x);
+        break;
+      case Fill::kConstant:
+        rows[i] = ToBf16(static_cast<float>(row) - 20.0f);
+        break;
+      case Fill::kZeros:  // of both signs, the first sign differing from row to row
+        rows[i] = ToBf16((i + row) % 3 == 0 ? -0.0f : 0.0f);
+        break;
+      case Fill::kPositive:  // the minimum is a zero of either sign
+        rows[i] = ToBf16((i + row) % 5 == 0 ? -0.0f : (i + row) % 7 == 0 ? 0.0f : std::fabs(x));
+        break;
+      case Fill::kHuge:  // around and beyond the fp16 limit
+        rows[i] = ToBf16(x * 60000.0f);
+        break;
+      case Fill::kTiny:
+        rows[i] = ToBf16(x * 1e-7f);
+        break;
+      case Fill::kAnyBits:  // NaN, infinities, subnormals
+        rows[i].bits = static_cast<uint16_t>(rng.Bits(i));
+        break;
+      case Fill::kTies:  // few distinct values: many equal magnitudes
+        rows[i] = ToBf16(static_cast<float>(rng.Below(i, 5)) - 2.0f);
+        break;
+    }
+  }
+  return rows;
+}
+
+constexpr Fill kFills[] = {Fill::kGaussian, Fill::kOutliers, Fill::kConstant,
+                           Fill::kZeros,    Fill::kPositive, Fill::kHuge,
+                           Fill::kTiny,     Fill::kAnyBits,  Fill::kTies};
+constexpr RowRule kRules[] = {RowRule::kMinMax, RowRule::kSymmetric, RowRule::kMseFit,
+                              RowRule::kMseFitUnbiased};
+
+TEST(BlockWriter, IsBitEqualToTheScalarEncoderOnEveryTarget) {
+  int pages = 0;
+  for (const BlockKind kind : {BlockKind::kInt2, BlockKind::kInt4, BlockKind::kBf16}) {
+    for (const auto& [dims, group] :
+         {std::pair{64, 32}, {64, 64}, {128, 32}, {128, 64}, {128, 128}, {256, 32}, {256, 256}}) {
+      if (kind == BlockKind::kBf16 && group != dims) continue;
+      const BlockLayout layout(kind, CodeOrder::kCpu, dims, group);
+      for (const RowRule rule : kRules) {
+        for (const Fill fill : kFills) {
+          const auto k = Rows(fill, dims, 1), v = Rows(fill, dims, 2);
+          // Clip ratios: off, published, the first and the last element.
+          const float clip =
+              std::array{0.0f, 0.96f, 0.001f, 1.0f}[static_cast<size_t>(pages++ % 4)];
+          const BlockRules rules{rule, rule, clip, clip == 0.96f ? 0.92f : clip};
+          std::vector<std::byte> expected(layout.block_bytes());
+          const int count = EncodeBlock(layout, rules, k, v, expected);
+          for (const Target target : SupportedTargets()) {
+            const ScopedTarget scope(target);
+            std::vector<std::byte> actual(layout.block_bytes(), std::byte{0xa5});
+            EXPECT_EQ(WriteBlock(layout, rules, k, v, actual), count);
+            ASSERT_EQ(actual, expected)
+                << "dims " << dims << " group " << group << " bits " << layout.bits() << " rule "
+                << static_cast<int>(rule) << " fill " << static_cast<int>(fill) << " clip " << clip
+                << " on " << TargetName(target);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(BlockWriter, PassesOtherOrdersOn) {
+  const BlockLayout layout(BlockKind::kInt2, CodeOrder::kTensorCore, 128, 128);
+  const auto k = Rows(Fill::kGaussian, 128, 1), v = Rows(Fill::kGaussian, 128, 2);
+  std::vector<std::byte> expected(layout.block_bytes()), actual(layout.block_bytes());
+  EncodeBlock(layout, {}, k, v, expected);
+  WriteBlock(layout, {}, k, v, actual);
+  EXPECT_EQ(actual, expected);
+}
+
+}  // namespace
+}  // namespace oscar::simd

@@ -1,0 +1,454 @@
+#include "weights/source.h"
+
+#include <fmt/core.h>
+#include <sys/mman.h>
+#include <unistd.h>
+#include <xxhash.h>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <type_traits>
+
+#include "base/check.h"
+#include "base/error_text.h"
+#include "base/fp8.h"
+#include "base/log.h"
+#include "base/rng.h"
+
+namespace oscar {
+
+Result<std::optional<Fp8Tiles>> WeightSource::Fp8Of(const std::string&, int64_t, int64_t) const {
+  return std::optional<Fp8Tiles>();
+}
+Status WeightSource::LoadFp8(const std::string& name, int64_t, int64_t, std::span<uint8_t>,
+                             std::span<float>) const {
+  return Internal(fmt::format("tensor {} is not FP8", name));
+}
+
+namespace {
+
+// Values of all codes.
+const std::array<float, 256>& Fp8Values() {
+  static const auto values = [] {
+    std::array<float, 256> table{};
+    for (int i = 0; i < 256; ++i) {
+      table[static_cast<size_t>(i)] = F8E4M3ToFloat(static_cast<uint8_t>(i));
+    }
+    return table;
+  }();
+  return values;
+}
+
+// Weights of one row from its codes and the scales of its blocks.
+template <typename T, typename Convert>
+void MultiplyOut(std::span<const uint8_t> codes, std::span<const float> scales, int64_t columns,
+                 std::span<T> out, const Convert& convert) {
+  const std::array<float, 256>& values = Fp8Values();
+  for (size_t i = 0; i < codes.size(); ++i) {
+    out[i] = convert(values[codes[i]] * scales[i / static_cast<size_t>(columns)]);
+  }
+}
+// Rows from `first_row` on; `scales` are the whole matrix's.
+template <typename T, typename Convert>
+void MultiplyOut(std::span<const uint8_t> codes, std::span<const float> scales, Fp8Tiles blocks,
+                 int64_t inputs, int64_t first_row, std::span<T> out, const Convert& convert) {
+  const auto width = static_cast<size_t>(inputs);
+  const auto per_row = static_cast<size_t>(blocks.NumColumns(inputs));
+  size_t row = static_cast<size_t>(first_row);
+  for (size_t at = 0; at < codes.size(); at += width, ++row) {
+    MultiplyOut<T>(codes.subspan(at, width),
+                   scales.subspan(row / static_cast<size_t>(blocks.rows) * per_row, per_row),
+                   blocks.columns, out.subspan(at, width), convert);
+  }
+}
+
+// Elements of a row; checks what callers promise.
+size_t RowWidth(std::span<const int64_t> shape, WeightRows rows, size_t room) {
+  size_t width = 1;
+  for (size_t i = 1; i < shape.size(); ++i) width *= static_cast<size_t>(shape[i]);
+  OSCAR_CHECK(!shape.empty() && rows.first >= 0 && rows.count >= 0 &&
+              rows.first <= shape[0] - rows.count &&
+              room == width * static_cast<size_t>(rows.count));
+  return width;
+}
+
+class CheckpointWeights : public WeightSource {
+ public:
+  CheckpointWeights(Checkpoint checkpoint, Fp8Tiles blocks)
+      : checkpoint_(std::move(checkpoint)), blocks_(blocks) {}
+
+  Status LoadRows(const std::string& name, std::span<const int64_t> shape, WeightRows rows,
+                  std::span<float> out) const override {
+    return LoadAs(name, shape, rows, out, [](float x) { return x; });
+  }
+
+  Status LoadBf16Rows(const std::string& name, std::span<const int64_t> shape, WeightRows rows,
+                      std::span<Bf16> out) const override {
+    return LoadAs(name, shape, rows, out, [](float x) { return ToBf16(x); });
+  }
+
+  Result<std::optional<Fp8Tiles>> Fp8Of(const std::string& name, int64_t outputs,
+                                        int64_t inputs) const override {
+    OSCAR_ASSIGN_OR_RETURN(const TensorView tensor,
+                           Find(name, std::vector<int64_t>{outputs, inputs}));
+    if (tensor.dtype != DType::kF8E4M3) return std::optional<Fp8Tiles>();
+    OSCAR_ASSIGN_OR_RETURN(const Scales scales, ScalesOf(tensor));
+    return std::optional(scales.blocks);
+  }
+
+  Status LoadFp8(const std::string& name, int64_t outputs, int64_t inputs, std::span<uint8_t> codes,
+                 std::span<float> scales) const override {
+    OSCAR_ASSIGN_OR_RETURN(const TensorView tensor,
+                           Find(name, std::vector<int64_t>{outputs, inputs}));
+    OSCAR_ASSIGN_OR_RETURN(const Scales found, ScalesOf(tensor));
+    if (codes.size() != tensor.data.size() || scales.size() != found.values.size()) {
+      return Internal(fmt::format("tensor {}: wrong room for its codes or scales", name));
+    }
+    std::memcpy(codes.data(), tensor.data.data(), codes.size());
+    std::ranges::copy(found.values, scales.begin());
+    Forget(tensor.data);
+    return CheckCodes(codes, tensor, 0);
+  }
+
+  bool Has(const std::string& name) const override { return checkpoint_.Find(name) != nullptr; }
+  Status CheckShape(const std::string& name, std::span<const int64_t> shape) const override {
+    const auto found = Find(name, shape);
+    return found.has_value() ? Status() : found.error();
+  }
+
+  uint64_t Fingerprint() const override {
+    // Names, shapes and a sample of every tensor: cheap, and any two real models differ in it.
+    XXH3_state_t* state = XXH3_createState();
+    XXH3_64bits_reset(state);
+    for (const TensorView& tensor : checkpoint_.tensors()) {
+      XXH3_64bits_update(state, tensor.name.data(), tensor.name.size());
+      XXH3_64bits_update(state, tensor.shape.data(), tensor.shape.size() * sizeof(int64_t));
+      const size_t sample = std::min<size_t>(tensor.data.size(), 4096);
+      XXH3_64bits_update(state, tensor.data.data(), sample);
+      Forget(tensor.data);  // a fault brings in many pages around it
+    }
+    const uint64_t hash = XXH3_64bits_digest(state);
+    XXH3_freeState(state);
+    return hash;
+  }
+
+ private:
+  struct Scales {
+    Fp8Tiles blocks;
+    std::vector<float> values;
+  };
+
+  // One broken weight makes every answer meaningless, and none of them says so. `first` is the
+  // element of the tensor that `values` begin at.
+  template <typename T>
+  Status CheckFinite(const TensorView& tensor, std::span<const T> values, size_t first) const {
+    using Bits = std::conditional_t<sizeof(T) == 2, uint16_t, uint32_t>;
+    constexpr Bits kExponent = sizeof(T) == 2 ? 0x7f80 : 0x7f800000;
+    const auto is_broken = [](T value) {
+      return (std::bit_cast<Bits>(value) & kExponent) == kExponent;
+    };
+    Bits broken = 0;  // without a branch, for the vectoriser
+    for (const T value : values) broken |= is_broken(value) ? 1 : 0;
+    if (broken == 0) return {};
+    const auto at = std::ranges::find_if(values, is_broken) - values.begin();
+    return DataLoss(fmt::format("{}: tensor {} is not a finite number at element {}",
+                                checkpoint_.directory(), Quote(tensor.name),
+                                first + static_cast<size_t>(at)));
+  }
+
+  Status CheckCodes(std::span<const uint8_t> codes, const TensorView& tensor, size_t first) const {
+    const auto bad =
+        std::ranges::find_if(codes, [](uint8_t code) { return (code & 0x7f) == kF8E4M3Nan; });
+    if (bad == codes.end()) return {};
+    return DataLoss(fmt::format("{}: tensor {} is not a number at element {}",
+                                checkpoint_.directory(), tensor.name,
+                                first + static_cast<size_t>(bad - codes.begin())));
+  }
+
+  // The scales beside an FP8 matrix: for blocks, for each output, or for all of it.
+  Result<Scales> ScalesOf(const TensorView& tensor) const {
+    const TensorView* found = checkpoint_.Find(tensor.name + "_scale_inv");
+    if (found == nullptr) found = checkpoint_.Find(tensor.name + "_scale");
+    if (tensor.shape.size() != 2 || found == nullptr) {
+      return Unexpected(DataLoss(fmt::format(
+          "{}: tensor {} is F8_E4M3; expected a matrix with {}_scale_inv or {}_scale beside it",
+          checkpoint_.directory(), tensor.name, tensor.name, tensor.name)));
+    }
+    const int64_t outputs = tensor.shape[0], inputs = tensor.shape[1];
+    Scales scales;
+    OSCAR_ASSIGN_OR_RETURN(scales.values, ToFloatVector(*found));
+    const std::vector<int64_t>& shape = found->shape;
+    const std::vector<int64_t> blocks = {blocks_.NumRows(outputs), blocks_.NumColumns(inputs)};
+    if (shape == blocks) {
+      scales.blocks = blocks_;
+    } else if (scales.values.size() == 1) {
+      scales.blocks = {outputs, inputs};
+    } else if (!shape.empty() && shape[0] == outputs &&
+               scales.values.size() == static_cast<size_t>(outputs)) {
+      scales.blocks = {1, inputs};
+    } else {
+      return Unexpected(DataLoss(fmt::format(
+          "{}: tensor {} has shape {}; expected one scale for all of {} {}, one for each of its "
+          "rows, or {} for blocks of {} x {}",
+          checkpoint_.directory(), found->name, ShapeToString(shape), tensor.name,
+          ShapeToString(tensor.shape), ShapeToString(blocks), blocks_.rows, blocks_.columns)));
+    }
+    for (const float scale : scales.values) {
+      if (!std::isfinite(scale)) {
+        return Unexpected(DataLoss(fmt::format("{}: tensor {} holds a scale that is not finite",
+                                               checkpoint_.directory(), found->name)));
+      }
+    }
+    return scales;
+  }
+
+  template <typename T, typename Convert>
+  Status LoadAs(const std::string& name, std::span<const int64_t> shape, WeightRows rows,
+                std::span<T> out, const Convert& convert) const {
+    const size_t width = RowWidth(shape, rows, out.size());
+    OSCAR_ASSIGN_OR_RETURN(const TensorView tensor, Find(name, shape));
+    const size_t first = static_cast<size_t>(rows.first) * width;
+    if (tensor.dtype == DType::kF8E4M3) return LoadScaled<T>(tensor, rows.first, out, convert);
+    // In pieces that are still in a core's cache when they are checked, and so that neither a float
+    // copy of a large tensor nor all of it in the file's mapping is ever resident.
+    constexpr size_t kPiece = size_t{1} << 15, kPiecesKept = 8;
+    std::vector<float> piece;
+    const size_t bytes_each = SizeOf(tensor.dtype);
+    const auto stored = tensor.data.subspan(first * bytes_each, out.size() * bytes_each);
+    for (size_t at = 0, kept = 0; at < out.size(); at += kPiece) {
+      const size_t count = std::min(kPiece, out.size() - at);
+      const std::span<T> to = out.subspan(at, count);
+      TensorView part = tensor;
+      part.data = stored.subspan(at * bytes_each, count * bytes_each);
+      part.shape = {static_cast<int64_t>(count)};
+      if constexpr (std::is_same_v<T, float>) {
+        OSCAR_RETURN_IF_ERROR(ConvertToFloat(part, to).WithContext(checkpoint_.directory()));
+      } else if (tensor.dtype == DType::kBf16) {
+        std::memcpy(to.data(), part.data.data(), part.data.size());
+      } else {
+        piece.resize(count);
+        OSCAR_RETURN_IF_ERROR(ConvertToFloat(part, piece).WithContext(checkpoint_.directory()));
+        for (size_t i = 0; i < count; ++i) to[i] = convert(piece[i]);
+      }
+      OSCAR_RETURN_IF_ERROR(CheckFinite<T>(tensor, to, first + at));
+      if (at + count == out.size() || at + count - kept >= kPiecesKept * kPiece) {
+        Forget(stored.subspan(kept * bytes_each, (at + count - kept) * bytes_each));
+        kept = at + count;
+      }
+    }
+    return {};
+  }
+
+  template <typename T, typename Convert>
+  Status LoadScaled(const TensorView& tensor, int64_t first_row, std::span<T> out,
+                    const Convert& convert) const {
+    OSCAR_ASSIGN_OR_RETURN(const Scales scales, ScalesOf(tensor));
+    const int64_t inputs = tensor.shape[1];
+    const auto first = static_cast<size_t>(first_row * inputs);
+    const auto stored = tensor.data.subspan(first, out.size());
+    const std::span codes(reinterpret_cast<const uint8_t*>(stored.data()), stored.size());
+    OSCAR_RETURN_IF_ERROR(CheckCodes(codes, tensor, first));
+    MultiplyOut<T>(codes, scales.values, scales.blocks, inputs, first_row, out, convert);
+    Forget(stored);
+    return {};
+  }
+
+  Result<TensorView> Find(const std::string& name, std::span<const int64_t> shape) const {
+    OSCAR_ASSIGN_OR_RETURN(TensorView tensor, checkpoint_.Get(name));
+    OSCAR_RETURN_IF_ERROR(ExpectShape(tensor, shape).WithContext(checkpoint_.directory()));
+    return tensor;
+  }
+
+  // Drops mapped pages, all but the last where it is not a whole one: they are clean, and would
+  // otherwise count as ours until the kernel wants them back. Who still reads there faults again.
+  static void Forget(std::span<const std::byte> mapped) {
+    const auto page = static_cast<uintptr_t>(::sysconf(_SC_PAGESIZE));
+    const auto begin = reinterpret_cast<uintptr_t>(mapped.data()) / page * page;
+    const auto end = reinterpret_cast<uintptr_t>(mapped.data() + mapped.size()) / page * page;
+    if (begin >= end) return;
+    // NOLINTNEXTLINE(performance-no-int-to-ptr): page arithmetic is on numbers
+    ::madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTNEED);
+  }
+
+  Checkpoint checkpoint_;
+  Fp8Tiles blocks_;
+};
+
+class RandomWeights : public WeightSource {
+ public:
+  explicit RandomWeights(uint64_t seed) : seed_(seed) {}
+
+  Status LoadRows(const std::string& name, std::span<const int64_t> shape, WeightRows rows,
+                  std::span<float> out) const override {
+    Draw(name, shape, rows, out, [](float x) { return x; });
+    return {};
+  }
+
+  Status LoadBf16Rows(const std::string& name, std::span<const int64_t> shape, WeightRows rows,
+                      std::span<Bf16> out) const override {
+    Draw(name, shape, rows, out, [](float x) { return ToBf16(x); });
+    return {};
+  }
+
+  bool Has(const std::string&) const override { return true; }
+  std::optional<std::pair<uint64_t, uint64_t>> RandomStream(
+      const std::string& name) const override {
+    return std::pair{seed_, XXH3_64bits(name.data(), name.size())};
+  }
+  uint64_t Fingerprint() const override { return seed_; }
+
+ private:
+  template <typename T, typename Convert>
+  void Draw(const std::string& name, std::span<const int64_t> shape, WeightRows rows,
+            std::span<T> out, const Convert& convert) const {
+    const size_t width = RowWidth(shape, rows, out.size());
+    if (shape.size() == 1) {
+      std::ranges::fill(out, convert(1.0f));
+      return;
+    }
+    const Philox rng(seed_, RandomStream(name)->second);
+    // Four 8-bit uniforms a number: near enough to Gaussian, and quick for billions of them.
+    const size_t first = static_cast<size_t>(rows.first) * width, end = first + out.size();
+    for (size_t i = first / 4 * 4; i < end; i += 4) {
+      const auto block = rng.Block(i / 4);
+      for (size_t j = std::max(i, first); j < std::min(i + 4, end); ++j) {
+        const uint32_t bits = block[j - i];
+        const auto sum = static_cast<int>((bits & 255) + ((bits >> 8) & 255) +
+                                          ((bits >> 16) & 255) + (bits >> 24));
+        out[j - first] = convert(static_cast<float>(sum - 510) * (0.02f / 147.8f));
+      }
+    }
+  }
+
+  uint64_t seed_;
+};
+
+class QuantizedWeights : public WeightSource {
+ public:
+  QuantizedWeights(std::unique_ptr<WeightSource> source, const ModelSpec& spec)
+      : source_(std::move(source)), embedding_(spec.names.embedding), head_(spec.names.head) {}
+
+  Status LoadRows(const std::string& name, std::span<const int64_t> shape, WeightRows rows,
+                  std::span<float> out) const override {
+    if (!Quantizes(name, shape)) return source_->LoadRows(name, shape, rows, out);
+    return LoadQuantized<float>(name, shape, rows, out, [](float x) { return x; });
+  }
+  Status LoadBf16Rows(const std::string& name, std::span<const int64_t> shape, WeightRows rows,
+                      std::span<Bf16> out) const override {
+    if (!Quantizes(name, shape)) return source_->LoadBf16Rows(name, shape, rows, out);
+    return LoadQuantized<Bf16>(name, shape, rows, out, [](float x) { return ToBf16(x); });
+  }
+  Result<std::optional<Fp8Tiles>> Fp8Of(const std::string& name, int64_t outputs,
+                                        int64_t inputs) const override {
+    const std::vector<int64_t> shape = {outputs, inputs};
+    return Quantizes(name, shape) ? std::optional<Fp8Tiles>({1, inputs}) : std::nullopt;
+  }
+  Status LoadFp8(const std::string& name, int64_t outputs, int64_t inputs, std::span<uint8_t> codes,
+                 std::span<float> scales) const override {
+    return Quantize(name, std::vector<int64_t>{outputs, inputs}, {0, outputs}, codes, scales);
+  }
+  bool Has(const std::string& name) const override { return source_->Has(name); }
+  Status CheckShape(const std::string& name, std::span<const int64_t> shape) const override {
+    return source_->CheckShape(name, shape);
+  }
+  std::optional<std::pair<uint64_t, uint64_t>> RandomStream(
+      const std::string& name) const override {
+    return source_->RandomStream(name);
+  }
+  uint64_t Fingerprint() const override {
+    const uint64_t inner = source_->Fingerprint();
+    return XXH3_64bits_withSeed(&inner, sizeof(inner), /*seed=*/8);
+  }
+
+ private:
+  bool Quantizes(const std::string& name, std::span<const int64_t> shape) const {
+    return shape.size() == 2 && name != embedding_ && name != head_;
+  }
+  // Codes and scales of these rows.
+  Status Quantize(const std::string& name, std::span<const int64_t> shape, WeightRows rows,
+                  std::span<uint8_t> codes, std::span<float> scales) const {
+    const auto width = static_cast<size_t>(shape[1]);
+    const int64_t at_once = std::clamp<int64_t>((int64_t{1} << 20) / shape[1], 1, rows.count);
+    std::vector<Bf16> values(static_cast<size_t>(at_once) * width);
+    for (int64_t at = 0; at < rows.count; at += at_once) {
+      const int64_t count = std::min(at_once, rows.count - at);
+      const std::span<Bf16> some = std::span(values).first(static_cast<size_t>(count) * width);
+      OSCAR_RETURN_IF_ERROR(source_->LoadBf16Rows(name, shape, {rows.first + at, count}, some));
+      for (size_t i = 0; i < static_cast<size_t>(count); ++i) {
+        const size_t row = static_cast<size_t>(at) + i;
+        scales[row] =
+            QuantizeRowToFp8(some.subspan(i * width, width), codes.subspan(row * width, width));
+      }
+    }
+    return {};
+  }
+  template <typename T, typename Convert>
+  Status LoadQuantized(const std::string& name, std::span<const int64_t> shape, WeightRows rows,
+                       std::span<T> out, const Convert& convert) const {
+    std::vector<uint8_t> codes(out.size());
+    std::vector<float> scales(static_cast<size_t>(rows.count));
+    OSCAR_RETURN_IF_ERROR(Quantize(name, shape, rows, codes, scales));
+    MultiplyOut<T>(codes, scales, {1, shape[1]}, shape[1], 0, out, convert);
+    return {};
+  }
+
+  std::unique_ptr<WeightSource> source_;
+  std::string embedding_, head_;
+};
+
+}  // namespace
+
+float QuantizeRowToFp8(std::span<const Bf16> row, std::span<uint8_t> codes) {
+  float largest = 0.0f;
+  for (const Bf16 x : row) largest = std::max(largest, std::fabs(ToFloat(x)));
+  const float scale = largest > 0.0f ? largest / kF8E4M3Max : 1.0f;
+  for (size_t i = 0; i < row.size(); ++i) codes[i] = ToF8E4M3(ToFloat(row[i]) / scale);
+  return scale;
+}
+
+Result<std::unique_ptr<WeightSource>> OpenCheckpointWeights(const std::string& directory,
+                                                            Fp8Tiles blocks) {
+  OSCAR_ASSIGN_OR_RETURN(Checkpoint checkpoint, Checkpoint::Open(directory));
+  return std::make_unique<CheckpointWeights>(std::move(checkpoint), blocks);
+}
+
+Result<bool> FollowCheckpoint(const WeightSource& source, ModelSpec* spec) {
+  TensorNames& names = spec->names;
+  if (!names.head.empty() || names.tied_head.empty() || !source.Has(names.tied_head)) return false;
+  if (!source.Has(names.embedding)) {
+    names.embedding = names.tied_head;
+    return false;
+  }
+  const std::vector<int64_t> shape = {spec->vocab_size, spec->hidden};
+  const int64_t at_once = std::max<int64_t>((int64_t{1} << 18) / spec->hidden, 1);
+  std::vector<Bf16> embedding, head;
+  for (int64_t row = 0; row < shape[0]; row += at_once) {
+    const WeightRows rows{row, std::min(at_once, shape[0] - row)};
+    embedding.resize(static_cast<size_t>(rows.count * shape[1]));
+    head.resize(embedding.size());
+    OSCAR_RETURN_IF_ERROR(source.LoadBf16Rows(names.embedding, shape, rows, embedding));
+    OSCAR_RETURN_IF_ERROR(source.LoadBf16Rows(names.tied_head, shape, rows, head));
+    if (embedding == head) continue;
+    LogWarning(
+        "config.json ties the head to the embedding, but the checkpoint has {}, which differs: it "
+        "is used; set tie_word_embeddings to false to say so",
+        names.tied_head);
+    names.head = std::exchange(names.tied_head, "");
+    return true;
+  }
+  return false;
+}
+
+std::unique_ptr<WeightSource> QuantizeWeights(std::unique_ptr<WeightSource> source,
+                                              const ModelSpec& spec) {
+  return std::make_unique<QuantizedWeights>(std::move(source), spec);
+}
+
+std::unique_ptr<WeightSource> MakeRandomWeights(uint64_t seed) {
+  return std::make_unique<RandomWeights>(seed);
+}
+
+}  // namespace oscar
