@@ -5,8 +5,9 @@ namespace oscar {
 
 Result<ModelSpec> MakeQwen3Spec(const ModelConfig& config) {
   ModelSpec spec = MakeCommonSpec(config);
-  spec.names.q_norm = "model.layers.{}.self_attn.q_norm.weight";
-  spec.names.k_norm = "model.layers.{}.self_attn.k_norm.weight";
+  for (LayerSpec& layer : spec.layers) {
+    std::get<AttentionSpec>(layer.mixer).qk_norm = QkNorm::kPerHead;
+  }
   return spec;
 }
 

@@ -2,8 +2,10 @@
 
 #include <fmt/core.h>
 
-#include <array>
+#include <algorithm>
+#include <cmath>
 
+#include "base/check.h"
 #include "base/error_text.h"
 
 namespace oscar {
@@ -18,24 +20,76 @@ constexpr std::array kArchitectures = {
     Architecture{"llama", MakeLlamaSpec},
 };
 
-}  // namespace
-
-uint64_t ModelSpec::num_parameters() const {
-  const auto h = static_cast<uint64_t>(hidden), d = static_cast<uint64_t>(head_dim);
-  const uint64_t attention = h * d * static_cast<uint64_t>(2 * num_heads + 2 * num_kv_heads);
-  const uint64_t feed_forward = 3 * h * static_cast<uint64_t>(intermediate);
-  const uint64_t tables = names.head.empty() ? 1 : 2;
-  return static_cast<uint64_t>(num_layers) * (attention + feed_forward + 2 * h) +
-         tables * h * static_cast<uint64_t>(vocab_size) + h;
+std::string_view NameOf(Feature feature) {
+  switch (feature) {
+    case Feature::kPartialRope:
+      return "RoPE on part of a head";
+    case Feature::kQkNormAllHeads:
+      return "a norm over all heads of q and k";
+    case Feature::kSlidingWindow:
+      return "attention with a sliding window";
+    case Feature::kSinks:
+      return "attention sinks";
+    case Feature::kOutputGate:
+      return "gated attention";
+    case Feature::kExperts:
+      return "experts";
+  }
+  return "";
 }
 
-uint64_t ModelSpec::Fp8WeightBytes(bool rotates_v) const {
-  const auto h = static_cast<uint64_t>(hidden), layers = static_cast<uint64_t>(num_layers);
-  const uint64_t values_and_outputs =
-      h * static_cast<uint64_t>(head_dim) * static_cast<uint64_t>(num_heads + num_kv_heads);
-  const uint64_t tables =
-      (names.head.empty() ? 1 : 2) * h * static_cast<uint64_t>(vocab_size) + h + 2 * h * layers;
-  return num_parameters() + tables + (rotates_v ? layers * values_and_outputs : 0);
+}  // namespace
+
+std::vector<int> ModelSpec::kv_layers() const {
+  std::vector<int> out;
+  for (int i = 0; i < num_layers(); ++i) {
+    if (layer(i).kv_slot >= 0) out.push_back(i);
+  }
+  return out;
+}
+
+const AttentionSpec& ModelSpec::attention() const {
+  for (const LayerSpec& layer : layers) {
+    if (layer.attention() != nullptr) return *layer.attention();
+  }
+  OSCAR_CHECK(false, "no layer of the model has attention");
+  std::abort();
+}
+
+int ModelSpec::max_intermediate() const {
+  int widest = 0;
+  for (const LayerSpec& layer : layers) {
+    widest = std::max(widest, layer.dense() != nullptr ? layer.dense()->intermediate
+                                                       : layer.experts()->intermediate);
+  }
+  return widest;
+}
+
+Status CheckFeatures(const ModelSpec& spec, std::initializer_list<Feature> supported,
+                     std::string_view device) {
+  Status status;
+  const auto need = [&](bool has, Feature feature) {
+    if (!has || !status.ok() || std::ranges::find(supported, feature) != supported.end()) return;
+    status = Unimplemented(fmt::format("{}: {} is not computed on {} yet", spec.architecture,
+                                       NameOf(feature), device));
+  };
+  for (const LayerSpec& layer : spec.layers) {
+    if (const AttentionSpec* attention = layer.attention()) {
+      need(attention->rotary_dims < attention->head_dim, Feature::kPartialRope);
+      need(attention->qk_norm == QkNorm::kAllHeads, Feature::kQkNormAllHeads);
+      need(attention->sliding_window > 0, Feature::kSlidingWindow);
+      need(attention->has_sinks, Feature::kSinks);
+      need(attention->has_output_gate, Feature::kOutputGate);
+    }
+    need(layer.experts() != nullptr, Feature::kExperts);
+  }
+  return status;
+}
+
+void SetLayers(const LayerSpec& layer, int count, ModelSpec* spec) {
+  spec->layers.assign(static_cast<size_t>(count), layer);
+  if (layer.attention() == nullptr) return;
+  for (int i = 0; i < count; ++i) spec->layers[static_cast<size_t>(i)].kv_slot = i;
 }
 
 ModelSpec MakeCommonSpec(const ModelConfig& config) {
@@ -43,37 +97,40 @@ ModelSpec MakeCommonSpec(const ModelConfig& config) {
   spec.architecture = config.model_type;
   spec.vocab_size = config.vocab_size;
   spec.hidden = config.hidden_size;
-  spec.intermediate = config.intermediate_size;
-  spec.num_layers = config.num_layers;
-  spec.num_heads = config.num_attention_heads;
-  spec.num_kv_heads = config.num_kv_heads;
-  spec.head_dim = config.head_dim;
   spec.norm_eps = static_cast<float>(config.rms_norm_eps);
   spec.rope_theta = config.rope_theta;
   spec.rope_scaling = config.rope_scaling;
   spec.max_positions = config.max_position_embeddings;
   spec.stop_tokens.assign(config.eos_token_ids.begin(), config.eos_token_ids.end());
-  const std::string attention = "model.layers.{}.self_attn.";
-  const std::string feed_forward = "model.layers.{}.mlp.";
-  TensorNames& names = spec.names;
-  names.embedding = "model.embed_tokens.weight";
-  names.final_norm = "model.norm.weight";
-  (config.tie_word_embeddings ? names.tied_head : names.head) = "lm_head.weight";
-  names.attention_norm = "model.layers.{}.input_layernorm.weight";
-  names.feed_forward_norm = "model.layers.{}.post_attention_layernorm.weight";
-  names.q = attention + "q_proj.weight";
-  names.k = attention + "k_proj.weight";
-  names.v = attention + "v_proj.weight";
-  names.o = attention + "o_proj.weight";
-  if (config.attention_bias) {
-    names.q_bias = attention + "q_proj.bias";
-    names.k_bias = attention + "k_proj.bias";
-    names.v_bias = attention + "v_proj.bias";
-    names.o_bias = attention + "o_proj.bias";
-  }
-  names.gate = feed_forward + "gate_proj.weight";
-  names.up = feed_forward + "up_proj.weight";
-  names.down = feed_forward + "down_proj.weight";
+  spec.tied_head = config.tie_word_embeddings;
+  AttentionSpec attention;
+  attention.num_heads = config.num_attention_heads;
+  attention.num_kv_heads = config.num_kv_heads;
+  attention.head_dim = config.head_dim;
+  attention.rotary_dims = config.rotary_dim;
+  attention.qkv_bias = attention.o_bias = config.attention_bias;
+  attention.softmax_scale = 1.0 / std::sqrt(static_cast<double>(config.head_dim));
+  SetLayers({attention, DenseSpec{config.intermediate_size}}, config.num_layers, &spec);
+
+  const std::string layer = "model.layers.{}.", mixer = layer + "self_attn.", mlp = layer + "mlp.";
+  spec.name(Role::kEmbedding) = "model.embed_tokens.weight";
+  spec.name(Role::kFinalNorm) = "model.norm.weight";
+  spec.name(Role::kHead) = "lm_head.weight";
+  spec.name(Role::kAttentionNorm) = layer + "input_layernorm.weight";
+  spec.name(Role::kFeedForwardNorm) = layer + "post_attention_layernorm.weight";
+  spec.name(Role::kQ) = mixer + "q_proj.weight";
+  spec.name(Role::kK) = mixer + "k_proj.weight";
+  spec.name(Role::kV) = mixer + "v_proj.weight";
+  spec.name(Role::kO) = mixer + "o_proj.weight";
+  spec.name(Role::kQBias) = mixer + "q_proj.bias";
+  spec.name(Role::kKBias) = mixer + "k_proj.bias";
+  spec.name(Role::kVBias) = mixer + "v_proj.bias";
+  spec.name(Role::kOBias) = mixer + "o_proj.bias";
+  spec.name(Role::kQNorm) = mixer + "q_norm.weight";
+  spec.name(Role::kKNorm) = mixer + "k_norm.weight";
+  spec.name(Role::kGate) = mlp + "gate_proj.weight";
+  spec.name(Role::kUp) = mlp + "up_proj.weight";
+  spec.name(Role::kDown) = mlp + "down_proj.weight";
   return spec;
 }
 
@@ -98,12 +155,6 @@ Result<ModelSpec> MakeModelSpec(const ModelConfig& config) {
     if (config.mlp_bias) {
       return Unexpected(Unimplemented(
           "config.json: mlp_bias: feed-forward layers with a bias are not supported"));
-    }
-    if (config.rotary_dim != config.head_dim) {
-      return Unexpected(Unimplemented(fmt::format(
-          "config.json: partial_rotary_factor: rotating {} of a head's {} dimensions is not "
-          "supported",
-          config.rotary_dim, config.head_dim)));
     }
     return architecture.make(config);
   }

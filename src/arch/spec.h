@@ -1,10 +1,14 @@
-// ModelSpec: everything the forward pass needs to know about a decoder, free of any model family's
-// vocabulary. An architecture is one small file that turns a config into a spec; adding one means
-// adding that file and a row to the table in spec.cc.
+// ModelSpec: everything the forward pass needs to know about a decoder, layer by layer and free of
+// any model family's vocabulary. An architecture is one small file that turns a config into a spec;
+// adding one means adding that file and a row to the table in spec.cc. Which tensors a checkpoint
+// must have follows from the spec: arch/tensor_table.h.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string>
+#include <string_view>
+#include <variant>
 #include <vector>
 
 #include "io/hf_config.h"
@@ -12,46 +16,123 @@
 
 namespace oscar {
 
-// Names of a checkpoint's tensors; "{}" stands for the layer number. Empty: there is none.
-struct TensorNames {
-  std::string embedding, final_norm;
-  std::string head;       // empty: the embedding is the head as well
-  std::string tied_head;  // where a checkpoint may keep a head all the same; see FollowCheckpoint
-  std::string attention_norm, feed_forward_norm;
-  std::string q, k, v, o, q_bias, k_bias, v_bias, o_bias, q_norm, k_norm;
-  std::string gate, up, down;
+// What a tensor of a checkpoint is for. Per expert where its layer has experts: kGate, kUp, kDown.
+enum class Role : uint8_t {
+  kEmbedding,
+  kFinalNorm,
+  kHead,
+  kAttentionNorm,
+  kFeedForwardNorm,
+  kQ,
+  kK,
+  kV,
+  kO,
+  kQBias,
+  kKBias,
+  kVBias,
+  kOBias,
+  kQNorm,
+  kKNorm,
+  kGate,
+  kUp,
+  kDown,
+  kRouter,
+};
+inline constexpr size_t kNumRoles = static_cast<size_t>(Role::kRouter) + 1;
+
+enum class QkNorm : uint8_t { kNone, kPerHead, kAllHeads };
+
+struct AttentionSpec {
+  int num_heads = 0, num_kv_heads = 0, head_dim = 0;
+  // Leading dims of a head that RoPE turns, in pairs (i, i + rotary_dims / 2); the others keep
+  // their position-free values.
+  int rotary_dims = 0;
+  QkNorm qk_norm = QkNorm::kNone;
+  bool qkv_bias = false, o_bias = false;
+  int64_t sliding_window = 0;  // tokens seen, the query's own among them; 0: all
+  bool has_sinks = false;      // a learned logit per head that takes weight and gives no value
+  bool has_output_gate = false;
+  double softmax_scale = 0.0;
+
+  int queries_per_kv_head() const { return num_heads / num_kv_heads; }
+  int q_width() const { return num_heads * head_dim; }
+  int kv_width() const { return num_kv_heads * head_dim; }
+  int qkv_width() const { return q_width() + 2 * kv_width(); }
+};
+
+// gate and up [intermediate, hidden], down [hidden, intermediate]; SiLU.
+struct DenseSpec {
+  int intermediate = 0;
+};
+
+struct ExpertsSpec {
+  int num_experts = 0, experts_per_token = 0;
+  int intermediate = 0;  // of each
+};
+
+// A layer is a mixer (none: its tokens do not meet) and a feed-forward part, each behind a norm and
+// added to the residual stream.
+struct LayerSpec {
+  std::variant<std::monostate, AttentionSpec> mixer;
+  std::variant<DenseSpec, ExpertsSpec> feed_forward;
+  int kv_slot = -1;  // among the layers that have keys and values in the cache; -1: it has none
+
+  const AttentionSpec* attention() const { return std::get_if<AttentionSpec>(&mixer); }
+  const DenseSpec* dense() const { return std::get_if<DenseSpec>(&feed_forward); }
+  const ExpertsSpec* experts() const { return std::get_if<ExpertsSpec>(&feed_forward); }
 };
 
 struct ModelSpec {
   std::string architecture;
   int vocab_size = 0;
   int hidden = 0;
-  int intermediate = 0;
-  int num_layers = 0;
-  int num_heads = 0;
-  int num_kv_heads = 0;
-  int head_dim = 0;
   float norm_eps = 1e-6f;
   double rope_theta = 1e4;
   RopeScaling rope_scaling;
   int64_t max_positions = 0;
   std::vector<int32_t> stop_tokens;
-  TensorNames names;
+  std::vector<LayerSpec> layers;
+  // The embedding is the head as well; see FollowCheckpoint for checkpoints that disagree.
+  bool tied_head = false;
+  // Of the tensors on disk, by role; "{}" stands for the layer number, a second one for the
+  // expert's.
+  std::array<std::string, kNumRoles> names;
 
-  int queries_per_kv_head() const { return num_heads / num_kv_heads; }
-  uint64_t num_parameters() const;
-  // Where the layers' matrices take a byte a weight, but for those of V and the output where V is
-  // rotated, and the rest two; without scales.
-  uint64_t Fp8WeightBytes(bool rotates_v) const;
+  std::string& name(Role role) { return names[static_cast<size_t>(role)]; }
+  const std::string& name(Role role) const { return names[static_cast<size_t>(role)]; }
+  int num_layers() const { return static_cast<int>(layers.size()); }
+  const LayerSpec& layer(int index) const { return layers[static_cast<size_t>(index)]; }
+  // Layers with keys and values, and their numbers among all layers, by slot.
+  std::vector<int> kv_layers() const;
+  int num_kv_layers() const { return static_cast<int>(kv_layers().size()); }
+  // The shape of attention, which all layers with attention share. REQUIRES: there is one.
+  const AttentionSpec& attention() const;
+  // The widest feed-forward part.
+  int max_intermediate() const;
 };
 
-// Refuses what the forward pass cannot compute, naming the field.
+// What a spec may ask for that not every backend computes.
+enum class Feature : uint8_t {
+  kPartialRope,
+  kQkNormAllHeads,
+  kSlidingWindow,
+  kSinks,
+  kOutputGate,
+  kExperts,
+};
+// kUnimplemented with the feature's name, where `spec` has one that is not in `supported`.
+Status CheckFeatures(const ModelSpec& spec, std::initializer_list<Feature> supported,
+                     std::string_view device);
+
+// Refuses what no spec can say, naming the field of the config.
 Result<ModelSpec> MakeModelSpec(const ModelConfig& config);
 
 // The architectures; each is defined in a file of its own.
 Result<ModelSpec> MakeQwen3Spec(const ModelConfig& config);
 Result<ModelSpec> MakeLlamaSpec(const ModelConfig& config);
-// What they have in common, for those files.
+// What they have in common, for those files: Llama's layers, all alike.
 ModelSpec MakeCommonSpec(const ModelConfig& config);
+// A spec of `count` layers like this one.
+void SetLayers(const LayerSpec& layer, int count, ModelSpec* spec);
 
 }  // namespace oscar

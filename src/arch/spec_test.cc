@@ -31,7 +31,6 @@ TEST(ModelSpec, RefusesWhatItWouldIgnore) {
   };
   const Case cases[] = {
       {[](ModelConfig* c) { c->mlp_bias = true; }, "mlp_bias"},
-      {[](ModelConfig* c) { c->rotary_dim = 32; }, "partial_rotary_factor: rotating 32 of"},
       {[](ModelConfig* c) { c->other_layer_type = "linear_attention"; },
        "layer_types has 'linear_attention'"},
       {[](ModelConfig* c) { c->sliding_window = 4095; }, "sliding_window: 4095"},
@@ -56,21 +55,28 @@ TEST(ModelSpec, AWindowAsLongAsTheContextIsNone) {
   EXPECT_TRUE(MakeModelSpec(config).has_value());
 }
 
-TEST(ModelSpec, CountsItsBytes) {
-  ModelConfig config = Plain("qwen3");
-  config.tie_word_embeddings = true;
-  // Two layers of q 64 x 256, k and v 64 x 128, o 256 x 64, three of 64 x 128; two norms of 64
-  // each.
-  const uint64_t value_and_output = 2 * (64 * 128 + 64 * 256), norms = 2 * 2 * 64 + 64;
-  const uint64_t matrices = value_and_output + 2 * (64 * 256 + 64 * 128 + 3 * 64 * 128);
-  for (const uint64_t tables : {1, 2}) {
-    config.tie_word_embeddings = tables == 1;
-    const ModelSpec spec = *MakeModelSpec(config);
-    const uint64_t words = tables * 64 * 100 + norms;
-    EXPECT_EQ(spec.num_parameters(), matrices + words);
-    EXPECT_EQ(spec.Fp8WeightBytes(/*rotates_v=*/false), matrices + 2 * words);
-    EXPECT_EQ(spec.Fp8WeightBytes(/*rotates_v=*/true), matrices + value_and_output + 2 * words);
-  }
+TEST(ModelSpec, EveryLayerHasASlotOfTheCacheWhereItHasAttention) {
+  ModelSpec spec = *MakeModelSpec(Plain("qwen3"));
+  ASSERT_EQ(spec.num_layers(), 2);
+  EXPECT_EQ(spec.kv_layers(), (std::vector<int>{0, 1}));
+  EXPECT_EQ(spec.attention().qk_norm, QkNorm::kPerHead);
+  EXPECT_EQ(spec.attention().qkv_width(), 8 * 64);
+  spec.layers[0].mixer = std::monostate();
+  spec.layers[0].kv_slot = -1;
+  spec.layers[1].kv_slot = 0;
+  EXPECT_EQ(spec.kv_layers(), std::vector<int>{1});
+  EXPECT_EQ(spec.attention().num_heads, 4);
+}
+
+TEST(ModelSpec, SaysWhatADeviceDoesNotCompute) {
+  ModelConfig config = Plain("llama");
+  config.rotary_dim = 32;
+  const ModelSpec spec = *MakeModelSpec(config);
+  EXPECT_EQ(spec.attention().rotary_dims, 32);
+  EXPECT_TRUE(CheckFeatures(spec, {Feature::kPartialRope}, "a test").ok());
+  const Status status = CheckFeatures(spec, {Feature::kExperts}, "a test");
+  EXPECT_EQ(status.code(), StatusCode::kUnimplemented);
+  EXPECT_EQ(status.message(), "llama: RoPE on part of a head is not computed on a test yet");
 }
 
 }  // namespace

@@ -109,9 +109,13 @@ void SideTransform::Apply(int kv_head, std::span<float> x) const {
 
 Result<std::unique_ptr<KvPlan>> KvPlan::Make(const ModelSpec& spec, const KvPlanOptions& options,
                                              BlockEncoder encoder) {
+  const AttentionSpec& attention = spec.attention();
+  const int head_dim = attention.head_dim, kv_heads = attention.num_kv_heads;
+  const std::vector<int> layers = spec.kv_layers();  // by slot
+  const auto num_slots = static_cast<int>(layers.size());
   KvMethodOptions method_options;
   method_options.name = options.method;
-  method_options.head_dim = spec.head_dim;
+  method_options.head_dim = head_dim;
   method_options.has_rotation = options.rotation.has_value();
   method_options.group_dims = options.group_dims;
   method_options.sink_tokens = options.sink;
@@ -122,40 +126,38 @@ Result<std::unique_ptr<KvPlan>> KvPlan::Make(const ModelSpec& spec, const KvPlan
   OSCAR_ASSIGN_OR_RETURN(plan->method_, MakeKvMethod(method_options));
   const KvMethod& method = plan->method_;
   OSCAR_RETURN_IF_ERROR(CheckBlockShape(
-      spec.head_dim,
-      method.storage == KvStorage::kInt2Pages || method.storage == KvStorage::kInt4Pages
-          ? method.k_rows.group_dims
-          : spec.head_dim));
-  plan->kv_heads_ = spec.num_kv_heads;
-  plan->head_dim_ = spec.head_dim;
-  plan->num_layers_ = spec.num_layers;
+      head_dim, method.storage == KvStorage::kInt2Pages || method.storage == KvStorage::kInt4Pages
+                    ? method.k_rows.group_dims
+                    : head_dim));
+  plan->kv_heads_ = kv_heads;
+  plan->head_dim_ = head_dim;
+  plan->num_slots_ = num_slots;
   plan->calibrated_ = method.k_rotation == RotationKind::kCalibrated ||
                       method.v_rotation == RotationKind::kCalibrated;
   if (options.rotation.has_value()) {
-    std::vector<int> ids(static_cast<size_t>(spec.num_layers));
-    for (int i = 0; i < spec.num_layers; ++i) ids[static_cast<size_t>(i)] = i;
-    OSCAR_RETURN_IF_ERROR(CheckRotationFits(*options.rotation, ids, spec.head_dim,
-                                            spec.num_kv_heads, /*model_fingerprint=*/""));
+    OSCAR_RETURN_IF_ERROR(CheckRotationFits(*options.rotation, layers, head_dim, kv_heads,
+                                            /*model_fingerprint=*/""));
   }
 
   std::vector<BlockLayout> sealed_layouts;
   std::vector<std::vector<BlockRules>> rules;
-  for (int layer = 0; layer < spec.num_layers; ++layer) {
-    const LayerRotation* rotation =
-        options.rotation.has_value() ? options.rotation->Find(layer) : nullptr;
+  for (int slot = 0; slot < num_slots; ++slot) {
+    const LayerRotation* rotation = options.rotation.has_value()
+                                        ? options.rotation->Find(layers[static_cast<size_t>(slot)])
+                                        : nullptr;
     plan->k_.push_back(MakeTransform(method.k_rotation, method.hadamard_block,
                                      rotation != nullptr ? &rotation->k : nullptr));
     plan->v_.push_back(MakeTransform(method.v_rotation, method.hadamard_block,
                                      rotation != nullptr ? &rotation->v : nullptr));
     BlockKind kind = BlockKind::kBf16;
-    if (method.IsQuantizedLayer(layer, spec.num_layers)) {
+    if (method.IsQuantizedLayer(slot, num_slots)) {
       if (method.storage == KvStorage::kInt2Pages) kind = BlockKind::kInt2;
       if (method.storage == KvStorage::kInt4Pages) kind = BlockKind::kInt4;
     }
-    const int group = kind == BlockKind::kBf16 ? spec.head_dim : method.k_rows.group_dims;
-    sealed_layouts.emplace_back(kind, options.order, spec.head_dim, group);
+    const int group = kind == BlockKind::kBf16 ? head_dim : method.k_rows.group_dims;
+    sealed_layouts.emplace_back(kind, options.order, head_dim, group);
     std::vector<BlockRules>& layer_rules = rules.emplace_back();
-    for (int head = 0; head < spec.num_kv_heads; ++head) {
+    for (int head = 0; head < kv_heads; ++head) {
       BlockRules& rule =
           layer_rules.emplace_back(BlockRules{method.k_rows.rule, method.v_rows.rule,
                                               method.k_rows.clip_ratio, method.v_rows.clip_ratio});
@@ -168,11 +170,10 @@ Result<std::unique_ptr<KvPlan>> KvPlan::Make(const ModelSpec& spec, const KvPlan
       }
     }
   }
-  const BlockLayout open(BlockKind::kBf16, options.order, spec.head_dim, spec.head_dim);
+  const BlockLayout open(BlockKind::kBf16, options.order, head_dim, head_dim);
   plan->cache_ = std::make_unique<CacheConfig>(
-      CacheConfig{PageLayout(std::vector<BlockLayout>(static_cast<size_t>(spec.num_layers), open),
-                             spec.num_kv_heads),
-                  PageLayout(std::move(sealed_layouts), spec.num_kv_heads), method.sink_tokens,
+      CacheConfig{PageLayout(std::vector<BlockLayout>(layers.size(), open), kv_heads),
+                  PageLayout(std::move(sealed_layouts), kv_heads), method.sink_tokens,
                   method.recent_tokens, options.prefill_cell});
   OSCAR_RETURN_IF_ERROR(plan->cache_->Validate());
   if (method.storage == KvStorage::kSimulated) {
@@ -209,11 +210,11 @@ std::string KvPlan::Describe() const {
 }
 
 double KvPlan::StoredBits(int64_t tokens) const {
-  return method_.StoredBits(tokens, kv_heads_, head_dim_, num_layers_);
+  return method_.StoredBits(tokens, kv_heads_, head_dim_, num_slots_);
 }
 
 uint64_t KvPlan::StoredBytes(int64_t tokens) const {
-  return method_.StoredBytes(tokens, kv_heads_, head_dim_, num_layers_);
+  return method_.StoredBytes(tokens, kv_heads_, head_dim_, num_slots_);
 }
 
 void AbsorbIntoValues(const SideTransform& rotation, int first_head, int head_dim, int hidden,

@@ -1,6 +1,7 @@
-// KvPlan: a `--kv` method made concrete for one model: the rotations of every layer and head, the
-// shapes of open and sealed pages, and the sealer that turns one into the other. Immutable after
-// construction; sequences and models hold references to it, so it does not move.
+// KvPlan: a `--kv` method made concrete for one model: the rotations of every layer with a cache
+// and every head, the shapes of open and sealed pages, and the sealer that turns one into the
+// other. Immutable after construction; sequences and models hold references to it, so it does not
+// move.
 #pragma once
 
 #include <cstdint>
@@ -58,9 +59,10 @@ class KvPlan {
 
   const KvMethod& method() const { return method_; }
   const CacheConfig& cache() const { return *cache_; }
-  const SideTransform& k(int layer) const { return k_[static_cast<size_t>(layer)]; }
-  const SideTransform& v(int layer) const { return v_[static_cast<size_t>(layer)]; }
-  // How pages are sealed, [layers][KV heads]; empty for methods that have no quantised pages.
+  // By slot of the cache: LayerSpec::kv_slot.
+  const SideTransform& k(int slot) const { return k_[static_cast<size_t>(slot)]; }
+  const SideTransform& v(int slot) const { return v_[static_cast<size_t>(slot)]; }
+  // How pages are sealed, [slots][KV heads]; empty for methods that have no quantised pages.
   const std::vector<std::vector<BlockRules>>& rules() const { return rules_; }
   // A device's own sealer, of the same rules; before the first sequence exists.
   void ReplaceSealer(std::unique_ptr<PageSealer> sealer);
@@ -78,7 +80,7 @@ class KvPlan {
  private:
   KvPlan() = default;
   KvMethod method_;
-  int kv_heads_ = 0, head_dim_ = 0, num_layers_ = 0;
+  int kv_heads_ = 0, head_dim_ = 0, num_slots_ = 0;
   bool calibrated_ = false;
   int64_t token_window_ = 0;
   std::vector<SideTransform> k_, v_;

@@ -30,7 +30,8 @@ class Capture {
  public:
   Capture(LoadedModel& model, const CalibrateOptions& options) : model_(model), options_(options) {
     const ModelSpec& spec = model.spec();
-    shape_ = {spec.num_heads, spec.num_kv_heads, spec.head_dim};
+    const AttentionSpec& attention = spec.attention();
+    shape_ = {attention.num_heads, attention.num_kv_heads, attention.head_dim};
   }
 
   // One pass over all sequences.
@@ -84,7 +85,7 @@ Status Capture::Pass(const std::vector<std::vector<int32_t>>& sequences, DumpWri
                      Progress* progress) {
   // Only exact scores and dumps need a sequence's rows side by side.
   const bool whole = dump != nullptr || options_.fit.objectives.v == Objective::kSstExact;
-  const auto num_layers = static_cast<size_t>(model_.spec().num_layers);
+  const auto num_layers = static_cast<size_t>(model_.spec().num_layers());
   const auto kv_width = static_cast<size_t>(shape_.num_kv_heads * shape_.head_dim);
   OSCAR_RETURN_IF_ERROR(
       model_.model().SetTap([&](int layer, size_t, std::span<const float> q,
@@ -251,11 +252,11 @@ Result<Calibration> Calibrate(const CalibrateOptions& options) {
     LogWarning("the data has {} tokens, fewer than the {} asked for", text.num_tokens,
                options.text.tokens);
   }
-  if (text.num_tokens < model->spec().head_dim) {
+  if (text.num_tokens < model->spec().attention().head_dim) {
     LogWarning(
         "{} tokens do not span the {} dimensions of a head: the rotation is fitted to chance; give "
         "more with --tokens or --data",
-        text.num_tokens, model->spec().head_dim);
+        text.num_tokens, model->spec().attention().head_dim);
   }
   CalibrateOptions fitted = options;
   fitted.fit.also_shared = true;

@@ -75,8 +75,8 @@ void DecodeBench::PrintHeader(const LoadedModel& loaded) {
   const ModelSpec& spec = loaded.spec();
   fmt::print(
       "{} layers, {}/{} heads of {}, weights {:.2f} GB ({:.2f} GB read a step), on {}\n",
-      spec.num_layers, spec.num_heads, spec.num_kv_heads, spec.head_dim,
-      static_cast<double>(loaded.memory().weight_bytes) / 1e9,
+      spec.num_layers(), spec.attention().num_heads, spec.attention().num_kv_heads,
+      spec.attention().head_dim, static_cast<double>(loaded.memory().weight_bytes) / 1e9,
       static_cast<double>(const_cast<LoadedModel&>(loaded).model().weight_bytes_per_step()) / 1e9,
       device_);
   if (roof_ > 0) fmt::print("read bandwidth measured on it: {:.2f} TB/s\n", roof_ / 1e12);
@@ -186,8 +186,8 @@ Status DecodeBench::RunMethod(const std::string& method) {
   device_ = loaded->device() == Device::kCpu
                 ? fmt::format("cpu, {} threads", loaded->threads().num_threads())
                 : loaded->device_name();
-  if (loaded->cuda() != nullptr && roof_ == 0.0) {
-    OSCAR_ASSIGN_OR_RETURN(roof_, static_cast<CudaModel&>(loaded->model()).MeasureReadBandwidth());
+  if (loaded->device() == Device::kCuda && roof_ == 0.0) {
+    OSCAR_ASSIGN_OR_RETURN(roof_, loaded->backend().MeasureReadBandwidth());
   }
   PrintHeader(*loaded);
   for (const int64_t context : options_.contexts) {

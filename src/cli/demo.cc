@@ -303,8 +303,9 @@ class Demo {
       contender.text = text.Fork();
     } else {
       contender.text.emplace(model.kv().cache(), model.pool());
-      OSCAR_RETURN_IF_ERROR(ImportPrompt(text, model.kv(), spec.num_layers, spec.num_kv_heads,
-                                         spec.head_dim, model.threads(), *contender.text));
+      OSCAR_RETURN_IF_ERROR(ImportPrompt(text, model.kv(), spec.num_kv_layers(),
+                                         spec.attention().num_kv_heads, spec.attention().head_dim,
+                                         model.threads(), *contender.text));
     }
     const CacheUsage usage = contender.text->Usage();
     contender.bytes = usage.bytes;

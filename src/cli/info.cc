@@ -8,7 +8,7 @@
 
 #include "base/progress.h"
 #include "cli/command.h"
-#include "cuda/cuda_model.h"
+#include "devices/devices.h"
 #include "oscar/version.h"
 #include "simd/dispatch.h"
 #include "simd/gemm.h"
@@ -22,7 +22,7 @@ struct InfoOptions {
 
 std::string Cuda() {
 #ifdef OSCAR_HAVE_CUDA
-  const auto device = FindCudaDevice();
+  const auto device = FindDevice(Device::kCuda);
   if (!device.has_value()) return "built in; " + device.error().message();
   return fmt::format("{}, compute capability {}.{}, {} of {} free", device->name, device->major,
                      device->minor, FormatBytes(device->free_bytes),

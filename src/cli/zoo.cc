@@ -124,9 +124,9 @@ Result<Target> ReadTarget(const fs::path& model) {
   OSCAR_ASSIGN_OR_RETURN(const std::unique_ptr<WeightSource> weights,
                          OpenCheckpointWeights(plan->directory().string()));
   Target out;
-  for (int i = 0; i < plan->spec().num_layers; ++i) out.layers.push_back(i);
-  out.head_dim = plan->spec().head_dim;
-  out.kv_heads = plan->spec().num_kv_heads;
+  out.layers = plan->spec().kv_layers();
+  out.head_dim = plan->spec().attention().head_dim;
+  out.kv_heads = plan->spec().attention().num_kv_heads;
   out.fingerprint = fmt::format("{:016x}", weights->Fingerprint());
   return out;
 }

@@ -113,13 +113,12 @@ uint64_t DecodeBenchBytes(const KvPlan& kv, int64_t context, int batch, int step
          2 * kv.cache().open.bytes();
 }
 
-int LargestBatch(const LoadedModel& loaded, uint64_t memory, int64_t context, int steps) {
+int LargestBatch(LoadedModel& loaded, uint64_t memory, int64_t context, int steps) {
   uint64_t fixed = loaded.memory().weight_bytes;
   double rounding = 1.0;  // of pages in the arena
-  if (loaded.cuda() != nullptr) {
-    const CudaMemoryPlan& plan = loaded.cuda()->memory();
-    fixed = plan.weights + plan.activations;
-    rounding = static_cast<double>(plan.pages) / static_cast<double>(loaded.memory().kv_bytes);
+  if (const auto taken = loaded.backend().device_memory()) {
+    fixed = taken->weights + taken->activations;
+    rounding = static_cast<double>(taken->pages) / static_cast<double>(loaded.memory().kv_bytes);
   }
   if (memory <= fixed) return 0;
   int batch = 0;
@@ -193,11 +192,11 @@ Result<PrefillBenchRow> RunPrefillBench(LoadedModel& loaded, int64_t tokens) {
     const double seconds = SecondsSince(start);
     if (i == 1 || (i > 1 && seconds < row.seconds)) row.seconds = seconds;
   }
-  const double count = static_cast<double>(tokens), layers = spec.num_layers;
-  const double width = static_cast<double>(spec.num_heads) * spec.head_dim;
-  const double kv_width = static_cast<double>(spec.num_kv_heads) * spec.head_dim;
+  const AttentionSpec& attention = spec.attention();
+  const double count = static_cast<double>(tokens), layers = spec.num_layers();
+  const double width = attention.q_width(), kv_width = attention.kv_width();
   const double products =
-      spec.hidden * (2 * width + 2 * kv_width + 3 * static_cast<double>(spec.intermediate));
+      spec.hidden * (2 * width + 2 * kv_width + 3 * static_cast<double>(spec.max_intermediate()));
   // Multiply and add; QK^T and PV over half of the square.
   row.flops = layers * (2 * products * count + 2 * width * count * count) +
               2.0 * spec.hidden * spec.vocab_size;

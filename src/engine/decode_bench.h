@@ -27,7 +27,7 @@ struct DecodeBenchRow {
 // Bytes of pages that `batch` sequences hold while RunDecodeBench times them.
 uint64_t DecodeBenchBytes(const KvPlan& kv, int64_t context, int batch, int steps);
 // The largest batch whose weights, workspaces and pages fit `memory` bytes; 0 where none does.
-int LargestBatch(const LoadedModel& loaded, uint64_t memory, int64_t context, int steps);
+int LargestBatch(LoadedModel& loaded, uint64_t memory, int64_t context, int steps);
 
 // kResourceExhausted, naming the bytes, where the caches do not fit the budget.
 Result<DecodeBenchRow> RunDecodeBench(LoadedModel& loaded, int64_t context, int batch, int steps);

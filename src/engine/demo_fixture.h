@@ -18,6 +18,7 @@
 #include "engine/generator.h"
 #include "engine/sampler.h"
 #include "io/safetensors.h"
+#include "model/load.h"
 #include "simd/block_writer.h"
 
 namespace oscar {
@@ -33,7 +34,7 @@ struct DemoModel {
   explicit DemoModel(const KvPlanOptions& options, int num_threads = 2,
                      uint64_t budget = uint64_t{1} << 30,
                      WeightFormat format = WeightFormat::kCheckpoint,
-                     const CpuModelOptions& cpu = {})
+                     const BackendOptions& cpu = {})
       : threads(num_threads), pool(budget) {
     const auto config = ReadModelConfig(OSCAR_DEMO_MODEL);
     const auto spec = MakeModelSpec(*config);
@@ -41,7 +42,7 @@ struct DemoModel {
     auto made = KvPlan::Make(*spec, options, simd::WriteBlock);
     if (!made.has_value()) ADD_FAILURE() << made.error().ToString();
     plan = std::move(*made);
-    auto loaded = LoadCpuModel(*spec, *source, *plan, threads, cpu);
+    auto loaded = LoadModel(Device::kCpu, *spec, *source, *plan, threads, cpu);
     if (!loaded.has_value()) ADD_FAILURE() << loaded.error().ToString();
     model = std::move(*loaded);
   }

@@ -79,7 +79,7 @@ TEST(EngineOnDemoModel, BatchedAsAlone) {
 
 // What one arithmetic has kept on disk is not the other's.
 TEST(EngineOnDemoModel, PortablePagesAreKeptApart) {
-  CpuModelOptions cpu;
+  BackendOptions cpu;
   const DemoModel plain(SmallWindows()), again(SmallWindows());
   cpu.portable = true;
   const DemoModel portable(SmallWindows(), 2, uint64_t{1} << 30, WeightFormat::kCheckpoint, cpu);

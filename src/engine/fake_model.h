@@ -55,9 +55,10 @@ class FakeModel : public Model {
 
   FakeModel(const Options& options, ThreadPool& threads) : options_(options), threads_(threads) {
     spec_.vocab_size = kVocab;
-    spec_.num_layers = kLayers;
-    spec_.num_heads = spec_.num_kv_heads = 1;
-    spec_.head_dim = options.head_dim;
+    AttentionSpec attention;
+    attention.num_heads = attention.num_kv_heads = 1;
+    attention.head_dim = attention.rotary_dims = options.head_dim;
+    SetLayers({attention, DenseSpec{}}, kLayers, &spec_);
     spec_.max_positions = 1 << 20;
     KvPlanOptions plan;
     plan.method = options.method;
@@ -254,8 +255,8 @@ class FakeModel : public Model {
   }
 
   void WriteRow(Bf16* k, Bf16* v, uint64_t signature) const {
-    std::fill_n(k, spec_.head_dim, Bf16{});
-    std::fill_n(v, spec_.head_dim, Bf16{});
+    std::fill_n(k, options_.head_dim, Bf16{});
+    std::fill_n(v, options_.head_dim, Bf16{});
     std::memcpy(static_cast<void*>(k), &signature, sizeof(signature));
   }
 
@@ -271,7 +272,7 @@ class FakeModel : public Model {
                        int32_t token, bool is_prompt) const {
     uint64_t state = XXH3_64bits_withSeed(&token, sizeof(token),
                                           static_cast<uint64_t>(position) * 2 + is_prompt);
-    const auto open_row = static_cast<int64_t>(spec_.head_dim * sizeof(Bf16));
+    const auto open_row = static_cast<int64_t>(options_.head_dim * sizeof(Bf16));
     for (int64_t p = 0; p < position; ++p) {
       const int64_t j = p / kPageTokens;
       uint64_t row = 0;

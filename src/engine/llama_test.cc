@@ -8,7 +8,8 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "engine/generator.h"
-#include "model/reference_model.h"
+#include "model/load.h"
+#include "reference/reference_backend.h"
 #include "simd/block_writer.h"
 
 namespace oscar {
@@ -61,15 +62,28 @@ class LlamaTest : public testing::TestWithParam<const char*> {
 
 TEST_P(LlamaTest, ReferenceMatchesTransformers) {
   const ModelSpec spec = SpecOf(directory_);
-  EXPECT_EQ(spec.num_heads, 4);
-  EXPECT_EQ(spec.num_kv_heads, 2);
-  EXPECT_FALSE(spec.names.head.empty());
+  EXPECT_EQ(spec.attention().num_heads, 4);
+  EXPECT_EQ(spec.attention().num_kv_heads, 2);
+  EXPECT_FALSE(spec.tied_head);
   EXPECT_EQ(spec.rope_scaling.type, RopeScalingType::kLlama3);
   auto source = OpenCheckpointWeights(directory_);
   ASSERT_TRUE(source.has_value()) << source.error().ToString();
-  const auto reference = ReferenceModel::Load(spec, **source);
-  ASSERT_TRUE(reference.has_value()) << reference.error().ToString();
-  EXPECT_LE(Errors(golden_, reference->Forward(golden_.ids)).first, 1e-3);
+  ThreadPool threads(1);
+  PagePool pool(uint64_t{1} << 26);
+  KvPlanOptions options;
+  options.method = "bf16";
+  const auto plan = KvPlan::Make(spec, options, simd::WriteBlock);
+  auto backend = MakeReferenceBackend(spec, **source, **plan, threads);
+  ASSERT_TRUE(backend.has_value()) << backend.error().ToString();
+  const auto reference = Decoder::Make(std::move(*backend));
+  Generator generator(**reference, pool);
+  std::vector<float> logits;
+  const auto count = static_cast<int64_t>(golden_.ids.size());
+  const Status status = generator.Prefill(golden_.ids, count, [&](int64_t, auto part) {
+    logits.insert(logits.end(), part.begin(), part.end());
+  });
+  ASSERT_TRUE(status.ok()) << status.ToString();
+  EXPECT_LE(Errors(golden_, logits).first, 1e-3);
 }
 
 TEST_P(LlamaTest, EngineMatchesTransformers) {
@@ -82,7 +96,7 @@ TEST_P(LlamaTest, EngineMatchesTransformers) {
   options.method = "bf16";
   const auto plan = KvPlan::Make(spec, options, simd::WriteBlock);
   ASSERT_TRUE(plan.has_value()) << plan.error().ToString();
-  const auto model = LoadCpuModel(spec, **source, **plan, threads, {});
+  const auto model = LoadModel(Device::kCpu, spec, **source, **plan, threads);
   ASSERT_TRUE(model.has_value()) << model.error().ToString();
 
   Generator generator(**model, pool);

@@ -20,7 +20,6 @@ namespace fs = std::filesystem;
 
 // Left to the system and to activations when the budget is chosen for the user.
 constexpr double kShareOfFree = 0.8, kShareOfFreeOnCuda = 0.97;
-constexpr int kCpuChunk = 512, kCudaChunk = 4096;
 
 uint64_t ReadNumber(const char* path) {
   std::ifstream file(path);
@@ -147,10 +146,10 @@ Result<std::unique_ptr<LoadedModel>> LoadedModel::Plan(const ModelOptions& optio
   if (!options.rotation.empty()) {
     OSCAR_ASSIGN_OR_RETURN(plan.rotation, LoadRotation(options.rotation));
     loaded->rotation_model_ = plan.rotation->info.model_fingerprint;
-    std::vector<int> layers(static_cast<size_t>(loaded->spec_.num_layers));
-    std::iota(layers.begin(), layers.end(), 0);
-    OSCAR_RETURN_IF_ERROR(CheckRotationFits(*plan.rotation, layers, loaded->spec_.head_dim,
-                                            loaded->spec_.num_kv_heads, /*model_fingerprint=*/"")
+    const AttentionSpec& attention = loaded->spec_.attention();
+    OSCAR_RETURN_IF_ERROR(CheckRotationFits(*plan.rotation, loaded->spec_.kv_layers(),
+                                            attention.head_dim, attention.num_kv_heads,
+                                            /*model_fingerprint=*/"")
                               .WithContext(fmt::format("{} for {}", options.rotation.string(),
                                                        loaded->directory_.string())));
   }
@@ -162,12 +161,10 @@ Result<std::unique_ptr<LoadedModel>> LoadedModel::Plan(const ModelOptions& optio
 
 Status LoadedModel::PlanMemory(const ModelOptions& options) {
   MemoryPlan& memory = memory_;
-  memory.weight_bytes = 2 * spec_.num_parameters();
   const bool is_fp8 = options.weights == WeightFormat::kFp8 ||
                       (!options.random_weights && !config_.quantization_method.empty());
-  if (is_fp8 && device_ == Device::kCuda) {
-    memory.weight_bytes = spec_.Fp8WeightBytes(plan_->v(0).kind != RotationKind::kNone);
-  }
+  memory.weight_bytes = TensorTable(spec_).Bytes(is_fp8 && device_ == Device::kCuda,
+                                                 plan_->v(0).kind != RotationKind::kNone);
   memory.open_page_bytes = plan_->cache().open.bytes();
   memory.sealed_page_bytes = plan_->cache().sealed.bytes();
   memory.kv_bytes = options.kv_memory;
@@ -199,7 +196,7 @@ Status LoadedModel::PlanMemory(const ModelOptions& options) {
 }
 
 uint64_t LoadedModel::PageBudget(uint64_t bytes) const {
-  return device_ == Device::kCuda ? CudaPageBudget(*plan_, bytes) : bytes;
+  return oscar::PageBudget(device_, *plan_, bytes);
 }
 
 // Makes the plan in the order of pages that the device reads.
@@ -209,13 +206,13 @@ Status LoadedModel::ChooseDevice(const ModelOptions& options, const KvPlanOption
         .WithParam("device");
   }
   if (options.device != Device::kCpu && !options.token_windows) {
-    const Result<CudaDevice> found = FindCudaDevice();
+    const Result<DeviceInfo> found = FindDevice(Device::kCuda);
     Status refused = found.has_value() ? Status() : found.error();
     if (found.has_value()) {
       KvPlanOptions ordered = plan;
-      ordered.order = CodeOrder::kTensorCore;
+      ordered.order = OrderOf(Device::kCuda);
       OSCAR_ASSIGN_OR_RETURN(plan_, KvPlan::Make(spec_, ordered, simd::WriteBlock));
-      refused = CheckCudaPlan(spec_, *plan_);
+      refused = CheckPlan(Device::kCuda, spec_, *plan_);
       if (refused.ok()) {
         device_ = Device::kCuda;
         device_name_ = found->name;
@@ -265,34 +262,26 @@ Result<std::unique_ptr<LoadedModel>> LoadedModel::Load(const ModelOptions& optio
     source = QuantizeWeights(std::move(source), loaded->spec_);
   }
   loaded->threads_ = std::make_unique<ThreadPool>(options.num_threads);
-  if (loaded->device_ == Device::kCuda) {
-    CudaModelOptions cuda;
-    cuda.max_batch_tokens = options.chunk > 0 ? options.chunk : kCudaChunk;
-    cuda.max_sequences = options.max_sequences;
-    cuda.max_context = loaded->max_context_;
-    cuda.kv_bytes = options.kv_memory;
-    cuda.batch_invariant = options.batch_invariant;
-    cuda.portable = options.portable;
-    OSCAR_ASSIGN_OR_RETURN(
-        std::unique_ptr<CudaModel> model,
-        LoadCudaModel(loaded->spec_, *source, *loaded->plan_, *loaded->threads_, cuda));
-    loaded->memory_.kv_bytes = model->page_budget();
-    loaded->memory_.weight_bytes = model->weight_bytes();
-    loaded->pool_ = std::make_unique<PagePool>(model->page_budget(), model->pages());
-    model->SetPool(*loaded->pool_);
-    loaded->cuda_ = model.get();
-    const CudaMemoryPlan& memory = model->memory();
-    LogInfo("{}: weights {}, activations and workspaces {}, cache pages {}, {} left free",
-            loaded->device_name_, FormatBytes(memory.weights), FormatBytes(memory.activations),
-            FormatBytes(memory.pages), FormatBytes(memory.free));
-    loaded->model_ = std::move(model);
+  BackendOptions backend;
+  backend.max_batch_tokens = options.chunk;
+  backend.max_sequences = options.max_sequences;
+  backend.max_context = loaded->max_context_;
+  backend.kv_bytes = options.kv_memory;
+  backend.batch_invariant = options.batch_invariant;
+  backend.portable = options.portable;
+  OSCAR_ASSIGN_OR_RETURN(loaded->model_, LoadModel(loaded->device_, loaded->spec_, *source,
+                                                   *loaded->plan_, *loaded->threads_, backend));
+  if (PageMemory* pages = loaded->backend().page_memory()) {
+    loaded->memory_.kv_bytes = loaded->backend().page_budget();
+    loaded->memory_.weight_bytes = loaded->model_->weight_bytes();
+    loaded->pool_ = std::make_unique<PagePool>(loaded->memory_.kv_bytes, *pages);
   } else {
     loaded->pool_ = std::make_unique<PagePool>(loaded->memory_.kv_bytes);
-    CpuModelOptions cpu;
-    cpu.max_batch_tokens = options.chunk > 0 ? options.chunk : kCpuChunk;
-    cpu.portable = options.portable;
-    OSCAR_ASSIGN_OR_RETURN(loaded->model_, LoadCpuModel(loaded->spec_, *source, *loaded->plan_,
-                                                        *loaded->threads_, cpu));
+  }
+  if (const auto memory = loaded->backend().device_memory()) {
+    LogInfo("{}: weights {}, activations and workspaces {}, cache pages {}, {} left free",
+            loaded->device_name_, FormatBytes(memory->weights), FormatBytes(memory->activations),
+            FormatBytes(memory->pages), FormatBytes(memory->free));
   }
   LogInfo("KV cache: {}", loaded->plan_->Describe());
   return loaded;

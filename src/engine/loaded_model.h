@@ -9,9 +9,8 @@
 
 #include "base/thread_pool.h"
 #include "cache/page_pool.h"
-#include "cuda/cuda_model.h"
 #include "io/hf_config.h"
-#include "model/model.h"
+#include "model/load.h"
 #include "oscar/options.h"
 #include "oscar/status.h"
 
@@ -44,8 +43,8 @@ class LoadedModel {
   Device device() const { return device_; }
   // "cpu", or the GPU's name.
   const std::string& device_name() const { return device_name_; }
-  // Null on the CPU, and before Load.
-  const CudaModel* cuda() const { return cuda_; }
+  // After Load.
+  Backend& backend() { return model_->backend(); }
   Model& model() { return *model_; }
   PagePool& pool() { return *pool_; }
   ThreadPool& threads() { return *threads_; }
@@ -65,9 +64,8 @@ class LoadedModel {
   std::string device_name_ = "cpu";
   std::unique_ptr<ThreadPool> threads_;
   std::unique_ptr<KvPlan> plan_;
-  std::unique_ptr<Model> model_;  // holds the pool's memory on a GPU
+  std::unique_ptr<Decoder> model_;  // holds the pool's memory on a GPU
   std::unique_ptr<PagePool> pool_;
-  CudaModel* cuda_ = nullptr;
 };
 
 // Where the embedded default model lies: $OSCAR_DEMO_MODEL, beside the binary's source tree, or in

@@ -16,28 +16,30 @@
 namespace oscar {
 namespace {
 
-ModelSpec MakeSpec(bool tied) {
+ModelConfig Config(bool tied) {
   ModelConfig config = *ReadModelConfig(OSCAR_DEMO_MODEL);
   config.tie_word_embeddings = tied;
   config.attention_bias = true;
-  return *MakeModelSpec(config);
+  return config;
 }
+ModelSpec MakeSpec(bool tied) { return *MakeModelSpec(Config(tied)); }
 
 // One permutation a KV head, each another.
 Rotation Permutations(const ModelSpec& spec) {
   Rotation rotation;
-  rotation.head_dim = spec.head_dim;
-  const auto dim = static_cast<size_t>(spec.head_dim),
-             heads = static_cast<size_t>(spec.num_kv_heads);
+  const AttentionSpec& attention = spec.attention();
+  rotation.head_dim = attention.head_dim;
+  const auto dim = static_cast<size_t>(attention.head_dim),
+             heads = static_cast<size_t>(attention.num_kv_heads);
   SideRotation side;
-  side.num_heads = spec.num_kv_heads;
+  side.num_heads = attention.num_kv_heads;
   side.matrices.resize(heads * dim * dim);
   side.eigenvalues.assign(heads * dim, 1.0f);
   side.clip.assign(heads, 1.0f);
   for (size_t h = 0; h < heads; ++h) {
     for (size_t i = 0; i < dim; ++i) side.matrices[(h * dim + i) * dim + (i + h + 1) % dim] = 1.0f;
   }
-  for (int layer = 0; layer < spec.num_layers; ++layer) rotation.layers[layer] = {side, side};
+  for (const int layer : spec.kv_layers()) rotation.layers[layer] = {side, side};
   return rotation;
 }
 
@@ -52,11 +54,12 @@ std::unique_ptr<KvPlan> MakePlan(const ModelSpec& spec, const std::string& metho
 class LoadingInParts : public testing::TestWithParam<const char*> {};
 
 TEST_P(LoadingInParts, GivesTheSameBits) {
-  ModelSpec spec = MakeSpec(/*tied=*/false);
-  spec.num_layers = 2;
-  spec.vocab_size = 1001;
-  ASSERT_GT(spec.num_kv_heads, 1);
-  ASSERT_FALSE(spec.names.v_bias.empty());
+  ModelConfig config = Config(/*tied=*/false);
+  config.num_layers = 2;
+  config.vocab_size = 1001;
+  const ModelSpec spec = *MakeModelSpec(config);
+  ASSERT_GT(spec.attention().num_kv_heads, 1);
+  ASSERT_TRUE(spec.attention().qkv_bias);
   const auto plan = MakePlan(spec, GetParam());
   const auto tokens = SomeTokens(40, spec.vocab_size);
   std::vector<float> expected;
@@ -67,9 +70,9 @@ TEST_P(LoadingInParts, GivesTheSameBits) {
       for (const int num_threads : {1, 3}) {
         ThreadPool threads(num_threads);
         PagePool pool(uint64_t{1} << 28);
-        CpuModelOptions options;
+        BackendOptions options;
         options.staging_bytes = bytes;
-        auto model = LoadCpuModel(spec, *source, *plan, threads, options);
+        auto model = LoadModel(Device::kCpu, spec, *source, *plan, threads, options);
         ASSERT_TRUE(model.has_value()) << model.error().ToString();
         const std::vector<float> logits = LogitsOf(**model, pool, tokens, 2);
         if (bytes == size_t{1} << 30 && num_threads == 1) {
@@ -93,7 +96,7 @@ TEST(Loading, ChecksShapesBeforeItAllocates) {
     spec.vocab_size = 1 << 24;
     spec.hidden = 1 << 20;
     ThreadPool threads(1);
-    const auto model = LoadCpuModel(spec, **source, *plan, threads, {});
+    const auto model = LoadModel(Device::kCpu, spec, **source, *plan, threads);
     ASSERT_FALSE(model.has_value());
     EXPECT_NE(model.error().message().find("expected [16777216, 1048576]"), std::string::npos)
         << model.error().ToString();
@@ -118,33 +121,8 @@ class ZeroCheckpoint {
       : path_(std::filesystem::path(testing::TempDir()) /
               fmt::format("oscar_zero_checkpoint_{}", ::getpid())) {
     element_ = dtype == "F32" ? 4 : 2;
-    const int64_t q = int64_t{spec.num_heads} * spec.head_dim;
-    const int64_t kv = int64_t{spec.num_kv_heads} * spec.head_dim;
-    const TensorNames& names = spec.names;
-    const int64_t hidden = spec.hidden, middle = spec.intermediate;
-    Add(dtype, names.embedding, {spec.vocab_size, hidden});
-    Add(dtype, names.head, {spec.vocab_size, hidden});
-    Add(dtype, names.final_norm, {hidden});
-    for (int i = 0; i < spec.num_layers; ++i) {
-      const auto layer = [&](const std::string& name, const std::vector<int64_t>& shape) {
-        Add(dtype, name.empty() ? "" : fmt::format(fmt::runtime(name), i), shape);
-      };
-      layer(names.attention_norm, {hidden});
-      layer(names.feed_forward_norm, {hidden});
-      layer(names.q_norm, {spec.head_dim});
-      layer(names.k_norm, {spec.head_dim});
-      layer(names.q, {q, hidden});
-      layer(names.k, {kv, hidden});
-      layer(names.v, {kv, hidden});
-      layer(names.o, {hidden, q});
-      layer(names.q_bias, {q});
-      layer(names.k_bias, {kv});
-      layer(names.v_bias, {kv});
-      layer(names.o_bias, {hidden});
-      layer(names.gate, {middle, hidden});
-      layer(names.up, {middle, hidden});
-      layer(names.down, {hidden, middle});
-    }
+    const TensorTable table(spec);
+    for (const TensorDecl& tensor : table.tensors()) Add(dtype, tensor.name, tensor.shape);
     header_.back() = '}';
     std::filesystem::create_directories(path_);
     const auto file = path_ / "model.safetensors";
@@ -163,7 +141,6 @@ class ZeroCheckpoint {
 
  private:
   void Add(std::string_view dtype, const std::string& name, const std::vector<int64_t>& shape) {
-    if (name.empty()) return;
     uint64_t bytes = element_;
     for (const int64_t n : shape) bytes *= static_cast<uint64_t>(n);
     header_ += fmt::format(R"("{}":{{"dtype":"{}","shape":[{}{}],"data_offsets":[{},{}]}},)", name,
@@ -197,7 +174,8 @@ uint64_t PeakGrowth(const ModelSpec& spec, const std::string& path, const std::s
       const auto plan = MakePlan(spec, method);
       const uint64_t before = ResidentBytes();
       const auto source = OpenCheckpointWeights(path);
-      if (source.has_value() && LoadCpuModel(spec, **source, *plan, threads, {}).has_value()) {
+      if (source.has_value() &&
+          LoadModel(Device::kCpu, spec, **source, *plan, threads).has_value()) {
         rusage usage{};
         ::getrusage(RUSAGE_SELF, &usage);
         growth = static_cast<uint64_t>(usage.ru_maxrss) * 1024 - before;
@@ -216,8 +194,9 @@ uint64_t PeakGrowth(const ModelSpec& spec, const std::string& path, const std::s
 
 // The bar is 1.15 for a process; what is loaded here is so small that a copy of any large matrix,
 // of the file's pages or of what rotating values takes would be above this one.
-void ExpectLittleMoreThanWeights(const ModelSpec& spec, std::string_view dtype,
+void ExpectLittleMoreThanWeights(const ModelConfig& config, std::string_view dtype,
                                  const std::string& method, const char* gemm, int num_threads) {
+  const ModelSpec spec = *MakeModelSpec(config);
   const ZeroCheckpoint checkpoint(spec, dtype);
   const double weights = static_cast<double>(checkpoint.elements()) * sizeof(Bf16);
   const uint64_t growth = PeakGrowth(spec, checkpoint.path(), method, gemm, num_threads);
@@ -229,58 +208,59 @@ void ExpectLittleMoreThanWeights(const ModelSpec& spec, std::string_view dtype,
 }
 
 // Values and outputs are half of the weights.
-ModelSpec ValueSpec() {
-  ModelSpec spec = MakeSpec(/*tied=*/true);
-  spec.hidden = 1024;
-  spec.num_heads = spec.num_kv_heads = 16;
-  spec.head_dim = 128;
-  spec.intermediate = 256;
-  spec.vocab_size = 256;
-  spec.num_layers = 6;
-  return spec;
+ModelConfig ValueConfig() {
+  ModelConfig config = Config(/*tied=*/true);
+  config.hidden_size = 1024;
+  config.num_attention_heads = config.num_kv_heads = 16;
+  config.head_dim = config.rotary_dim = 128;
+  config.intermediate_size = 256;
+  config.vocab_size = 256;
+  config.num_layers = 6;
+  return config;
 }
 
 TEST(LoadingMemory, IsTheWeightsUnderEveryMethod) {
   for (const char* method : {"bf16", "quarot", "oscar+"}) {
-    ExpectLittleMoreThanWeights(ValueSpec(), "BF16", method, "fma", 1);
+    ExpectLittleMoreThanWeights(ValueConfig(), "BF16", method, "fma", 1);
   }
-  ModelSpec spec = ValueSpec();
-  spec.num_layers = 5;
-  spec.num_heads = spec.num_kv_heads = 32;  // dense rotations are slower, the more the wider
-  spec.head_dim = 64;
-  ExpectLittleMoreThanWeights(spec, "BF16", "calibrated", "fma", 1);
+  ModelConfig config = ValueConfig();
+  config.num_layers = 5;
+  // Dense rotations are slower, the more the wider.
+  config.num_attention_heads = config.num_kv_heads = 32;
+  config.head_dim = config.rotary_dim = 64;
+  ExpectLittleMoreThanWeights(config, "BF16", "calibrated", "fma", 1);
 }
 
 TEST(LoadingMemory, IsTheWeightsInEveryPackedForm) {
   for (const char* gemm : {"bf16", "amx"}) {
-    ExpectLittleMoreThanWeights(ValueSpec(), "BF16", "oscar+", gemm, 2);
+    ExpectLittleMoreThanWeights(ValueConfig(), "BF16", "oscar+", gemm, 2);
   }
 }
 
 TEST(LoadingMemory, IsTheWeightsFromEveryType) {
   for (const char* dtype : {"F16", "F32"}) {
-    ExpectLittleMoreThanWeights(ValueSpec(), dtype, "oscar+", "fma", 1);
+    ExpectLittleMoreThanWeights(ValueConfig(), dtype, "oscar+", "fma", 1);
   }
 }
 
 TEST(LoadingMemory, IsTheWeightsWhereTheyAreTheVocabulary) {
   for (const bool tied : {true, false}) {
-    ModelSpec spec = MakeSpec(tied);
-    spec.num_layers = 1;
-    spec.hidden = 1024;
-    spec.vocab_size = tied ? 50000 : 25000;
-    ExpectLittleMoreThanWeights(spec, "BF16", "oscar+", "fma", 1);
+    ModelConfig config = Config(tied);
+    config.num_layers = 1;
+    config.hidden_size = 1024;
+    config.vocab_size = tied ? 50000 : 25000;
+    ExpectLittleMoreThanWeights(config, "BF16", "oscar+", "fma", 1);
   }
 }
 
 // Matrices that fill half a huge page at their end, and ones below the size of any.
 TEST(LoadingMemory, IsTheWeightsInOddShapes) {
-  ModelSpec spec = ValueSpec();
-  spec.num_layers = 9;
-  spec.hidden = 1040;
-  spec.intermediate = 2100;
-  spec.num_kv_heads = 2;
-  ExpectLittleMoreThanWeights(spec, "BF16", "oscar+", "fma", 1);
+  ModelConfig config = ValueConfig();
+  config.num_layers = 9;
+  config.hidden_size = 1040;
+  config.intermediate_size = 2100;
+  config.num_kv_heads = 2;
+  ExpectLittleMoreThanWeights(config, "BF16", "oscar+", "fma", 1);
 }
 
 #endif

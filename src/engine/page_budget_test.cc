@@ -148,9 +148,11 @@ TEST(PageBudget, ReadingByLayerLeavesTheSamePages) {
 TEST(PageBudget, TwentyFourConversationsWhereBf16HoldsFour) {
   ModelSpec spec;
   spec.vocab_size = 16;
-  spec.num_layers = spec.num_heads = 8;
-  spec.num_kv_heads = 2;
-  spec.head_dim = 128;
+  AttentionSpec attention;
+  attention.num_heads = 8;
+  attention.num_kv_heads = 2;
+  attention.head_dim = 128;
+  SetLayers({attention, DenseSpec{}}, 8, &spec);
   spec.max_positions = 32768;
   KvPlanOptions options;
   const auto int2 = KvPlan::Make(spec, options, FakeEncodePage);

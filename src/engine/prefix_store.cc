@@ -96,7 +96,7 @@ uint64_t PrefixStoreKey(const Model& model) {
   add(description.data(), description.size());
   // Pages of other arithmetic would show in answers that are to be the same everywhere.
   if (model.portable()) add("portable", sizeof("portable"));
-  for (const int value : {config.sink, config.recent, config.cell, spec.num_kv_heads}) {
+  for (const int value : {config.sink, config.recent, config.cell, spec.attention().num_kv_heads}) {
     add(&value, sizeof(value));
   }
   // The same weights give other keys and values under another config or --rope-scaling.
@@ -115,7 +115,7 @@ uint64_t PrefixStoreKey(const Model& model) {
       }
     }
   }
-  for (int layer = 0; layer < spec.num_layers; ++layer) {
+  for (int layer = 0; layer < spec.num_kv_layers(); ++layer) {
     for (const PageLayout* shape : {&config.open, &config.sealed}) {
       const uint64_t id = shape->block(layer).id();
       add(&id, sizeof(id));

@@ -408,7 +408,7 @@ Status Scheduler::RunCell() {
   Sequence& sequence = *cell_;
   const int64_t at = sequence.cache.length();
   // The share of a pass in rows of single layers.
-  const int64_t row_layers = int64_t{cell_tokens_} * model_.spec().num_layers;
+  const int64_t row_layers = int64_t{cell_tokens_} * model_.spec().num_layers();
   const int64_t count = sequence.read->num_tokens();
   const int num_logits = at + count == sequence.size() ? 1 : 0;
   const auto vocab = static_cast<size_t>(model_.spec().vocab_size);

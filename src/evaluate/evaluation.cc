@@ -301,7 +301,8 @@ Status Evaluator::HashSettings() {
     state.score.label = state.method->label;
     state.score.description = plan->kv().Describe();
     state.score.simulated = method.is_simulated() || plan->kv().token_window() > 0;
-    state.score.history_bits = method.HistoryBits(spec.num_kv_heads, spec.head_dim);
+    state.score.history_bits =
+        method.HistoryBits(spec.attention().num_kv_heads, spec.attention().head_dim);
     for (int64_t length : kContextLengths) {
       state.score.stored_bits[length] = plan->kv().StoredBits(length);
     }
@@ -325,7 +326,7 @@ Status Evaluator::Prepare() {
   ModelOptions plain = PlainOptions(options_.model.prefill_cell);
   OSCAR_ASSIGN_OR_RETURN(const std::unique_ptr<LoadedModel> plan, LoadedModel::Plan(plain));
   model_name_ = plan->directory().filename().string();
-  num_layers_ = plan->spec().num_layers;
+  num_layers_ = plan->spec().num_kv_layers();
   OSCAR_RETURN_IF_ERROR(PrepareJobs(*plan));
   if (!options_.prose.empty()) {
     OSCAR_ASSIGN_OR_RETURN(

@@ -154,13 +154,14 @@ TEST(SequenceRunner, SharedPromptsAreAsOwnOnes) {
     }
     SequenceCache imported((*model)->kv().cache(), (*model)->pool());
     const ModelSpec& spec = (*model)->spec();
-    ASSERT_TRUE(ImportPrompt((*shared)[0].cache, (*model)->kv(), spec.num_layers, spec.num_kv_heads,
-                             spec.head_dim, (*model)->threads(), imported)
+    ASSERT_TRUE(ImportPrompt((*shared)[0].cache, (*model)->kv(), spec.num_kv_layers(),
+                             spec.attention().num_kv_heads, spec.attention().head_dim,
+                             (*model)->threads(), imported)
                     .ok());
     ASSERT_EQ(imported.length(), own.length());
     double difference = 0, energy = 0;
     for (int64_t t = 640; t < 700; ++t) {  // open in both
-      for (int d = 0; d < spec.head_dim; ++d) {
+      for (int d = 0; d < spec.attention().head_dim; ++d) {
         const double a = ToFloat(own.KRow(1, 1, t)[d]), b = ToFloat(imported.KRow(1, 1, t)[d]);
         const double c = ToFloat(own.VRow(1, 1, t)[d]), e = ToFloat(imported.VRow(1, 1, t)[d]);
         difference += (a - b) * (a - b) + (c - e) * (c - e);

@@ -32,15 +32,15 @@ Result<LayerErrorProbe> LayerErrorProbe::Capture(LoadedModel& model,
                                                  std::span<const std::vector<int32_t>> sequences) {
   const ModelSpec& spec = model.spec();
   LayerErrorProbe probe;
-  probe.num_layers_ = spec.num_layers;
-  probe.num_heads_ = spec.num_heads;
-  probe.kv_heads_ = spec.num_kv_heads;
-  probe.head_dim_ = spec.head_dim;
-  probe.layers_.resize(static_cast<size_t>(spec.num_layers));
+  probe.num_layers_ = spec.num_kv_layers();
+  probe.num_heads_ = spec.attention().num_heads;
+  probe.kv_heads_ = spec.attention().num_kv_heads;
+  probe.head_dim_ = spec.attention().head_dim;
+  probe.layers_.resize(static_cast<size_t>(probe.num_layers_));
   OSCAR_RETURN_IF_ERROR(
       model.model().SetTap([&](int layer, size_t, std::span<const float> q,
                                std::span<const float> k, std::span<const float> v) {
-        LayerRows& rows = probe.layers_[static_cast<size_t>(layer)];
+        LayerRows& rows = probe.layers_[static_cast<size_t>(spec.layer(layer).kv_slot)];
         rows.q.insert(rows.q.end(), q.begin(), q.end());
         rows.k.insert(rows.k.end(), k.begin(), k.end());
         rows.v.insert(rows.v.end(), v.begin(), v.end());

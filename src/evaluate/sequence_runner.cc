@@ -169,9 +169,9 @@ Status SequenceRunner::Start(Running& running) {
       task.shared->cache.pool().memory() == model_.pool().memory()) {
     running.cache = task.shared->cache.Fork();
   } else {
-    OSCAR_RETURN_IF_ERROR(ImportPrompt(task.shared->cache, model_.kv(), spec.num_layers,
-                                       spec.num_kv_heads, spec.head_dim, model_.threads(),
-                                       running.cache));
+    OSCAR_RETURN_IF_ERROR(ImportPrompt(task.shared->cache, model_.kv(), spec.num_kv_layers(),
+                                       spec.attention().num_kv_heads, spec.attention().head_dim,
+                                       model_.threads(), running.cache));
   }
   return task.shared->logits.empty() ? Status() : Take(running, task.shared->logits);
 }

@@ -1,4 +1,5 @@
-// Model: a loaded decoder on some device. Forward runs any mix of prompt chunks and generated
+// Model: what engine, evaluation and calibration ask of a loaded decoder, wherever it runs
+// (model/decoder.h is the one that is real). Forward runs any mix of prompt chunks and generated
 // tokens of different sequences in one pass. One caller thread (the engine's) at a time.
 //
 // Sameness: the logits of a token depend on the tokens of its own sequence, their positions and
@@ -11,27 +12,13 @@
 #include <span>
 
 #include "arch/spec.h"
+#include "backend/batch.h"
 #include "backend/kv_plan.h"
 #include "backend/sample_params.h"
-#include "base/thread_pool.h"
 #include "cache/sequence_cache.h"
 #include "oscar/status.h"
-#include "weights/source.h"
 
 namespace oscar {
-
-// Consecutive tokens of one sequence, at positions [cache->length(), ...).
-struct ForwardItem {
-  SequenceCache* cache = nullptr;
-  std::span<const int32_t> tokens;
-  // In place of a token: what the draw of that row of the pass before (Model::Launch) gives.
-  static constexpr int32_t Drawn(int32_t row) { return -1 - row; }
-  // Prompt tokens see their cell exactly; a chunk must not cross into the next cell
-  // (CacheConfig::cell). A generated token comes alone.
-  bool is_prompt = false;
-  // Logits wanted of the last `num_logits` tokens.
-  int num_logits = 0;
-};
 
 // Sees q and k after norm and RoPE, before rotation, and v in the model's own basis: what
 // calibration measures. [tokens, heads, head_dim] of one item; called for each layer in turn.
@@ -55,7 +42,7 @@ class Model {
   virtual const KvPlan& kv() const = 0;
   virtual uint64_t weight_bytes() const = 0;
   virtual uint64_t fingerprint() const = 0;
-  // Whether its bits are those of every device (CpuModelOptions::portable).
+  // Whether its bits are those of every device (BackendOptions::portable).
   virtual bool portable() const { return false; }
 
   // Seals what is due, appends the items' keys and values to their caches and writes logits
@@ -95,21 +82,5 @@ class Model {
   // Only where the plan does not rotate V (its basis would be another). Empty stops.
   virtual Status SetTap(QkvTap tap) = 0;
 };
-
-struct CpuModelOptions {
-  int max_batch_tokens = 512;
-  // Every sum in one order, whatever this machine would choose: activations stay fp32 in products
-  // (OSCAR_GEMM=fma), and generated tokens take the attention of prompts. The same bits on any
-  // processor, and those of CudaModelOptions::portable.
-  bool portable = false;
-  // Of a matrix on its way from the source to its packed form; at least a panel for each thread.
-  size_t staging_bytes = size_t{1} << 20;
-};
-
-// Packs the weights for this processor, a few rows at a time: the most it holds besides the packed
-// weights is that staging and the source's own. `threads` and `plan` must outlive the model.
-Result<std::unique_ptr<Model>> LoadCpuModel(const ModelSpec& spec, const WeightSource& source,
-                                            const KvPlan& plan, ThreadPool& threads,
-                                            const CpuModelOptions& options);
 
 }  // namespace oscar

@@ -10,6 +10,7 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <set>
 #include <type_traits>
 
 #include "base/check.h"
@@ -329,7 +330,12 @@ class RandomWeights : public WeightSource {
 class QuantizedWeights : public WeightSource {
  public:
   QuantizedWeights(std::unique_ptr<WeightSource> source, const ModelSpec& spec)
-      : source_(std::move(source)), embedding_(spec.names.embedding), head_(spec.names.head) {}
+      : source_(std::move(source)) {
+    const TensorTable table(spec);
+    for (const TensorDecl& tensor : table.tensors()) {
+      if (tensor.kind == TensorKind::kMatrix) matrices_.insert(tensor.name);
+    }
+  }
 
   Status LoadRows(const std::string& name, std::span<const int64_t> shape, WeightRows rows,
                   std::span<float> out) const override {
@@ -365,7 +371,7 @@ class QuantizedWeights : public WeightSource {
 
  private:
   bool Quantizes(const std::string& name, std::span<const int64_t> shape) const {
-    return shape.size() == 2 && name != embedding_ && name != head_;
+    return shape.size() == 2 && matrices_.contains(name);
   }
   // Codes and scales of these rows.
   Status Quantize(const std::string& name, std::span<const int64_t> shape, WeightRows rows,
@@ -396,7 +402,7 @@ class QuantizedWeights : public WeightSource {
   }
 
   std::unique_ptr<WeightSource> source_;
-  std::string embedding_, head_;
+  std::set<std::string, std::less<>> matrices_;
 };
 
 }  // namespace
@@ -415,11 +421,18 @@ Result<std::unique_ptr<WeightSource>> OpenCheckpointWeights(const std::string& d
   return std::make_unique<CheckpointWeights>(std::move(checkpoint), blocks);
 }
 
+Status CheckTensors(const WeightSource& source, const TensorTable& table) {
+  for (const TensorDecl& tensor : table.tensors()) {
+    OSCAR_RETURN_IF_ERROR(source.CheckShape(tensor.name, tensor.shape));
+  }
+  return {};
+}
+
 Result<bool> FollowCheckpoint(const WeightSource& source, ModelSpec* spec) {
-  TensorNames& names = spec->names;
-  if (!names.head.empty() || names.tied_head.empty() || !source.Has(names.tied_head)) return false;
-  if (!source.Has(names.embedding)) {
-    names.embedding = names.tied_head;
+  const std::string& head_name = spec->name(Role::kHead);
+  if (!spec->tied_head || !source.Has(head_name)) return false;
+  if (!source.Has(spec->name(Role::kEmbedding))) {
+    spec->name(Role::kEmbedding) = head_name;
     return false;
   }
   const std::vector<int64_t> shape = {spec->vocab_size, spec->hidden};
@@ -429,14 +442,15 @@ Result<bool> FollowCheckpoint(const WeightSource& source, ModelSpec* spec) {
     const WeightRows rows{row, std::min(at_once, shape[0] - row)};
     embedding.resize(static_cast<size_t>(rows.count * shape[1]));
     head.resize(embedding.size());
-    OSCAR_RETURN_IF_ERROR(source.LoadBf16Rows(names.embedding, shape, rows, embedding));
-    OSCAR_RETURN_IF_ERROR(source.LoadBf16Rows(names.tied_head, shape, rows, head));
+    OSCAR_RETURN_IF_ERROR(
+        source.LoadBf16Rows(spec->name(Role::kEmbedding), shape, rows, embedding));
+    OSCAR_RETURN_IF_ERROR(source.LoadBf16Rows(head_name, shape, rows, head));
     if (embedding == head) continue;
     LogWarning(
         "config.json ties the head to the embedding, but the checkpoint has {}, which differs: it "
         "is used; set tie_word_embeddings to false to say so",
-        names.tied_head);
-    names.head = std::exchange(names.tied_head, "");
+        head_name);
+    spec->tied_head = false;
     return true;
   }
   return false;

@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "arch/spec.h"
+#include "arch/tensor_table.h"
 #include "base/half.h"
 #include "io/safetensors.h"
 #include "oscar/status.h"
@@ -73,9 +73,13 @@ class WeightSource {
 // known by their shape. Scales are looked for beside a matrix as NAME_scale_inv and NAME_scale.
 Result<std::unique_ptr<WeightSource>> OpenCheckpointWeights(const std::string& directory,
                                                             Fp8Tiles blocks = {128, 128});
+// Whether the source has every tensor of the table in its shape, before room is made for any: a
+// config may promise what no memory holds, and what the last layer lacks is told before the others
+// are read.
+Status CheckTensors(const WeightSource& source, const TensorTable& table);
 // Where a config ties the head to the embedding, the checkpoint has the last word: a head of its
 // own beside the embedding was trained apart from it and is used, and one alone is the embedding as
-// well. Changes the names of `spec`; true where the model has become larger by a head.
+// well. Changes `spec`; true where the model has become larger by a head.
 Result<bool> FollowCheckpoint(const WeightSource& source, ModelSpec* spec);
 // Gaussian matrices of standard deviation 0.02 and unit norms: the right shapes and magnitudes, no
 // meaning. The same seed gives the same model.

@@ -133,8 +133,9 @@ class TiedHead : public testing::Test {
   void SetUp() override {
     spec_.vocab_size = 700;
     spec_.hidden = 1024;  // rows are compared in several parts
-    spec_.names.embedding = "model.embed_tokens.weight";
-    spec_.names.tied_head = "lm_head.weight";
+    spec_.name(Role::kEmbedding) = "model.embed_tokens.weight";
+    spec_.name(Role::kHead) = "lm_head.weight";
+    spec_.tied_head = true;
     embedding_.resize(size_t{700} * 1024);
     const std::vector<int64_t> shape = {700, 1024};
     ASSERT_TRUE(MakeRandomWeights(8)->LoadBf16("w", shape, embedding_).ok());
@@ -160,30 +161,38 @@ class TiedHead : public testing::Test {
 
 TEST_F(TiedHead, IsTheEmbeddingWhereTheCheckpointHasNoOther) {
   EXPECT_FALSE(*Follow(/*with_embedding=*/true, /*with_head=*/false));
-  EXPECT_EQ(spec_.names.head, "");
+  EXPECT_TRUE(spec_.tied_head);
   EXPECT_FALSE(*Follow(true, true));
-  EXPECT_EQ(spec_.names.head, "");
-  EXPECT_EQ(spec_.names.embedding, "model.embed_tokens.weight");
+  EXPECT_TRUE(spec_.tied_head);
+  EXPECT_EQ(spec_.name(Role::kEmbedding), "model.embed_tokens.weight");
 }
 
 TEST_F(TiedHead, IsTheCheckpointsWhereItDiffers) {
   head_[size_t{699} * 1024 + 5] = ToBf16(3.0f);
-  const uint64_t tied = spec_.num_parameters();
+  const uint64_t tied = TensorTable(spec_).num_parameters();
   EXPECT_TRUE(*Follow(true, true));
-  EXPECT_EQ(spec_.names.head, "lm_head.weight");
-  EXPECT_EQ(spec_.num_parameters(), tied + 700 * 1024);
+  EXPECT_FALSE(spec_.tied_head);
+  EXPECT_EQ(TensorTable(spec_).num_parameters(), tied + 700 * 1024);
 }
 
 TEST_F(TiedHead, StandsForTheEmbeddingWhereThatIsMissing) {
   EXPECT_FALSE(*Follow(false, true));
-  EXPECT_EQ(spec_.names.head, "");
-  EXPECT_EQ(spec_.names.embedding, "lm_head.weight");
+  EXPECT_TRUE(spec_.tied_head);
+  EXPECT_EQ(spec_.name(Role::kEmbedding), "lm_head.weight");
 }
 
 TEST_F(TiedHead, OfAnUntiedModelIsLeftAlone) {
-  spec_.names.head = std::exchange(spec_.names.tied_head, "");
+  spec_.tied_head = false;
   EXPECT_FALSE(*Follow(false, true));
-  EXPECT_EQ(spec_.names.embedding, "model.embed_tokens.weight");
+  EXPECT_EQ(spec_.name(Role::kEmbedding), "model.embed_tokens.weight");
+}
+
+// A model whose layer has a matrix of this name.
+ModelSpec SpecWithMatrix(const std::string& name) {
+  ModelSpec spec;
+  SetLayers({}, 1, &spec);
+  spec.name(Role::kDown) = name;
+  return spec;
 }
 
 // Rows are the same numbers alone and with others, wherever in a piece, a block of scales or a draw
@@ -217,9 +226,8 @@ TEST(WeightRows, AreThoseOfTheTensor) {
   ExpectRowsOf(**fp8, "block.weight", 130, 260);
   ExpectRowsOf(**fp8, "channel.weight", 24, 96);
   ExpectRowsOf(**fp8, "tensor.weight", 8, 40);
-  const ModelSpec spec;
   ExpectRowsOf(*MakeRandomWeights(5), "w", 37, 1023);
-  ExpectRowsOf(*QuantizeWeights(MakeRandomWeights(5), spec), "w", 37, 1023);
+  ExpectRowsOf(*QuantizeWeights(MakeRandomWeights(5), SpecWithMatrix("w")), "w", 37, 1023);
 
   constexpr int64_t kOutputs = 67, kInputs = 1021;
   std::vector<float> wide(kOutputs * kInputs);
@@ -244,8 +252,8 @@ TEST(WeightRows, AreThoseOfTheTensor) {
 
 // Quantised while loading: every weight within half a step, the largest exact, scales by row.
 TEST(Fp8Weights, QuantizeWeights) {
-  ModelSpec spec;
-  spec.names.embedding = "embedding";
+  ModelSpec spec = SpecWithMatrix("w");
+  spec.name(Role::kEmbedding) = "embedding";
   const auto plain = MakeRandomWeights(3);
   const auto source = QuantizeWeights(MakeRandomWeights(3), spec);
   constexpr int64_t kOutputs = 24, kInputs = 256;

@@ -10,7 +10,6 @@
 #include <string>
 #include <vector>
 
-#include "cuda/cuda_model.h"
 #include "engine/demo_fixture.h"
 #include "rotation/rotation_file.h"
 
@@ -19,33 +18,34 @@ namespace oscar {
 inline ModelSpec DemoSpec() { return *MakeModelSpec(*ReadModelConfig(OSCAR_DEMO_MODEL)); }
 
 struct GpuModel {
-  explicit GpuModel(const KvPlanOptions& options, const CudaModelOptions& cuda = {},
+  explicit GpuModel(const KvPlanOptions& options, const BackendOptions& cuda = {},
                     WeightFormat format = WeightFormat::kCheckpoint)
       : GpuModel(DemoSpec(), *DemoWeights(DemoSpec(), format), options, cuda) {}
   GpuModel(const ModelSpec& spec, const WeightSource& source, KvPlanOptions options,
-           CudaModelOptions cuda)
+           BackendOptions cuda)
       : threads(2) {
     options.order = CodeOrder::kTensorCore;
     plan = std::move(*KvPlan::Make(spec, options, simd::WriteBlock));
     if (cuda.kv_bytes == 0) cuda.kv_bytes = uint64_t{1} << 30;
-    auto loaded = LoadCudaModel(spec, source, *plan, threads, cuda);
+    auto loaded = LoadModel(Device::kCuda, spec, source, *plan, threads, cuda);
     if (!loaded.has_value()) {
       ADD_FAILURE() << loaded.error().ToString();
       std::abort();  // no GPU: the whole program fails, it does not skip
     }
     model = std::move(*loaded);
-    pool = std::make_unique<PagePool>(model->page_budget(), model->pages());
-    model->SetPool(*pool);
+    pool = std::make_unique<PagePool>(backend().page_budget(), *backend().page_memory());
   }
+
+  Backend& backend() { return model->backend(); }
 
   ThreadPool threads;
   std::unique_ptr<KvPlan> plan;
-  std::unique_ptr<CudaModel> model;
+  std::unique_ptr<Decoder> model;
   std::unique_ptr<PagePool> pool;
 };
 
-inline CudaModelOptions Sized(int tokens, int sequences) {
-  CudaModelOptions options;
+inline BackendOptions Sized(int tokens, int sequences) {
+  BackendOptions options;
   options.max_batch_tokens = tokens;
   options.max_sequences = sequences;
   return options;
@@ -90,9 +90,9 @@ class WavyWeights : public RoundedWeights {
 // The CPU's model of any shape and weights.
 struct CpuModelOf {
   CpuModelOf(const ModelSpec& spec, const WeightSource& source, const KvPlanOptions& options,
-             const CpuModelOptions& cpu = {})
+             const BackendOptions& cpu = {})
       : plan(std::move(*KvPlan::Make(spec, options, simd::WriteBlock))),
-        model(std::move(*LoadCpuModel(spec, source, *plan, threads, cpu))) {}
+        model(std::move(*LoadModel(Device::kCpu, spec, source, *plan, threads, cpu))) {}
   ThreadPool threads{2};
   PagePool pool{uint64_t{1} << 30};
   std::unique_ptr<KvPlan> plan;

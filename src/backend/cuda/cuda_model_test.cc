@@ -1,5 +1,4 @@
 // The model on the GPU against the CPU's, against the goldens, and against itself in other batches.
-#include "cuda/cuda_model.h"
 
 #include <gtest/gtest.h>
 
@@ -95,7 +94,7 @@ TEST(CudaModel, CodesAreMostlyTheCpus) {
         }
       }
     }
-    codes += int64_t{cpu_shape.kv_heads()} * kPageTokens * cpu.model->spec().head_dim;
+    codes += int64_t{cpu_shape.kv_heads()} * kPageTokens * cpu.model->spec().attention().head_dim;
   }
   ASSERT_GT(codes, 0);
   for (size_t layer = 0; layer < parted.size(); ++layer) {
@@ -127,11 +126,11 @@ TEST(CudaModel, CountsWhatDoesNotFitAPage) {
                 sizeof(value));
   }
   ASSERT_TRUE(gpu.pool->Write(generator.cache().page(1), page).ok());
-  EXPECT_EQ(*gpu.model->Saturated(), 0u);
+  EXPECT_EQ(*gpu.backend().Saturated(), 0u);
   for (int i = 0; i < 140; ++i) ASSERT_TRUE(generator.Step(100 + i).has_value());
   SetLogSink({});
   EXPECT_GE(generator.cache().Usage().sealed_pages, 2);
-  EXPECT_EQ(*gpu.model->Saturated(), 3u);
+  EXPECT_EQ(*gpu.backend().Saturated(), 3u);
   ASSERT_EQ(warnings.size(), 1u);
   EXPECT_NE(warnings[0].find("3 keys or values"), std::string::npos) << warnings[0];
 }
@@ -151,7 +150,7 @@ TEST(CudaModel, ChunksChangeLittleAndNothingPiles) {
 // may part only below the gap.
 class BatchTest : public testing::TestWithParam<bool> {};
 TEST_P(BatchTest, TogetherAsAlone) {
-  CudaModelOptions options = Sized(1024, 32);
+  BackendOptions options = Sized(1024, 32);
   options.batch_invariant = GetParam();
   GpuModel gpu(DemoModel::Method("oscar+", 256), options);
   const auto vocab = static_cast<size_t>(gpu.model->spec().vocab_size);
@@ -243,7 +242,7 @@ TEST(CudaModel, MixedPassesAndForksAreAsSeparateOnes) {
 // A small arena in which sealed pages of many sequences come and go: what the budget allows must
 // fit, whatever the order, and moved pages must still be read.
 TEST(CudaModel, FullArenaMovesPages) {
-  CudaModelOptions options = Sized(512, 8);
+  BackendOptions options = Sized(512, 8);
   GpuModel probe(DemoModel::Method("oscar+", 256), Sized(64, 1));
   options.kv_bytes = 40 * probe.plan->cache().open.bytes();
   GpuModel gpu(DemoModel::Method("oscar+", 256), options);
@@ -401,11 +400,11 @@ TEST(CudaModel, TapSeesWhatTheCpuSees) {
 TEST(CudaModel, MemoryPlanIsWhatIsTaken) {
   constexpr uint64_t kMiB = 1 << 20;
   { const GpuModel first(DemoModel::Method("bf16"), Sized(64, 16)); }  // code is loaded
-  const uint64_t before = FindCudaDevice()->free_bytes;
+  const uint64_t before = FindDevice(Device::kCuda)->free_bytes;
   GpuModel gpu(DemoModel::Method("bf16"), Sized(16384, 16));
-  const CudaMemoryPlan& memory = gpu.model->memory();
+  const DeviceMemory memory = *gpu.backend().device_memory();
   const uint64_t planned = memory.weights + memory.activations + memory.pages;
-  const uint64_t taken = before - FindCudaDevice()->free_bytes;
+  const uint64_t taken = before - FindDevice(Device::kCuda)->free_bytes;
   std::printf("planned %.1f MiB, taken %.1f MiB\n", static_cast<double>(planned) / kMiB,
               static_cast<double>(taken) / kMiB);
   EXPECT_GE(taken + 8 * kMiB, planned);
@@ -420,7 +419,7 @@ TEST(CudaModel, MemoryPlanIsWhatIsTaken) {
     ASSERT_TRUE(generator.Prefill(tokens, 1, {}).ok());
     for (int step = 0; step < 100; ++step) ASSERT_TRUE(generator.Step(5).has_value());
     // The first time the code of prompts is loaded.
-    const uint64_t now = FindCudaDevice()->free_bytes;
+    const uint64_t now = FindDevice(Device::kCuda)->free_bytes;
     if (tapped) {
       EXPECT_GE(now + 16 * kMiB, free_bytes);
     }
@@ -528,7 +527,7 @@ TEST(CudaModel, Fp8BlocksFollowTheCpu) {
     CpuModelOf cpu(spec, source, options);
     GpuModel gpu(spec, source, options, Sized(512, 8));
     const bool rotates = gpu.plan->v(0).kind != RotationKind::kNone;
-    const uint64_t expected = spec.Fp8WeightBytes(rotates);
+    const uint64_t expected = TensorTable(spec).Bytes(/*fp8=*/true, rotates);
     EXPECT_GE(gpu.model->weight_bytes() + expected / 50, expected);
     EXPECT_LE(gpu.model->weight_bytes(), expected + expected / 50);
     const Followed f = Follow(*cpu.model, cpu.pool, *gpu.model, *gpu.pool, SomeTokens(1000), 100);
@@ -544,15 +543,14 @@ TEST(CudaModel, RandomWeightsAreTheCpus) {
   ThreadPool threads(2);
   KvPlanOptions options = DemoModel::Method("bf16");
   auto cpu_plan = *KvPlan::Make(spec, options, simd::WriteBlock);
-  auto cpu = *LoadCpuModel(spec, *source, *cpu_plan, threads, {});
+  auto cpu = *LoadModel(Device::kCpu, spec, *source, *cpu_plan, threads);
   PagePool cpu_pool(uint64_t{1} << 30);
   options.order = CodeOrder::kTensorCore;
   auto gpu_plan = *KvPlan::Make(spec, options, simd::WriteBlock);
-  CudaModelOptions sized = Sized(256, 4);
+  BackendOptions sized = Sized(256, 4);
   sized.kv_bytes = uint64_t{1} << 28;
-  auto gpu = *LoadCudaModel(spec, *source, *gpu_plan, threads, sized);
-  PagePool gpu_pool(gpu->page_budget(), gpu->pages());
-  gpu->SetPool(gpu_pool);
+  auto gpu = *LoadModel(Device::kCuda, spec, *source, *gpu_plan, threads, sized);
+  PagePool gpu_pool(gpu->backend().page_budget(), *gpu->backend().page_memory());
   const auto tokens = SomeTokens(60);
   const auto expected = LogitsOf(*cpu, cpu_pool, tokens, 2);
   double energy = 0;

@@ -2,7 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "cuda/cuda_model.h"
+#include "cuda/cuda_backend.h"
 #include "cuda/kv/device_pages.h"
 #include "simd/block_writer.h"
 
@@ -15,12 +15,21 @@ ModelSpec Spec() {
   ModelSpec spec;
   spec.vocab_size = 1000;
   spec.hidden = 4096;
-  spec.intermediate = 12288;
-  spec.num_layers = 3;
-  spec.num_heads = 32;
-  spec.num_kv_heads = 8;
-  spec.head_dim = 128;
+  AttentionSpec attention;
+  attention.num_heads = 32;
+  attention.num_kv_heads = 8;
+  attention.head_dim = attention.rotary_dims = 128;
+  SetLayers({attention, DenseSpec{12288}}, 3, &spec);
   return spec;
+}
+// Changes the attention of every layer.
+void Attention(ModelSpec* spec, int heads, int kv_heads, int head_dim) {
+  for (LayerSpec& layer : spec->layers) {
+    auto& attention = std::get<AttentionSpec>(layer.mixer);
+    attention.num_heads = heads;
+    attention.num_kv_heads = kv_heads;
+    attention.head_dim = attention.rotary_dims = head_dim;
+  }
 }
 
 Status Check(const ModelSpec& spec, const char* method, CodeOrder order = CodeOrder::kTensorCore) {
@@ -36,13 +45,13 @@ TEST(CheckCudaPlan, TakesShapesThatItsKernelsHave) {
   for (const char* method : {"bf16", "oscar+", "quarot", "naive", "saw-int4", "int4"}) {
     for (const int head_dim : {64, 128, 256}) {
       ModelSpec spec = Spec();
-      spec.head_dim = head_dim;
+      Attention(&spec, 32, 8, head_dim);
       const Status status = Check(spec, method);
       EXPECT_TRUE(status.ok()) << method << " " << head_dim << ": " << status.ToString();
     }
   }
   ModelSpec spec = Spec();
-  spec.num_kv_heads = 2;
+  Attention(&spec, 32, 2, 128);
   EXPECT_TRUE(Check(spec, "oscar+").ok());
   spec.vocab_size = 50257;
   EXPECT_TRUE(Check(spec, "oscar+").ok());
@@ -71,11 +80,11 @@ TEST(CheckCudaPlan, RefusesWhatNoKernelTakes) {
     const char* expected;
   };
   const Case cases[] = {
-      {[](ModelSpec* s) { s->num_kv_heads = 1; }, "32 query heads on 1 KV heads"},
-      {[](ModelSpec* s) { s->num_heads = 20; }, "20 query heads on 8 KV heads"},
+      {[](ModelSpec* s) { Attention(s, 32, 1, 128); }, "32 query heads on 1 KV heads"},
+      {[](ModelSpec* s) { Attention(s, 20, 8, 128); }, "20 query heads on 8 KV heads"},
       {[](ModelSpec* s) { s->hidden = 18432; }, "hidden size 18432"},
       {[](ModelSpec* s) { s->hidden = 1026; }, "hidden size 1026"},
-      {[](ModelSpec* s) { s->intermediate = 4098; }, "intermediate size 4098"},
+      {[](ModelSpec* s) { s->layers[2].feed_forward = DenseSpec{4098}; }, "intermediate size 4098"},
   };
   for (const Case& item : cases) {
     ModelSpec spec = Spec();

@@ -15,9 +15,6 @@
 namespace oscar::cuda {
 namespace {
 
-int QWidth(const ModelSpec& spec) { return spec.num_heads * spec.head_dim; }
-int KvWidth(const ModelSpec& spec) { return spec.num_kv_heads * spec.head_dim; }
-
 // The K rotation as matrices, where the write kernel has no form of its own for it.
 int NumMatrices(const SideTransform& transform) {
   if (transform.kind == RotationKind::kCalibrated) return transform.num_matrices;
@@ -46,9 +43,16 @@ class Loader {
  public:
   Loader(const ModelSpec& spec, const KvPlan& plan, const WeightSource& source, Bf16* scratch,
          Stream stream)
-      : spec_(spec), plan_(plan), source_(source), scratch_(scratch), stream_(stream) {}
+      : spec_(spec),
+        table_(spec),
+        plan_(plan),
+        source_(source),
+        scratch_(scratch),
+        stream_(stream) {}
 
-  Status Matrix(const std::string& name, const DeviceMatrix& to) {
+  Status Matrix(Role role, int layer, const DeviceMatrix& to) {
+    const TensorDecl& tensor = table_.Get(role, layer);
+    const std::string& name = tensor.name;
     const int64_t count = int64_t{to.outputs} * to.inputs;
     if (const auto random = source_.RandomStream(name)) {
       OSCAR_RETURN_IF_ERROR(LaunchRandomWeights(
@@ -58,14 +62,15 @@ class Loader {
     }
     if (to.is_fp8()) return Fp8Matrix(name, to);
     staged_.resize(static_cast<size_t>(count));
-    OSCAR_RETURN_IF_ERROR(
-        source_.LoadBf16(name, std::vector<int64_t>{to.outputs, to.inputs}, staged_));
+    OSCAR_RETURN_IF_ERROR(source_.LoadBf16(name, tensor.shape, staged_));
     return Upload<Bf16>(to.weights, staged_);
   }
-  Status Vector(const std::string& name, int size, float* to) {
-    if (to == nullptr) return {};
-    floats_.resize(static_cast<size_t>(size));
-    OSCAR_RETURN_IF_ERROR(source_.Load(name, std::vector<int64_t>{size}, floats_));
+  // Nothing where the model has no such tensor.
+  Status Vector(Role role, int layer, float* to) {
+    const TensorDecl* tensor = table_.Find(role, layer);
+    if (tensor == nullptr) return {};
+    floats_.resize(tensor->num_elements());
+    OSCAR_RETURN_IF_ERROR(source_.Load(tensor->name, tensor->shape, floats_));
     return Upload<float>(to, floats_);
   }
   Status Layer(int index, DeviceLayer& layer);
@@ -81,6 +86,7 @@ class Loader {
   Status Rotation(const SideTransform& transform, DeviceLayer& layer);
 
   const ModelSpec& spec_;
+  const TensorTable table_;
   const KvPlan& plan_;
   const WeightSource& source_;
   Bf16* scratch_;
@@ -117,8 +123,9 @@ Status Loader::Fp8Matrix(const std::string& name, const DeviceMatrix& to) {
 }
 
 Status Loader::Rotation(const SideTransform& transform, DeviceLayer& layer) {
+  const int head_dim = spec_.attention().head_dim;
   std::vector<uint32_t> words;
-  const auto dim = static_cast<size_t>(spec_.head_dim);
+  const auto dim = static_cast<size_t>(head_dim);
   for (int head = 0; head < NumMatrices(transform); ++head) {
     // Row i of the matrix is what the unit vector e_i becomes.
     std::vector<float> matrix(dim * dim, 0.0f);
@@ -126,7 +133,7 @@ Status Loader::Rotation(const SideTransform& transform, DeviceLayer& layer) {
       matrix[i * dim + i] = 1.0f;
       transform.Apply(head, {matrix.data() + i * dim, dim});
     }
-    const auto packed = PackRotation(matrix, spec_.head_dim);
+    const auto packed = PackRotation(matrix, head_dim);
     words.insert(words.end(), packed.begin(), packed.end());
   }
   if (layer.rotation_matrices != nullptr) {
@@ -136,82 +143,77 @@ Status Loader::Rotation(const SideTransform& transform, DeviceLayer& layer) {
 }
 
 Status Loader::ValueAndOutput(int index, DeviceLayer& layer) {
-  const TensorNames& names = spec_.names;
-  const int q = QWidth(spec_), kv = KvWidth(spec_);
-  const std::string v_name = fmt::format(fmt::runtime(names.v), index);
-  const std::string o_name = fmt::format(fmt::runtime(names.o), index);
+  const LayerSpec& spec = spec_.layer(index);
+  const AttentionSpec& attention = *spec.attention();
+  const int q = attention.q_width(), kv = attention.kv_width();
+  const TensorDecl &v = table_.Get(Role::kV, index), &o = table_.Get(Role::kO, index);
   const DeviceMatrix v_rows = layer.v.outputs > 0 ? layer.v : Part(layer.qkv, q + kv, kv);
   std::vector<float> v_bias;
-  if (!names.v_bias.empty()) {
-    v_bias.resize(static_cast<size_t>(kv));
-    OSCAR_RETURN_IF_ERROR(source_.Load(fmt::format(fmt::runtime(names.v_bias), index),
-                                       std::vector<int64_t>{kv}, v_bias));
+  if (const TensorDecl* bias = table_.Find(Role::kVBias, index)) {
+    v_bias.resize(bias->num_elements());
+    OSCAR_RETURN_IF_ERROR(source_.Load(bias->name, bias->shape, v_bias));
   }
-  if (plan_.v(index).kind == RotationKind::kNone || source_.RandomStream(v_name)) {
-    OSCAR_RETURN_IF_ERROR(Matrix(v_name, v_rows));
-    OSCAR_RETURN_IF_ERROR(Matrix(o_name, layer.o));
+  const SideTransform& rotation = plan_.v(spec.kv_slot);
+  if (rotation.kind == RotationKind::kNone || source_.RandomStream(v.name)) {
+    OSCAR_RETURN_IF_ERROR(Matrix(Role::kV, index, v_rows));
+    OSCAR_RETURN_IF_ERROR(Matrix(Role::kO, index, layer.o));
   } else {
-    std::vector<float> w_v(static_cast<size_t>(kv) * static_cast<size_t>(spec_.hidden));
-    std::vector<float> w_o(static_cast<size_t>(q) * static_cast<size_t>(spec_.hidden));
-    OSCAR_RETURN_IF_ERROR(source_.Load(v_name, std::vector<int64_t>{kv, spec_.hidden}, w_v));
-    OSCAR_RETURN_IF_ERROR(source_.Load(o_name, std::vector<int64_t>{spec_.hidden, q}, w_o));
-    AbsorbValueRotation(plan_.v(index), spec_.num_heads, spec_.num_kv_heads, spec_.head_dim,
+    std::vector<float> w_v(v.num_elements()), w_o(o.num_elements());
+    OSCAR_RETURN_IF_ERROR(source_.Load(v.name, v.shape, w_v));
+    OSCAR_RETURN_IF_ERROR(source_.Load(o.name, o.shape, w_o));
+    AbsorbValueRotation(rotation, attention.num_heads, attention.num_kv_heads, attention.head_dim,
                         spec_.hidden, w_v, v_bias, w_o);
     OSCAR_RETURN_IF_ERROR(UploadRounded(w_v, v_rows.weights));
     OSCAR_RETURN_IF_ERROR(UploadRounded(w_o, layer.o.weights));
   }
-  if (layer.qkv_bias != nullptr && !v_bias.empty()) {
-    OSCAR_RETURN_IF_ERROR(Upload<float>(layer.qkv_bias + q + kv, v_bias));
-  }
-  return {};
+  if (v_bias.empty()) return {};
+  return Upload<float>(layer.qkv_bias + q + kv, v_bias);
 }
 
 Status Loader::Layer(int index, DeviceLayer& layer) {
-  const TensorNames& names = spec_.names;
-  const int q = QWidth(spec_), kv = KvWidth(spec_), hidden = spec_.hidden;
-  const auto name = [&](const std::string& pattern) {
-    return fmt::format(fmt::runtime(pattern), index);
-  };
-  OSCAR_RETURN_IF_ERROR(Vector(name(names.attention_norm), hidden, layer.attention_norm));
-  OSCAR_RETURN_IF_ERROR(Vector(name(names.feed_forward_norm), hidden, layer.feed_forward_norm));
-  OSCAR_RETURN_IF_ERROR(Vector(name(names.q_norm), spec_.head_dim, layer.q_norm));
-  OSCAR_RETURN_IF_ERROR(Vector(name(names.k_norm), spec_.head_dim, layer.k_norm));
-  OSCAR_RETURN_IF_ERROR(Matrix(name(names.q), Part(layer.qkv, 0, q)));
-  OSCAR_RETURN_IF_ERROR(Matrix(name(names.k), Part(layer.qkv, q, kv)));
-  OSCAR_RETURN_IF_ERROR(ValueAndOutput(index, layer));
-  if (layer.qkv_bias != nullptr) {
-    OSCAR_RETURN_IF_ERROR(Vector(name(names.q_bias), q, layer.qkv_bias));
-    OSCAR_RETURN_IF_ERROR(Vector(name(names.k_bias), kv, layer.qkv_bias + q));
+  OSCAR_RETURN_IF_ERROR(Vector(Role::kAttentionNorm, index, layer.attention_norm));
+  OSCAR_RETURN_IF_ERROR(Vector(Role::kFeedForwardNorm, index, layer.feed_forward_norm));
+  OSCAR_RETURN_IF_ERROR(Vector(Role::kQNorm, index, layer.q_norm));
+  OSCAR_RETURN_IF_ERROR(Vector(Role::kKNorm, index, layer.k_norm));
+  const LayerSpec& spec = spec_.layer(index);
+  if (const AttentionSpec* attention = spec.attention()) {
+    const int q = attention->q_width(), kv = attention->kv_width();
+    OSCAR_RETURN_IF_ERROR(Matrix(Role::kQ, index, Part(layer.qkv, 0, q)));
+    OSCAR_RETURN_IF_ERROR(Matrix(Role::kK, index, Part(layer.qkv, q, kv)));
+    OSCAR_RETURN_IF_ERROR(ValueAndOutput(index, layer));
+    OSCAR_RETURN_IF_ERROR(Vector(Role::kQBias, index, layer.qkv_bias));
+    OSCAR_RETURN_IF_ERROR(Vector(Role::kKBias, index, layer.qkv_bias + q));
+    OSCAR_RETURN_IF_ERROR(Vector(Role::kOBias, index, layer.o_bias));
   }
-  OSCAR_RETURN_IF_ERROR(Vector(name(names.o_bias), hidden, layer.o_bias));
-  const int middle = spec_.intermediate;
-  OSCAR_RETURN_IF_ERROR(Matrix(name(names.gate), Part(layer.gate_up, 0, middle)));
-  OSCAR_RETURN_IF_ERROR(Matrix(name(names.up), Part(layer.gate_up, middle, middle)));
-  OSCAR_RETURN_IF_ERROR(Matrix(name(names.down), layer.down));
-  return Rotation(plan_.k(index), layer);
+  const int middle = layer.gate_up.outputs / 2;
+  OSCAR_RETURN_IF_ERROR(Matrix(Role::kGate, index, Part(layer.gate_up, 0, middle)));
+  OSCAR_RETURN_IF_ERROR(Matrix(Role::kUp, index, Part(layer.gate_up, middle, middle)));
+  OSCAR_RETURN_IF_ERROR(Matrix(Role::kDown, index, layer.down));
+  if (spec.kv_slot < 0) return {};
+  return Rotation(plan_.k(spec.kv_slot), layer);
 }
 
 // Decides how matrices are stored and takes memory for them.
 class Layout {
  public:
-  Layout(const WeightSource& source, bool keep_fp8, DeviceCarver& carver, DeviceWeights& weights)
-      : source_(source), keep_fp8_(keep_fp8), carver_(carver), weights_(weights) {}
+  Layout(const ModelSpec& spec, const WeightSource& source, bool keep_fp8, DeviceCarver& carver,
+         DeviceWeights& weights)
+      : table_(spec), source_(source), keep_fp8_(keep_fp8), carver_(carver), weights_(weights) {}
 
-  struct Tensor {
-    std::string name;
-    int outputs;
-  };
   // Scales of these tensors, one below the other, as kernels take them; null: they must be BF16.
-  Result<std::optional<Fp8Tiles>> Common(const std::vector<Tensor>& tensors, int inputs) const {
+  Result<std::optional<Fp8Tiles>> Common(std::span<const Role> roles, int layer) const {
     std::optional<Fp8Tiles> common;
-    if (!keep_fp8_ || !FitsProductKernels(inputs, /*fp8=*/true)) return common;
-    for (const Tensor& tensor : tensors) {
+    const int64_t inputs = table_.Get(roles[0], layer).shape[1];
+    if (!keep_fp8_ || !FitsProductKernels(static_cast<int>(inputs), /*fp8=*/true)) return common;
+    for (const Role role : roles) {
+      const TensorDecl& tensor = table_.Get(role, layer);
+      const int64_t outputs = tensor.shape[0];
       OSCAR_ASSIGN_OR_RETURN(std::optional<Fp8Tiles> blocks,
-                             source_.Fp8Of(tensor.name, tensor.outputs, inputs));
+                             source_.Fp8Of(tensor.name, outputs, inputs));
       if (!blocks.has_value()) return std::optional<Fp8Tiles>();
       // Blocks that end inside a tensor, or differ, become rows; kernels know whole rows and 128.
       blocks->columns = std::min<int64_t>(blocks->columns, inputs);
-      if (blocks->columns == inputs || tensor.outputs % blocks->rows != 0) blocks->rows = 1;
+      if (blocks->columns == inputs || outputs % blocks->rows != 0) blocks->rows = 1;
       if (blocks->columns != inputs && blocks->columns != kScaleInputs) {
         return std::optional<Fp8Tiles>();
       }
@@ -221,6 +223,24 @@ class Layout {
     }
     return common;
   }
+  // One matrix of these tensors, as they are stored or in BF16.
+  DeviceMatrix Take(std::span<const Role> roles, int layer, const std::optional<Fp8Tiles>& blocks) {
+    int64_t outputs = 0;
+    for (const Role role : roles) outputs += table_.Get(role, layer).shape[0];
+    return Take(static_cast<int>(outputs), static_cast<int>(table_.Get(roles[0], layer).shape[1]),
+                blocks);
+  }
+  // fp32; null where the model has none of them.
+  float* TakeVector(std::span<const Role> roles, int layer) {
+    size_t size = 0;
+    for (const Role role : roles) {
+      if (const TensorDecl* tensor = table_.Find(role, layer)) size += tensor->num_elements();
+    }
+    return size == 0 ? nullptr : carver_.Take<float>(size);
+  }
+  float* TakeVector(Role role, int layer) { return TakeVector({&role, 1}, layer); }
+
+ private:
   DeviceMatrix Take(int outputs, int inputs, const std::optional<Fp8Tiles>& blocks) {
     DeviceMatrix matrix;
     matrix.outputs = outputs;
@@ -242,7 +262,7 @@ class Layout {
     return matrix;
   }
 
- private:
+  const TensorTable table_;
   const WeightSource& source_;
   const bool keep_fp8_;
   DeviceCarver& carver_;
@@ -255,51 +275,44 @@ Result<DeviceWeights> CarveWeights(const ModelSpec& spec, const KvPlan& plan,
                                    const WeightSource& source, int64_t positions, bool portable,
                                    DeviceCarver& carver) {
   DeviceWeights weights;
-  Layout layout(source, /*keep_fp8=*/!portable, carver, weights);
-  const TensorNames& names = spec.names;
-  const int hidden = spec.hidden, middle = spec.intermediate;
-  const int q = QWidth(spec), kv = KvWidth(spec);
-  const auto dim = static_cast<size_t>(spec.head_dim);
-  const auto optional = [&](const std::string& name, int size) {
-    return name.empty() ? nullptr : carver.Take<float>(static_cast<size_t>(size));
-  };
-  weights.embedding = layout.Take(spec.vocab_size, hidden, std::nullopt);
-  weights.head =
-      names.head.empty() ? weights.embedding : layout.Take(spec.vocab_size, hidden, std::nullopt);
-  weights.final_norm = carver.Take<float>(static_cast<size_t>(hidden));
+  Layout layout(spec, source, /*keep_fp8=*/!portable, carver, weights);
+  const auto dim = static_cast<size_t>(spec.attention().head_dim);
+  const Role embedding = Role::kEmbedding, head = Role::kHead;
+  weights.embedding = layout.Take({&embedding, 1}, -1, std::nullopt);
+  weights.head = spec.tied_head ? weights.embedding : layout.Take({&head, 1}, -1, std::nullopt);
+  weights.final_norm = layout.TakeVector(Role::kFinalNorm, -1);
   weights.cos_sin = carver.Take<float>(static_cast<size_t>(positions) * dim);
-  for (int i = 0; i < spec.num_layers; ++i) {
+  for (int i = 0; i < spec.num_layers(); ++i) {
     DeviceLayer& layer = weights.layers.emplace_back();
-    const auto name = [&](const std::string& pattern) {
-      return fmt::format(fmt::runtime(pattern), i);
-    };
-    // A rotated V is computed in fp32 and rounded once, to BF16.
-    const bool rotates = plan.v(i).kind != RotationKind::kNone;
-    std::vector<Layout::Tensor> tensors = {{name(names.q), q}, {name(names.k), kv}};
-    OSCAR_ASSIGN_OR_RETURN(const auto qk, layout.Common(tensors, hidden));
-    if (qk.has_value() && rotates) {
-      layer.qkv = layout.Take(q + kv, hidden, qk);
-      layer.v = layout.Take(kv, hidden, std::nullopt);
-    } else {
-      tensors.push_back({name(names.v), kv});
-      OSCAR_ASSIGN_OR_RETURN(const auto qkv, layout.Common(tensors, hidden));
-      layer.qkv = layout.Take(q + 2 * kv, hidden, rotates ? std::nullopt : qkv);
+    const int slot = spec.layer(i).kv_slot;
+    if (spec.layer(i).attention() != nullptr) {
+      // A rotated V is computed in fp32 and rounded once, to BF16.
+      const bool rotates = plan.v(slot).kind != RotationKind::kNone;
+      const std::span<const Role> parts = PartsOf(LayerMatrix::kQkv);
+      OSCAR_ASSIGN_OR_RETURN(const auto qk, layout.Common(parts.first(2), i));
+      if (qk.has_value() && rotates) {
+        layer.qkv = layout.Take(parts.first(2), i, qk);
+        layer.v = layout.Take(parts.subspan(2), i, std::nullopt);
+      } else {
+        OSCAR_ASSIGN_OR_RETURN(const auto qkv, layout.Common(parts, i));
+        layer.qkv = layout.Take(parts, i, rotates ? std::nullopt : qkv);
+      }
+      OSCAR_ASSIGN_OR_RETURN(const auto o, layout.Common(PartsOf(LayerMatrix::kO), i));
+      layer.o = layout.Take(PartsOf(LayerMatrix::kO), i, rotates ? std::nullopt : o);
     }
-    OSCAR_ASSIGN_OR_RETURN(const auto o, layout.Common({{name(names.o), hidden}}, q));
-    layer.o = layout.Take(hidden, q, rotates ? std::nullopt : o);
-    OSCAR_ASSIGN_OR_RETURN(
-        const auto gate_up,
-        layout.Common({{name(names.gate), middle}, {name(names.up), middle}}, hidden));
-    layer.gate_up = layout.Take(2 * middle, hidden, gate_up);
-    OSCAR_ASSIGN_OR_RETURN(const auto down, layout.Common({{name(names.down), hidden}}, middle));
-    layer.down = layout.Take(hidden, middle, down);
-    layer.attention_norm = carver.Take<float>(static_cast<size_t>(hidden));
-    layer.feed_forward_norm = carver.Take<float>(static_cast<size_t>(hidden));
-    layer.q_norm = optional(names.q_norm, spec.head_dim);
-    layer.k_norm = optional(names.k_norm, spec.head_dim);
-    layer.qkv_bias = optional(names.q_bias, q + 2 * kv);
-    layer.o_bias = optional(names.o_bias, hidden);
-    const SideTransform& k = plan.k(i);
+    for (const auto& [which, to] : {std::pair(LayerMatrix::kGateUp, &layer.gate_up),
+                                    std::pair(LayerMatrix::kDown, &layer.down)}) {
+      OSCAR_ASSIGN_OR_RETURN(const auto tiles, layout.Common(PartsOf(which), i));
+      *to = layout.Take(PartsOf(which), i, tiles);
+    }
+    layer.attention_norm = layout.TakeVector(Role::kAttentionNorm, i);
+    layer.feed_forward_norm = layout.TakeVector(Role::kFeedForwardNorm, i);
+    layer.q_norm = layout.TakeVector(Role::kQNorm, i);
+    layer.k_norm = layout.TakeVector(Role::kKNorm, i);
+    layer.qkv_bias = layout.TakeVector(BiasesOf(LayerMatrix::kQkv), i);
+    layer.o_bias = layout.TakeVector(BiasesOf(LayerMatrix::kO), i);
+    if (slot < 0) continue;
+    const SideTransform& k = plan.k(slot);
     layer.rotation = k.kind == RotationKind::kNone       ? Rotation::kNone
                      : k.kind == RotationKind::kHadamard ? Rotation::kHadamard
                                                          : Rotation::kMatrix;
@@ -311,21 +324,18 @@ Result<DeviceWeights> CarveWeights(const ModelSpec& spec, const KvPlan& plan,
       }
     }
   }
-  weights.bytes_per_step =
-      weights.matrix_bytes - (names.head.empty() ? 0 : weights.embedding.bytes());
+  weights.bytes_per_step = weights.matrix_bytes - (spec.tied_head ? 0 : weights.embedding.bytes());
   return weights;
 }
 
 Status LoadWeights(const ModelSpec& spec, const KvPlan& plan, const WeightSource& source,
                    int64_t positions, Bf16* scratch, Stream stream, DeviceWeights& weights) {
-  Progress progress("loading weights", static_cast<uint64_t>(spec.num_layers) + 1, "layers");
+  Progress progress("loading weights", static_cast<uint64_t>(spec.num_layers()) + 1, "layers");
   Loader loader(spec, plan, source, scratch, stream);
-  OSCAR_RETURN_IF_ERROR(loader.Matrix(spec.names.embedding, weights.embedding));
-  if (!spec.names.head.empty()) {
-    OSCAR_RETURN_IF_ERROR(loader.Matrix(spec.names.head, weights.head));
-  }
-  OSCAR_RETURN_IF_ERROR(loader.Vector(spec.names.final_norm, spec.hidden, weights.final_norm));
-  const RopeTable rope(spec.rope_theta, spec.rope_scaling, spec.head_dim);
+  OSCAR_RETURN_IF_ERROR(loader.Matrix(Role::kEmbedding, -1, weights.embedding));
+  if (!spec.tied_head) OSCAR_RETURN_IF_ERROR(loader.Matrix(Role::kHead, -1, weights.head));
+  OSCAR_RETURN_IF_ERROR(loader.Vector(Role::kFinalNorm, -1, weights.final_norm));
+  const RopeTable rope(spec.rope_theta, spec.rope_scaling, spec.attention().head_dim);
   const auto half = static_cast<size_t>(rope.half());
   // In pieces: the whole table of a long context is large.
   constexpr int64_t kPiece = 4096;
@@ -341,7 +351,7 @@ Status LoadWeights(const ModelSpec& spec, const KvPlan& plan, const WeightSource
         Upload<float>(weights.cos_sin + static_cast<size_t>(first) * 2 * half, angles));
   }
   progress.Add(1);
-  for (int i = 0; i < spec.num_layers; ++i) {
+  for (int i = 0; i < spec.num_layers(); ++i) {
     OSCAR_RETURN_IF_ERROR(loader.Layer(i, weights.layers[static_cast<size_t>(i)]));
     progress.Add(1);
   }

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "arch/spec.h"
+#include "arch/tensor_table.h"
 #include "backend/kv_plan.h"
 #include "base/half.h"
 #include "cuda/attention/cache_view.h"

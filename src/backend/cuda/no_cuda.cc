@@ -1,4 +1,4 @@
-#include "cuda/cuda_model.h"
+#include "cuda/cuda_backend.h"
 
 namespace oscar {
 namespace {
@@ -10,11 +10,11 @@ Status NoCuda() {
 
 }  // namespace
 
-Result<CudaDevice> FindCudaDevice() { return Unexpected(NoCuda()); }
+Result<DeviceInfo> FindCudaDevice() { return Unexpected(NoCuda()); }
 Status CheckCudaPlan(const ModelSpec&, const KvPlan&) { return NoCuda(); }
 uint64_t CudaPageBudget(const KvPlan&, uint64_t) { return 0; }
-Result<std::unique_ptr<CudaModel>> LoadCudaModel(const ModelSpec&, const WeightSource&, KvPlan&,
-                                                 ThreadPool&, const CudaModelOptions&) {
+Result<std::unique_ptr<Backend>> MakeCudaBackend(const ModelSpec&, const WeightSource&, KvPlan&,
+                                                 ThreadPool&, const BackendOptions&) {
   return Unexpected(NoCuda());
 }
 

@@ -85,28 +85,19 @@ Result<Pass> PassPlanner::Padding(int rows) {
   OSCAR_RETURN_IF_ERROR(Send(at));
   Pass pass = PassAt(at);
   pass.rows = pass.decodes = rows;
+  pass.logit_rows = nullptr;
   return pass;
 }
 
-Result<PlannedPass> PassPlanner::Plan(std::span<const ForwardItem> items, int largest_bucket,
-                                      uint64_t moves) {
-  PlannedPass planned;
-  size_t decodes = 0, chunks = 0, rows = 0, logits = 0;
-  for (const ForwardItem& item : items) {
-    (item.is_prompt ? chunks : decodes) += 1;
-    rows += item.tokens.size();
-    logits += static_cast<size_t>(item.num_logits);
-  }
-  size_t padded = rows;
-  if (chunks == 0) {
-    const int bucket = BucketFor(static_cast<int>(rows));
-    if (bucket <= largest_bucket && rows <= static_cast<size_t>(bucket)) {
-      planned.captured = true;
-      padded = static_cast<size_t>(bucket);
-    }
-  }
-  const Layout at =
-      planned.captured ? Layout(padded, padded, 0, 0) : Layout(rows, decodes, chunks, logits);
+Result<Pass> PassPlanner::Plan(std::span<const ForwardItem> items, int padded) {
+  const BatchRows batch(items);
+  const bool recorded = padded > 0;
+  const auto rows = static_cast<size_t>(batch.rows), decodes = static_cast<size_t>(batch.decodes);
+  size_t chunks = 0;
+  for (const ForwardItem& item : items) chunks += item.is_prompt ? 1 : 0;
+  const size_t all = recorded ? static_cast<size_t>(padded) : rows;
+  const Layout at = recorded ? Layout(all, all, 0, 0)
+                             : Layout(rows, decodes, chunks, static_cast<size_t>(batch.logits));
   OSCAR_RETURN_IF_ERROR(CudaStatus(cudaEventSynchronize(static_cast<cudaEvent_t>(sent_)),
                                    "waiting for a step's inputs"));
   auto* tokens = reinterpret_cast<int32_t*>(staging_ + at.tokens);
@@ -118,20 +109,19 @@ Result<PlannedPass> PassPlanner::Plan(std::span<const ForwardItem> items, int la
   auto* logit_rows = reinterpret_cast<int32_t*>(staging_ + at.logit_rows);
 
   tables_->BeginPass();
-  size_t next_decode = 0, next_row = decodes, next_chunk = 0, next_logit = 0;
+  size_t next_chunk = 0, next_logit = 0;
   int longest = 0;
-  for (const ForwardItem& item : items) {
+  for (size_t i = 0; i < items.size(); ++i) {
+    const ForwardItem& item = items[i];
     const auto count = static_cast<int64_t>(item.tokens.size());
-    OSCAR_ASSIGN_OR_RETURN(const SequenceView view, tables_->Enter(*item.cache, count, moves));
-    size_t row;
+    OSCAR_ASSIGN_OR_RETURN(const SequenceView view,
+                           tables_->Enter(*item.cache, count, item.cache->pool().moves()));
+    const auto row = static_cast<size_t>(batch.first[i]);
     if (item.is_prompt) {
-      row = next_row;
-      next_row += item.tokens.size();
       chunk_views[next_chunk] = view;
       chunk_rows[next_chunk++] = {static_cast<int32_t>(row), static_cast<int32_t>(count)};
       longest = std::max(longest, static_cast<int>(count));
     } else {
-      row = next_decode++;
       decode_views[row] = view;
     }
     for (size_t t = 0; t < item.tokens.size(); ++t) {
@@ -139,30 +129,27 @@ Result<PlannedPass> PassPlanner::Plan(std::span<const ForwardItem> items, int la
       positions[row + t] = static_cast<int32_t>(item.cache->length() + static_cast<int64_t>(t));
       table_rows[row + t] = view.table_row;
     }
+    if (recorded) continue;
     const size_t end = row + item.tokens.size();
-    for (size_t i = end - static_cast<size_t>(item.num_logits); i < end; ++i) {
-      if (planned.captured) {
-        planned.logit_of.push_back(static_cast<int32_t>(i));
-      } else {
-        logit_rows[next_logit++] = static_cast<int32_t>(i);
-      }
+    for (size_t r = end - static_cast<size_t>(item.num_logits); r < end; ++r) {
+      logit_rows[next_logit++] = static_cast<int32_t>(r);
     }
   }
-  for (size_t i = rows; i < padded; ++i) {
+  for (size_t i = rows; i < all; ++i) {
     tokens[i] = table_rows[i] = 0;
     positions[i] = -1;
     decode_views[i] = {};
   }
-  planned.num_logits = logits;
   OSCAR_RETURN_IF_ERROR(pages_->Flush());
   OSCAR_RETURN_IF_ERROR(tables_->Send());
   OSCAR_RETURN_IF_ERROR(Send(at));
-  planned.pass = PassAt(at);
-  planned.pass.longest_chunk = longest;
-  planned.pass.rows = static_cast<int>(padded);
-  planned.pass.decodes = static_cast<int>(planned.captured ? padded : decodes);
-  planned.pass.chunks = static_cast<int>(chunks);
-  return planned;
+  Pass pass = PassAt(at);
+  pass.longest_chunk = longest;
+  pass.rows = static_cast<int>(all);
+  pass.decodes = recorded ? padded : batch.decodes;
+  pass.chunks = static_cast<int>(chunks);
+  if (recorded) pass.logit_rows = nullptr;
+  return pass;
 }
 
 }  // namespace oscar::cuda

@@ -5,30 +5,17 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <iterator>
 #include <memory>
 #include <span>
 #include <vector>
 
+#include "backend/batch.h"
 #include "cuda/attention/cache_view.h"
 #include "cuda/attention/prefill_attention.h"
 #include "cuda/kv/page_tables.h"
-#include "model/model.h"
 #include "oscar/status.h"
 
 namespace oscar::cuda {
-
-// Rows that a captured step may have.
-inline constexpr int kBuckets[] = {1,  2,  4,   8,   12,  16,  24,  32,  40,  48,  56,  64,
-                                   80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512};
-// The smallest that holds `rows`, or the largest where none does.
-constexpr int BucketFor(int rows) {
-  for (const int bucket : kBuckets) {
-    if (bucket >= rows) return bucket;
-  }
-  return kBuckets[std::size(kBuckets) - 1];
-}
-static_assert(BucketFor(1) == 1 && BucketFor(9) == 12 && BucketFor(4096) == 512);
 
 // What a pass computes, and where its inputs lie on the device. The first `decodes` rows are
 // generated tokens, the rest are prompt chunks in order.
@@ -37,15 +24,7 @@ struct Pass {
   const int32_t *tokens = nullptr, *positions = nullptr, *table_rows = nullptr;
   const SequenceView *decode_views = nullptr, *chunk_views = nullptr;
   const PrefillChunk* chunk_rows = nullptr;
-  const int32_t* logit_rows = nullptr;
-};
-
-// The caller's view of a pass: which row of the logits each of its rows is.
-struct PlannedPass {
-  Pass pass;
-  size_t num_logits = 0;
-  bool captured = false;          // rows are padded to a bucket
-  std::vector<int32_t> logit_of;  // captured passes: row of the logits, by item
+  const int32_t* logit_rows = nullptr;  // null: all rows, a recorded step
 };
 
 class PassPlanner {
@@ -58,11 +37,10 @@ class PassPlanner {
                                                      Stream stream);
   ~PassPlanner();
 
-  // After the caches have room for the items. Passes of generated tokens alone that fit a bucket of
-  // at most `largest_bucket` are planned for a captured step. Queued seals and table updates are
-  // sent before the inputs. `moves`: of the pool.
-  Result<PlannedPass> Plan(std::span<const ForwardItem> items, int largest_bucket, uint64_t moves);
-  // Rows that touch nothing, to capture a step with.
+  // After the caches have room for the items. `padded` > 0: generated tokens alone, as a recorded
+  // step of that many rows takes them. Queued seals and table updates are sent before the inputs.
+  Result<Pass> Plan(std::span<const ForwardItem> items, int padded);
+  // Rows that touch nothing, to record a step with.
   Result<Pass> Padding(int rows);
 
  private:

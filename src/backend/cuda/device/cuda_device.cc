@@ -3,7 +3,7 @@
 #include <fmt/core.h>
 
 #include "cuda/attention/decode_attention.h"
-#include "cuda/cuda_model.h"
+#include "cuda/cuda_backend.h"
 #include "cuda/device/cuda_status.h"
 #include "cuda/kv/device_pages.h"
 #include "cuda/step_kernels.h"
@@ -21,8 +21,8 @@ std::string VersionOf(int version) {
 
 }  // namespace
 
-Result<CudaDevice> FindCudaDevice() {
-  CudaDevice device;
+Result<DeviceInfo> FindCudaDevice() {
+  DeviceInfo device;
   int count = 0;
   const cudaError_t error = cudaGetDeviceCount(&count);
   cudaGetLastError();  // a failure here is an answer, not an error
@@ -72,27 +72,31 @@ Status CheckCudaPlan(const ModelSpec& spec, const KvPlan& plan) {
     return Unimplemented(fmt::format(
         "--kv {}: simulated methods run on the CPU alone; use --device cpu", plan.method().name));
   }
-  if (spec.num_kv_heads < 1 || spec.num_heads % spec.num_kv_heads != 0 ||
-      spec.num_heads / spec.num_kv_heads > cuda::kMaxGroupSize) {
+  OSCAR_RETURN_IF_ERROR(CheckFeatures(spec, {}, "a GPU"));
+  const AttentionSpec& attention = spec.attention();
+  if (attention.num_kv_heads < 1 || attention.num_heads % attention.num_kv_heads != 0 ||
+      attention.queries_per_kv_head() > cuda::kMaxGroupSize) {
     return Unimplemented(fmt::format(
         "{} query heads on {} KV heads: the GPU takes a whole number from 1 to {} of them on each; "
         "use --device cpu",
-        spec.num_heads, spec.num_kv_heads, cuda::kMaxGroupSize));
+        attention.num_heads, attention.num_kv_heads, cuda::kMaxGroupSize));
   }
-  if (spec.hidden % 4 != 0 || spec.hidden > cuda::kMaxNormWidth || spec.intermediate % 4 != 0) {
+  for (const LayerSpec& layer : spec.layers) {
+    const int middle = layer.dense()->intermediate;
+    if (spec.hidden % 4 == 0 && spec.hidden <= cuda::kMaxNormWidth && middle % 4 == 0) continue;
     return Unimplemented(
         fmt::format("hidden size {}, intermediate size {}: the GPU takes multiples of 4, hidden "
                     "sizes up to {}; use --device cpu",
-                    spec.hidden, spec.intermediate, cuda::kMaxNormWidth));
+                    spec.hidden, middle, cuda::kMaxNormWidth));
   }
   const BlockLayout& first = config.sealed.block(0);
-  for (int i = 0; i < spec.num_layers; ++i) {
-    if (!(config.sealed.block(i) == first)) {
+  for (int slot = 0; slot < spec.num_kv_layers(); ++slot) {
+    if (!(config.sealed.block(slot) == first)) {
       return Unimplemented(
           fmt::format("--kv {}: layers with different pages run on the CPU alone; use --device cpu",
                       plan.method().name));
     }
-    if (plan.k(i).kind != plan.k(0).kind) {
+    if (plan.k(slot).kind != plan.k(0).kind) {
       return Unimplemented(
           "layers with different rotations run on the CPU alone; use --device cpu");
     }

@@ -6,13 +6,13 @@
 namespace oscar {
 namespace {
 
-CpuModelOptions PortableCpu() {
-  CpuModelOptions options;
+BackendOptions PortableCpu() {
+  BackendOptions options;
   options.portable = true;
   return options;
 }
-CudaModelOptions PortableGpu(int tokens, int sequences) {
-  CudaModelOptions options = Sized(tokens, sequences);
+BackendOptions PortableGpu(int tokens, int sequences) {
+  BackendOptions options = Sized(tokens, sequences);
   options.portable = true;
   return options;
 }

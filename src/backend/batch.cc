@@ -1,8 +1,20 @@
-#include "model/forward_items.h"
+#include "backend/batch.h"
 
 #include "base/check.h"
 
 namespace oscar {
+
+BatchRows::BatchRows(std::span<const ForwardItem> items) : first(items.size()) {
+  for (const bool prompts : {false, true}) {
+    for (size_t i = 0; i < items.size(); ++i) {
+      if (items[i].is_prompt != prompts) continue;
+      first[i] = rows;
+      rows += static_cast<int>(items[i].tokens.size());
+      logits += items[i].num_logits;
+    }
+    if (!prompts) decodes = rows;
+  }
+}
 
 void CheckItems(std::span<const ForwardItem> items, int max_batch_tokens) {
   int64_t total = 0;
@@ -18,7 +30,7 @@ void CheckItems(std::span<const ForwardItem> items, int max_batch_tokens) {
   OSCAR_CHECK(total <= max_batch_tokens, "{} tokens in one pass", total);
 }
 
-Status MakeRoom(std::span<const ForwardItem> items, ThreadPool& threads) {
+Status SealAndReserve(std::span<const ForwardItem> items, ThreadPool& threads) {
   for (const ForwardItem& item : items) {
     OSCAR_RETURN_IF_ERROR(item.is_prompt ? item.cache->SealForPrompt(threads)
                                          : item.cache->SealForGeneration(threads));
@@ -37,16 +49,6 @@ void AdvanceAll(std::span<const ForwardItem> items) {
   for (const ForwardItem& item : items) {
     item.cache->Advance(static_cast<int64_t>(item.tokens.size()));
   }
-}
-
-Status CheckTapPlan(const KvPlan& plan, int num_layers) {
-  for (int i = 0; i < num_layers; ++i) {
-    if (plan.v(i).kind != RotationKind::kNone) {
-      return InvalidArgument(
-          "calibration needs a cache method that leaves values unrotated, such as bf16");
-    }
-  }
-  return {};
 }
 
 }  // namespace oscar

@@ -1,0 +1,127 @@
+#include "arch/tensor_table.h"
+
+#include <fmt/core.h>
+
+#include "base/check.h"
+
+namespace oscar {
+
+std::span<const Role> PartsOf(LayerMatrix matrix) {
+  static constexpr Role kQkv[] = {Role::kQ, Role::kK, Role::kV}, kO[] = {Role::kO},
+                        kGateUp[] = {Role::kGate, Role::kUp}, kDown[] = {Role::kDown};
+  switch (matrix) {
+    case LayerMatrix::kQkv:
+      return kQkv;
+    case LayerMatrix::kO:
+      return kO;
+    case LayerMatrix::kGateUp:
+      return kGateUp;
+    case LayerMatrix::kDown:
+      return kDown;
+  }
+  return {};
+}
+
+std::span<const Role> BiasesOf(LayerMatrix matrix) {
+  static constexpr Role kQkv[] = {Role::kQBias, Role::kKBias, Role::kVBias}, kO[] = {Role::kOBias};
+  switch (matrix) {
+    case LayerMatrix::kQkv:
+      return kQkv;
+    case LayerMatrix::kO:
+      return kO;
+    default:
+      return {};
+  }
+}
+
+TensorTable::TensorTable(const ModelSpec& spec) : spec_(&spec) {
+  using enum Role;
+  using enum TensorKind;
+  const int64_t hidden = spec.hidden, vocab = spec.vocab_size;
+  Add(kEmbedding, -1, -1, {vocab, hidden}, kTable, TensorSplit::kRows);
+  if (!spec.tied_head) Add(kHead, -1, -1, {vocab, hidden}, kTable, TensorSplit::kRows);
+  Add(kFinalNorm, -1, -1, {hidden}, kVector, TensorSplit::kNone);
+  for (int i = 0; i < spec.num_layers(); ++i) {
+    const LayerSpec& layer = spec.layer(i);
+    const auto rows = [&](Role role, int64_t outputs, int64_t inputs, int expert = -1) {
+      Add(role, i, expert, {outputs, inputs}, kMatrix, TensorSplit::kRows);
+    };
+    const auto columns = [&](Role role, int64_t outputs, int64_t inputs, int expert = -1) {
+      Add(role, i, expert, {outputs, inputs}, kMatrix, TensorSplit::kColumns);
+    };
+    const auto vector = [&](Role role, int64_t size, TensorSplit split = TensorSplit::kNone) {
+      Add(role, i, -1, {size}, kVector, split);
+    };
+    if (const AttentionSpec* attention = layer.attention()) {
+      const int64_t q = attention->q_width(), kv = attention->kv_width();
+      vector(kAttentionNorm, hidden);
+      if (attention->qk_norm == QkNorm::kPerHead) {
+        vector(kQNorm, attention->head_dim);
+        vector(kKNorm, attention->head_dim);
+      } else if (attention->qk_norm == QkNorm::kAllHeads) {
+        vector(kQNorm, q, TensorSplit::kRows);
+        vector(kKNorm, kv, TensorSplit::kRows);
+      }
+      rows(kQ, q, hidden);
+      rows(kK, kv, hidden);
+      rows(kV, kv, hidden);
+      columns(kO, hidden, q);
+      if (attention->qkv_bias) {
+        vector(kQBias, q, TensorSplit::kRows);
+        vector(kKBias, kv, TensorSplit::kRows);
+        vector(kVBias, kv, TensorSplit::kRows);
+      }
+      if (attention->o_bias) vector(kOBias, hidden);
+    }
+    vector(kFeedForwardNorm, hidden);
+    const ExpertsSpec* experts = layer.experts();
+    const int64_t middle = experts != nullptr ? experts->intermediate : layer.dense()->intermediate;
+    if (experts != nullptr) {
+      Add(kRouter, i, -1, {experts->num_experts, hidden}, kTable, TensorSplit::kNone);
+    }
+    for (int e = experts != nullptr ? 0 : -1; e < (experts != nullptr ? experts->num_experts : 0);
+         ++e) {
+      rows(kGate, middle, hidden, e);
+      rows(kUp, middle, hidden, e);
+      columns(kDown, hidden, middle, e);
+    }
+  }
+  spec_ = nullptr;
+}
+
+void TensorTable::Add(Role role, int layer, int expert, std::vector<int64_t> shape, TensorKind kind,
+                      TensorSplit split) {
+  std::string name = fmt::format(fmt::runtime(spec_->name(role)), layer, expert);
+  index_.emplace(std::tuple(role, layer, expert), tensors_.size());
+  tensors_.push_back({role, layer, expert, std::move(name), std::move(shape), kind, split});
+}
+
+const TensorDecl* TensorTable::Find(Role role, int layer, int expert) const {
+  const auto found = index_.find({role, layer, expert});
+  return found == index_.end() ? nullptr : &tensors_[found->second];
+}
+
+const TensorDecl& TensorTable::Get(Role role, int layer, int expert) const {
+  const TensorDecl* tensor = Find(role, layer, expert);
+  OSCAR_CHECK(tensor != nullptr, "layer {} has no tensor of role {}", layer,
+              static_cast<int>(role));
+  return *tensor;
+}
+
+uint64_t TensorTable::num_parameters() const {
+  uint64_t count = 0;
+  for (const TensorDecl& tensor : tensors_) count += tensor.num_elements();
+  return count;
+}
+
+uint64_t TensorTable::Bytes(bool fp8, bool rotates_v) const {
+  uint64_t bytes = 0;
+  for (const TensorDecl& tensor : tensors_) {
+    const bool folded = rotates_v && (tensor.role == Role::kV || tensor.role == Role::kO);
+    const bool is_byte = fp8 && tensor.kind == TensorKind::kMatrix && !folded;
+    bytes += tensor.num_elements() * (is_byte ? 1 : 2);
+  }
+  return bytes;
+}
+
+}  // namespace oscar

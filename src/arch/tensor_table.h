@@ -1,0 +1,71 @@
+// TensorTable: the one list of the tensors that a model's checkpoint has, derived from its spec.
+// Checking, loading, packing, counting and splitting over devices all read it.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <span>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "arch/spec.h"
+
+namespace oscar {
+
+// How a tensor is kept in memory.
+enum class TensorKind : uint8_t {
+  kVector,  // norms, biases: fp32
+  kTable,   // embedding and head: BF16, whatever the layers' matrices are
+  kMatrix,  // of a layer: BF16, or FP8 where the checkpoint has it so
+};
+
+// How a tensor is divided among ranks that share the heads and the feed-forward width.
+enum class TensorSplit : uint8_t { kNone, kRows, kColumns };
+
+struct TensorDecl {
+  Role role = Role::kEmbedding;
+  int layer = -1;   // -1: the model's
+  int expert = -1;  // -1: the layer's
+  std::string name;
+  std::vector<int64_t> shape;  // [outputs, inputs] or [size]
+  TensorKind kind = TensorKind::kVector;
+  TensorSplit split = TensorSplit::kNone;
+
+  uint64_t num_elements() const {
+    uint64_t count = 1;
+    for (const int64_t extent : shape) count *= static_cast<uint64_t>(extent);
+    return count;
+  }
+};
+
+// The matrices of a layer as passes use them; some are several tensors, one below the other.
+enum class LayerMatrix : uint8_t { kQkv, kO, kGateUp, kDown };
+std::span<const Role> PartsOf(LayerMatrix matrix);
+std::span<const Role> BiasesOf(LayerMatrix matrix);  // of its parts, or none
+
+class TensorTable {
+ public:
+  explicit TensorTable(const ModelSpec& spec);
+
+  std::span<const TensorDecl> tensors() const { return tensors_; }
+  // Null where the model has none.
+  const TensorDecl* Find(Role role, int layer = -1, int expert = -1) const;
+  // REQUIRES: there is one.
+  const TensorDecl& Get(Role role, int layer = -1, int expert = -1) const;
+
+  uint64_t num_parameters() const;
+  // In BF16; or with a byte per weight of the layers' matrices, but for those of V and the output
+  // where V's rotation is folded into them. Without FP8 scales.
+  uint64_t Bytes(bool fp8, bool rotates_v) const;
+
+ private:
+  void Add(Role role, int layer, int expert, std::vector<int64_t> shape, TensorKind kind,
+           TensorSplit split);
+
+  const ModelSpec* spec_;  // while the table is made
+  std::vector<TensorDecl> tensors_;
+  std::map<std::tuple<Role, int, int>, size_t> index_;
+};
+
+}  // namespace oscar

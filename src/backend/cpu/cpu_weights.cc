@@ -1,0 +1,167 @@
+#include "cpu/cpu_weights.h"
+
+#include <algorithm>
+#include <span>
+#include <type_traits>
+
+#include "base/progress.h"
+#include "simd/aligned_buffer.h"
+
+namespace oscar {
+namespace {
+
+using simd::PackedMatrix;
+
+class Loader {
+ public:
+  Loader(const ModelSpec& spec, const WeightSource& source, const KvPlan& plan, simd::GemmPath path,
+         size_t staging_bytes, ThreadPool& threads)
+      : spec_(spec),
+        table_(spec),
+        source_(source),
+        plan_(plan),
+        path_(path),
+        staging_bytes_(staging_bytes),
+        threads_(threads) {}
+
+  Result<CpuWeights> Load();
+
+ private:
+  Status LoadLayer(int index, CpuWeights::Layer* layer);
+  Status Vector(Role role, int layer, std::vector<float>* out) const {
+    const TensorDecl* tensor = table_.Find(role, layer);
+    if (tensor == nullptr) return {};
+    out->resize(tensor->num_elements());
+    return source_.Load(tensor->name, tensor->shape, *out);
+  }
+  // Rows of `tensor` to rows of `matrix` from `first_row` on, read in multiples of `at_a_time`.
+  // `change` sees the values of the rows from its first argument on before they are packed.
+  template <typename T, typename Change>
+  Status Pack(const TensorDecl& tensor, int first_row, int at_a_time, PackedMatrix* matrix,
+              const Change& change);
+  Status Pack(const TensorDecl& tensor, int first_row, PackedMatrix* matrix) {
+    return Pack<Bf16>(tensor, first_row, PackedMatrix::kPanel, matrix, [](int, std::span<Bf16>) {});
+  }
+
+  const ModelSpec& spec_;
+  const TensorTable table_;
+  const WeightSource& source_;
+  const KvPlan& plan_;
+  const simd::GemmPath path_;
+  const size_t staging_bytes_;
+  ThreadPool& threads_;
+  simd::AlignedBuffer<std::byte> staging_;  // rows on their way to their packed form
+};
+
+template <typename T, typename Change>
+Status Loader::Pack(const TensorDecl& tensor, int first_row, int at_a_time, PackedMatrix* matrix,
+                    const Change& change) {
+  const auto outputs = static_cast<int>(tensor.shape[0]);
+  const auto width = static_cast<size_t>(tensor.shape[1]);
+  const size_t unit = static_cast<size_t>(at_a_time) * width;
+  const auto for_threads =
+      static_cast<size_t>(threads_.num_threads() * PackedMatrix::kPanel / at_a_time);
+  const size_t units = std::max({staging_bytes_ / (unit * sizeof(T)), for_threads, size_t{1}});
+  const int rows_at_once = static_cast<int>(
+      std::min(units, static_cast<size_t>((outputs + at_a_time - 1) / at_a_time)) * at_a_time);
+  staging_.Grow(static_cast<size_t>(std::min(rows_at_once, outputs)) * width * sizeof(T));
+  for (int row = 0; row < outputs; row += rows_at_once) {
+    const int count = std::min(rows_at_once, outputs - row);
+    const std::span<T> values(reinterpret_cast<T*>(staging_.data()),
+                              static_cast<size_t>(count) * width);
+    if constexpr (std::is_same_v<T, Bf16>) {
+      OSCAR_RETURN_IF_ERROR(source_.LoadBf16Rows(tensor.name, tensor.shape, {row, count}, values));
+    } else {
+      OSCAR_RETURN_IF_ERROR(source_.LoadRows(tensor.name, tensor.shape, {row, count}, values));
+    }
+    change(row, values);
+    matrix->PackRows(threads_, first_row + row, count, std::span<const T>(values));
+  }
+  return {};
+}
+
+Status Loader::LoadLayer(int index, CpuWeights::Layer* layer) {
+  OSCAR_RETURN_IF_ERROR(Vector(Role::kAttentionNorm, index, &layer->attention_norm));
+  OSCAR_RETURN_IF_ERROR(Vector(Role::kFeedForwardNorm, index, &layer->feed_forward_norm));
+  OSCAR_RETURN_IF_ERROR(Vector(Role::kQNorm, index, &layer->q_norm));
+  OSCAR_RETURN_IF_ERROR(Vector(Role::kKNorm, index, &layer->k_norm));
+  const LayerSpec& spec = spec_.layer(index);
+  const SideTransform* rotation = spec.kv_slot >= 0 ? &plan_.v(spec.kv_slot) : nullptr;
+  if (rotation != nullptr && rotation->kind == RotationKind::kNone) rotation = nullptr;
+  for (const LayerMatrix which :
+       {LayerMatrix::kQkv, LayerMatrix::kO, LayerMatrix::kGateUp, LayerMatrix::kDown}) {
+    if (table_.Find(PartsOf(which)[0], index) == nullptr) continue;  // a layer without attention
+    CpuWeights::Linear& linear = layer->linears[static_cast<size_t>(which)];
+    for (const Role role : BiasesOf(which)) {
+      std::vector<float> bias;
+      OSCAR_RETURN_IF_ERROR(Vector(role, index, &bias));
+      linear.bias.insert(linear.bias.end(), bias.begin(), bias.end());
+    }
+    int rows = 0;
+    for (const Role role : PartsOf(which)) {
+      rows += static_cast<int>(table_.Get(role, index).shape[0]);
+    }
+    const auto inputs = static_cast<int>(table_.Get(PartsOf(which)[0], index).shape[1]);
+    linear.matrix = PackedMatrix(rows, inputs, path_);
+    int first = 0;
+    for (const Role role : PartsOf(which)) {
+      const TensorDecl& tensor = table_.Get(role, index);
+      if (rotation != nullptr && role == Role::kV) {
+        const int dim = spec.attention()->head_dim;
+        std::span<float> bias(linear.bias);
+        if (!bias.empty()) bias = bias.subspan(static_cast<size_t>(first));
+        OSCAR_RETURN_IF_ERROR(
+            Pack<float>(tensor, first, dim, &linear.matrix, [&](int row, std::span<float> w_v) {
+              AbsorbIntoValues(*rotation, row / dim, dim, inputs, w_v,
+                               bias.empty() ? bias : bias.subspan(static_cast<size_t>(row)));
+            }));
+      } else if (rotation != nullptr && role == Role::kO) {
+        const AttentionSpec& attention = *spec.attention();
+        OSCAR_RETURN_IF_ERROR(Pack<float>(
+            tensor, first, PackedMatrix::kPanel, &linear.matrix, [&](int, std::span<float> w_o) {
+              AbsorbIntoOutputs(*rotation, attention.num_heads, attention.num_kv_heads,
+                                attention.head_dim, w_o);
+            }));
+      } else {
+        OSCAR_RETURN_IF_ERROR(Pack(tensor, first, &linear.matrix));
+      }
+      first += static_cast<int>(tensor.shape[0]);
+    }
+  }
+  return {};
+}
+
+Result<CpuWeights> Loader::Load() {
+  OSCAR_RETURN_IF_ERROR(CheckTensors(source_, table_));
+  CpuWeights weights;
+  Progress progress("loading weights", static_cast<uint64_t>(spec_.num_layers()) + 1, "layers");
+  const TensorDecl& embedding = table_.Get(Role::kEmbedding);
+  if (!spec_.tied_head) {
+    weights.embedding.resize(embedding.num_elements());
+    OSCAR_RETURN_IF_ERROR(source_.LoadBf16(embedding.name, embedding.shape, weights.embedding));
+  }
+  weights.head = PackedMatrix(spec_.vocab_size, spec_.hidden, path_);
+  OSCAR_RETURN_IF_ERROR(
+      Pack(spec_.tied_head ? embedding : table_.Get(Role::kHead), 0, &weights.head));
+  OSCAR_RETURN_IF_ERROR(Vector(Role::kFinalNorm, -1, &weights.final_norm));
+  weights.bytes = weights.head.bytes() + weights.embedding.size() * sizeof(Bf16);
+  progress.Add(1);
+  weights.layers.resize(static_cast<size_t>(spec_.num_layers()));
+  for (int i = 0; i < spec_.num_layers(); ++i) {
+    CpuWeights::Layer& layer = weights.layers[static_cast<size_t>(i)];
+    OSCAR_RETURN_IF_ERROR(LoadLayer(i, &layer));
+    for (const CpuWeights::Linear& linear : layer.linears) weights.bytes += linear.matrix.bytes();
+    progress.Add(1);
+  }
+  return weights;
+}
+
+}  // namespace
+
+Result<CpuWeights> LoadCpuWeights(const ModelSpec& spec, const WeightSource& source,
+                                  const KvPlan& plan, simd::GemmPath path, size_t staging_bytes,
+                                  ThreadPool& threads) {
+  return Loader(spec, source, plan, path, staging_bytes, threads).Load();
+}
+
+}  // namespace oscar

@@ -1,0 +1,43 @@
+// A decoder's weights as the CPU multiplies them: matrices packed in panels of BF16, norms and
+// biases in fp32. Immutable after loading.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <vector>
+
+#include "backend/backend.h"
+#include "base/half.h"
+#include "simd/gemm.h"
+#include "weights/source.h"
+
+namespace oscar {
+
+struct CpuWeights {
+  struct Linear {
+    simd::PackedMatrix matrix;
+    std::vector<float> bias;  // or none
+  };
+  struct Layer {
+    std::array<Linear, 4> linears;  // by LayerMatrix
+    std::vector<float> attention_norm, feed_forward_norm, q_norm, k_norm;
+
+    const Linear& linear(LayerMatrix matrix) const { return linears[static_cast<size_t>(matrix)]; }
+    const std::vector<float>& norm(Role role) const {
+      return role == Role::kAttentionNorm ? attention_norm : feed_forward_norm;
+    }
+  };
+
+  std::vector<Bf16> embedding;  // empty where the head is tied: rows come from `head`
+  simd::PackedMatrix head;      // [vocab, hidden]
+  std::vector<float> final_norm;
+  std::vector<Layer> layers;
+  uint64_t bytes = 0;  // of matrices
+};
+
+// V's rotation is folded into the projections around it.
+Result<CpuWeights> LoadCpuWeights(const ModelSpec& spec, const WeightSource& source,
+                                  const KvPlan& plan, simd::GemmPath path, size_t staging_bytes,
+                                  ThreadPool& threads);
+
+}  // namespace oscar

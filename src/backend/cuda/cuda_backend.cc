@@ -1,0 +1,225 @@
+// The operations on tensor cores: fp32 residual stream, BF16 or FP8 weights, fp32 sums; attention
+// straight from the pages. Numbers are rounded to BF16 where they enter a GEMM or the cache and
+// nowhere else, the places where the CPU's BF16 paths round them: norms, scaled queries, keys,
+// values, attention's outputs, gated activations.
+#include "cuda/cuda_backend.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "base/check.h"
+#include "base/log.h"
+#include "cuda/attention/prefill_attention.h"
+#include "cuda/device_backend.h"
+#include "cuda/gemm/products.h"
+#include "cuda/kv/kv_write.h"
+#include "cuda/kv/token_write.h"
+#include "cuda/step_kernels.h"
+
+namespace oscar {
+namespace cuda {
+namespace {
+
+constexpr double kLog2E = 1.4426950408889634;
+// What is left of the softmax's scale for kernels that multiply by it and by log2(e) themselves:
+// queries carry both before they are rounded, as on the CPU.
+constexpr float kScaledQuerySoftmax = 0.69314718f;
+static_assert(kScaledQuerySoftmax * static_cast<float>(kLog2E) == 1.0f);
+
+class CudaBackend final : public DeviceBackend {
+ public:
+  using DeviceBackend::DeviceBackend;
+
+  int max_recorded_rows() const override { return options_.max_sequences; }
+  Status Linear(const LinearOp& op) override;
+  Status WriteKv(int index, int slot) override;
+  Status Attend(int index, int slot) override;
+  Status ReadQkv(int index, std::span<float> out) override;
+
+ protected:
+  Status CreateKernels() override {
+    OSCAR_ASSIGN_OR_RETURN(prefill_, PrefillAttention::Create(shape_));
+    return {};
+  }
+  void CarveActivations(DeviceCarver& carver, size_t rows, size_t logit_rows) override;
+  Status FinishLoading() override;
+  Status NormAndHead(const int32_t* sources, int rows) override;
+
+ private:
+  NormedInput Normed(const float* norm, int first_row = 0) const {
+    return {x_ + int64_t{first_row} * spec_.hidden, norm, spec_.norm_eps, normed_};
+  }
+  Status GateAndUp(const DeviceLayer& weights, const float* norm);
+
+  std::optional<PrefillAttention> prefill_;
+  std::unique_ptr<Products> products_;
+  Bf16* normed_ = nullptr;    // [rows, hidden]
+  Bf16* q_ = nullptr;         // [rows, q]
+  Bf16* attended_ = nullptr;  // [rows, q]
+  Bf16* gated_ = nullptr;     // [rows, intermediate]
+};
+
+void CudaBackend::CarveActivations(DeviceCarver& carver, size_t rows, size_t logit_rows) {
+  const auto q_width = static_cast<size_t>(attention_.q_width());
+  normed_ = carver.Take<Bf16>(std::max(rows, logit_rows) * static_cast<size_t>(spec_.hidden));
+  q_ = carver.Take<Bf16>(rows * q_width);
+  attended_ = carver.Take<Bf16>(rows * q_width);
+  gated_ = carver.Take<Bf16>(rows * static_cast<size_t>(spec_.max_intermediate()));
+}
+
+Status CudaBackend::FinishLoading() {
+  std::unique_ptr<Blas> blas;
+  if (!options_.batch_invariant) {
+    auto loaded = Blas::Load(blas_workspace_);
+    if (loaded.has_value()) {
+      blas = std::move(*loaded);
+    } else {
+      LogWarning("{}: prompts and batches beyond {} rows will be slow", loaded.error().message(),
+                 kSkinnyRows);
+    }
+  }
+  products_ =
+      std::make_unique<Products>(std::move(blas), weight_scratch_, options_.batch_invariant);
+  return {};
+}
+
+Status CudaBackend::Linear(const LinearOp& op) {
+  const DeviceLayer& weights = layer(op.layer);
+  const float* norm =
+      op.norm == Role::kAttentionNorm ? weights.attention_norm : weights.feed_forward_norm;
+  if (op.output == Activation::kGated) return GateAndUp(weights, norm);
+  if (op.output == Activation::kStream) {
+    const bool attended = op.matrix == LayerMatrix::kO;
+    return products_->Of(attended ? weights.o : weights.down, attended ? attended_ : gated_, x_,
+                         spec_.hidden, pass_.rows, ProductOutput::kAdd,
+                         attended ? weights.o_bias : nullptr, stream_);
+  }
+  const int width = attention_.qkv_width(), first = weights.qkv.outputs;
+  OSCAR_RETURN_IF_ERROR(products_->OfNormed(weights.qkv, Normed(norm), qkv_, width, pass_.rows,
+                                            ProductOutput::kFloat, weights.qkv_bias, stream_));
+  if (weights.v.outputs == 0) return {};
+  return products_->OfNormed(
+      weights.v, Normed(norm), qkv_ + first, width, pass_.rows, ProductOutput::kFloat,
+      weights.qkv_bias == nullptr ? nullptr : weights.qkv_bias + first, stream_);
+}
+
+Status CudaBackend::GateAndUp(const DeviceLayer& weights, const float* norm) {
+  const int rows = pass_.rows, middle = weights.gate_up.outputs / 2;
+  if (products_->TakesSiluMul(weights.gate_up, rows)) {
+    return products_->OfNormed(weights.gate_up, Normed(norm), gated_, middle, rows,
+                               ProductOutput::kSiluMul, nullptr, stream_);
+  }
+  OSCAR_ASSIGN_OR_RETURN(const DeviceMatrix gate_up,
+                         products_->Expanded(weights.gate_up, rows, stream_));
+  for (int first = 0; first < rows; first += kFeedForwardRows) {
+    const int count = std::min(kFeedForwardRows, rows - first);
+    OSCAR_RETURN_IF_ERROR(products_->OfNormed(gate_up, Normed(norm, first), gate_up_, 2 * middle,
+                                              count, ProductOutput::kFloat, nullptr, stream_));
+    OSCAR_RETURN_IF_ERROR(
+        LaunchSiluMul(gate_up_, gated_ + int64_t{first} * middle, count, middle, stream_));
+  }
+  return {};
+}
+
+Status CudaBackend::WriteKv(int index, int slot) {
+  const DeviceLayer& weights = layer(index);
+  const CacheView view = ViewOf(slot);
+  WriteArguments write;
+  write.qkv = qkv_;
+  write.qkv_stride = attention_.qkv_width();
+  write.positions = pass_.positions;
+  write.table_rows = pass_.table_rows;
+  write.cos_sin = weights_.cos_sin;
+  write.q_norm = weights.q_norm;
+  write.k_norm = weights.k_norm;
+  write.norm_epsilon = spec_.norm_eps;
+  write.q_scale = static_cast<float>(kLog2E * attention_.softmax_scale);
+  write.rotation = weights.rotation;
+  write.rotation_fragments = weights.rotation_fragments;
+  write.rotations = weights.rotations;
+  write.q_out = q_;
+  write.window_pool = const_cast<std::byte*>(view.window_pool);
+  write.cache = view;
+  write.tokens = pass_.rows;
+  return HasTokenWrite(shape_, weights.rotation) ? LaunchTokenWrite(shape_, write, stream_)
+                                                 : WriteTokens(shape_, write, stream_);
+}
+
+Status CudaBackend::Attend(int, int slot) {
+  const CacheView view = ViewOf(slot);
+  const int64_t q_width = attention_.q_width();
+  for (int first = 0; first < pass_.decodes; first += options_.max_sequences) {
+    DecodeArguments args;
+    args.cache = view;
+    args.sequences = pass_.decode_views + first;
+    args.q = q_ + first * q_width;
+    args.out = attended_ + first * q_width;
+    args.softmax_scale = kScaledQuerySoftmax;
+    args.batch = std::min(options_.max_sequences, pass_.decodes - first);
+    args.workspace = attention_workspace_;
+    args.overlap_predecessor = first == 0;
+    OSCAR_RETURN_IF_ERROR(decode_->Launch(args, stream_));
+  }
+  if (pass_.chunks == 0) return {};
+  PrefillArguments args;
+  args.cache = view;
+  args.sequences = pass_.chunk_views;
+  args.chunks = pass_.chunk_rows;
+  args.q = q_;
+  args.out = attended_;
+  args.softmax_scale = kScaledQuerySoftmax;
+  args.batch = pass_.chunks;
+  args.max_query_tokens = pass_.longest_chunk;
+  return prefill_->Launch(args, stream_);
+}
+
+Status CudaBackend::ReadQkv(int index, std::span<float> out) {
+  const DeviceLayer& weights = layer(index);
+  const auto width = static_cast<size_t>(attention_.qkv_width());
+  OSCAR_CHECK(out.size() == static_cast<size_t>(pass_.rows) * width);
+  TapArguments args;
+  args.cos_sin = weights_.cos_sin;
+  args.q_norm = weights.q_norm;
+  args.k_norm = weights.k_norm;
+  args.epsilon = spec_.norm_eps;
+  args.out = gate_up_;
+  args.heads = attention_.num_heads;
+  args.kv_heads = attention_.num_kv_heads;
+  args.head_dim = attention_.head_dim;
+  const auto at_once = static_cast<int>(std::min<size_t>(gate_up_size_ / width, 1 << 16));
+  for (int first = 0; first < pass_.rows; first += at_once) {
+    const auto at = static_cast<size_t>(first) * width;
+    args.qkv = qkv_ + at;
+    args.positions = pass_.positions + first;
+    args.tokens = std::min(at_once, pass_.rows - first);
+    OSCAR_RETURN_IF_ERROR(LaunchTap(args, stream_));
+    OSCAR_RETURN_IF_ERROR(Fetch(out.data() + at, args.out, static_cast<size_t>(args.tokens) * width,
+                                "reading the calibration tap"));
+  }
+  return Synchronize();
+}
+
+Status CudaBackend::NormAndHead(const int32_t* sources, int rows) {
+  OSCAR_RETURN_IF_ERROR(LaunchNorm(x_, weights_.final_norm, spec_.norm_eps, sources, normed_, rows,
+                                   spec_.hidden, stream_));
+  return products_->Of(weights_.head, normed_, logits_, spec_.vocab_size, rows,
+                       ProductOutput::kFloat, nullptr, stream_);
+}
+
+}  // namespace
+}  // namespace cuda
+
+Result<std::unique_ptr<Backend>> MakeCudaBackend(const ModelSpec& spec, const WeightSource& source,
+                                                 KvPlan& plan, ThreadPool& threads,
+                                                 const BackendOptions& options) {
+  std::unique_ptr<cuda::DeviceBackend> backend;
+  if (options.portable) {
+    backend = cuda::NewPortableBackend(spec, plan, threads, options);
+  } else {
+    backend = std::make_unique<cuda::CudaBackend>(spec, plan, threads, options);
+  }
+  OSCAR_RETURN_IF_ERROR(backend->Load(source));
+  return backend;
+}
+
+}  // namespace oscar

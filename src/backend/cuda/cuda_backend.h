@@ -1,0 +1,32 @@
+// The operations on one CUDA device. Weights, pages, tables and workspaces are taken from the
+// device once, at load; afterwards nothing is allocated there. Where the build has no CUDA,
+// FindCudaDevice and MakeCudaBackend fail with kUnimplemented.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "backend/backend.h"
+#include "backend/device_info.h"
+#include "oscar/status.h"
+#include "weights/source.h"
+
+namespace oscar {
+
+// kNotFound where there is none, kUnavailable with the reason where there is one that these kernels
+// do not run on.
+Result<DeviceInfo> FindCudaDevice();
+
+// What the kernels would refuse: methods without real pages, shapes they do not take. Needs no
+// device.
+Status CheckCudaPlan(const ModelSpec& spec, const KvPlan& plan);
+// What BackendOptions::kv_bytes may be where so many bytes of the device are for pages: less than
+// all of them, by what does not fit between pages of two sizes. Needs no device.
+uint64_t CudaPageBudget(const KvPlan& plan, uint64_t bytes);
+
+// `plan` gets the device's sealer and must outlive the backend, like `threads`.
+Result<std::unique_ptr<Backend>> MakeCudaBackend(const ModelSpec& spec, const WeightSource& source,
+                                                 KvPlan& plan, ThreadPool& threads,
+                                                 const BackendOptions& options);
+
+}  // namespace oscar

@@ -1,0 +1,313 @@
+#include "cuda/device_backend.h"
+
+#include <cuda_runtime_api.h>
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/check.h"
+#include "base/progress.h"
+#include "cuda/cuda_backend.h"
+#include "cuda/device/cuda_status.h"
+#include "cuda/gemm/blas.h"
+#include "cuda/sample/sample_kernels.h"
+#include "cuda/step_kernels.h"
+
+namespace oscar::cuda {
+namespace {
+
+// Left to the driver, to code and to graphs when the page arena takes the rest.
+constexpr uint64_t kReserve = uint64_t{1} << 30;
+constexpr int kMinLogitRows = 64;
+constexpr int kDefaultBatchTokens = 4096;
+
+AttentionShape ShapeOf(const AttentionSpec& attention, const KvPlan& plan) {
+  AttentionShape shape;
+  const BlockLayout& sealed = plan.cache().sealed.block(0);
+  const bool plain = plan.cache().sealer == nullptr;
+  shape.history_kind = plain ? BlockKind::kBf16 : sealed.kind();
+  shape.head_dim = attention.head_dim;
+  shape.group_dims =
+      shape.history_kind == BlockKind::kBf16 ? attention.head_dim : sealed.group_dims();
+  shape.num_q_heads = attention.num_heads;
+  shape.num_kv_heads = attention.num_kv_heads;
+  return shape;
+}
+
+// A captured CUDA graph.
+class Graph : public Recording {
+ public:
+  explicit Graph(cudaGraphExec_t graph) : graph_(graph) {}
+  ~Graph() override { cudaGraphExecDestroy(graph_); }
+  cudaGraphExec_t get() const { return graph_; }
+
+ private:
+  cudaGraphExec_t graph_;
+};
+
+}  // namespace
+
+DeviceBackend::~DeviceBackend() {
+  if (stream_ != nullptr) cudaStreamSynchronize(stream_);
+  planner_.reset();
+  tables_.reset();
+  pages_.reset();
+  for (Flight& flight : flights_) {
+    cudaFreeHost(flight.ids);
+    cudaFreeHost(flight.draws);
+    cudaFreeHost(flight.draw_rows);
+    if (flight.done != nullptr) cudaEventDestroy(static_cast<cudaEvent_t>(flight.done));
+  }
+  if (stream_ != nullptr) cudaStreamDestroy(stream_);
+}
+
+void DeviceBackend::CarveWork(DeviceCarver& carver) {
+  const auto rows = static_cast<size_t>(options_.max_batch_tokens);
+  const auto logit_rows = static_cast<size_t>(logit_rows_);
+  const auto qkv_width = static_cast<size_t>(attention_.qkv_width());
+  const auto middle = static_cast<size_t>(spec_.max_intermediate());
+  x_ = carver.Take<float>(rows * static_cast<size_t>(spec_.hidden));
+  qkv_ = carver.Take<float>(rows * qkv_width);
+  // The calibration tap uses it too, a few rows at a time.
+  gate_up_size_ = std::max(std::min<size_t>(rows, kFeedForwardRows) * 2 * middle, qkv_width);
+  gate_up_ = carver.Take<float>(gate_up_size_);
+  CarveActivations(carver, rows, logit_rows);
+  logits_ = carver.Take<float>(logit_rows * static_cast<size_t>(spec_.vocab_size));
+  inputs_ = carver.Take<std::byte>(PassPlanner::InputBytes(options_.max_batch_tokens));
+  ids_ = carver.Take<int32_t>(logit_rows);
+  draws_ = carver.Take<TokenDraw>(logit_rows);
+  draw_rows_ = carver.Take<int32_t>(logit_rows);
+  attention_workspace_ = carver.Take<std::byte>(decode_->workspace_bytes());
+  blas_workspace_ = carver.Take<std::byte>(Blas::kWorkspaceBytes);
+  weight_scratch_ = carver.Take<Bf16>(weights_.largest_fp8);
+  table_memory_ = carver.Take<int32_t>(table_shape_.bytes() / sizeof(int32_t));
+  table_updates_ = carver.Take<TableUpdate>(PageTables::kStaged);
+}
+
+Status DeviceBackend::TakeMemory(const WeightSource& source) {
+  const CacheConfig& config = plan_.cache();
+  const PageArena::Sizes sizes = DevicePages::SizesOf(config);
+  DeviceCarver count_weights(nullptr), count_work(nullptr);
+  OSCAR_ASSIGN_OR_RETURN(
+      weights_, CarveWeights(spec_, plan_, source, positions_, options_.portable, count_weights));
+  CarveWork(count_work);
+  const uint64_t work = count_work.used(), scratch = DevicePages::ScratchBytes(config);
+  memory_.weights = count_weights.used();
+  memory_.activations = work + scratch;
+  size_t free = 0, total = 0;
+  OSCAR_RETURN_IF_ERROR(CudaStatus(cudaMemGetInfo(&free, &total), "reading the device's memory"));
+  const uint64_t fixed = memory_.weights + memory_.activations + kReserve;
+  uint64_t arena = sizes.ArenaBytes(options_.kv_bytes);
+  const uint64_t room = free > fixed ? free - fixed : 0;
+  if (options_.kv_bytes == 0) {
+    arena = sizes.ArenaBytes(sizes.BudgetOf(room));
+  }
+  if (arena > room || sizes.BudgetOf(arena) < config.open.bytes()) {
+    return ResourceExhausted(fmt::format(
+        "{} has {} free; weights take {}, activations and workspaces {}, {} stay in reserve, and "
+        "the cache wants {}: lower --kv-memory, --max-model-len or --chunk, or use --device cpu",
+        device_.name, FormatBytes(free), FormatBytes(memory_.weights),
+        FormatBytes(memory_.activations), FormatBytes(kReserve),
+        FormatBytes(std::max<uint64_t>(arena, config.open.bytes()))));
+  }
+  memory_.pages = arena;
+  OSCAR_ASSIGN_OR_RETURN(weight_memory_, DeviceBuffer<std::byte>::Allocate(memory_.weights));
+  OSCAR_ASSIGN_OR_RETURN(work_memory_, DeviceBuffer<std::byte>::Allocate(work));
+  OSCAR_ASSIGN_OR_RETURN(page_memory_, DeviceBuffer<std::byte>::Allocate(arena + scratch));
+  DeviceCarver carve_weights(weight_memory_.data()), carve_work(work_memory_.data());
+  OSCAR_ASSIGN_OR_RETURN(
+      weights_, CarveWeights(spec_, plan_, source, positions_, options_.portable, carve_weights));
+  CarveWork(carve_work);
+  OSCAR_RETURN_IF_ERROR(
+      CudaStatus(cudaMemsetAsync(attention_workspace_, 0, decode_->workspace_bytes(), stream_),
+                 "clearing the attention workspace"));
+  OSCAR_ASSIGN_OR_RETURN(pages_, DevicePages::Create(config, shape_, plan_, page_memory_.data(),
+                                                     arena, page_memory_.data() + arena, stream_));
+  OSCAR_ASSIGN_OR_RETURN(tables_, PageTables::Create(config, table_shape_, table_memory_,
+                                                     table_updates_, *pages_, stream_));
+  if (config.sealer != nullptr) own_plan_.ReplaceSealer(std::make_unique<DeviceSealer>(*pages_));
+  OSCAR_ASSIGN_OR_RETURN(planner_, PassPlanner::Create(options_.max_batch_tokens, *tables_, *pages_,
+                                                       inputs_, stream_));
+  const auto pinned = [&](auto** to) {
+    void* memory = nullptr;
+    Status status = CudaStatus(
+        cudaMallocHost(&memory, static_cast<size_t>(logit_rows_) * sizeof(**to)), "pinned memory");
+    *to = static_cast<std::remove_reference_t<decltype(*to)>>(memory);
+    return status;
+  };
+  for (Flight& flight : flights_) {
+    OSCAR_RETURN_IF_ERROR(pinned(&flight.ids));
+    OSCAR_RETURN_IF_ERROR(pinned(&flight.draws));
+    OSCAR_RETURN_IF_ERROR(pinned(&flight.draw_rows));
+    cudaEvent_t done = nullptr;
+    OSCAR_RETURN_IF_ERROR(
+        CudaStatus(cudaEventCreateWithFlags(&done, cudaEventDisableTiming), "creating an event"));
+    flight.done = done;
+  }
+  return {};
+}
+
+Status DeviceBackend::Load(const WeightSource& source) {
+  OSCAR_ASSIGN_OR_RETURN(device_, FindCudaDevice());
+  OSCAR_RETURN_IF_ERROR(CheckCudaPlan(spec_, plan_));
+  OSCAR_RETURN_IF_ERROR(
+      CudaStatus(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "creating a stream"));
+  fingerprint_ = source.Fingerprint();
+  shape_ = ShapeOf(attention_, plan_);
+  const CacheConfig& config = plan_.cache();
+  positions_ = options_.max_context > 0 ? options_.max_context : spec_.max_positions;
+  // Tables hold whatever may run; steps of more than the largest recorded one take extra launches.
+  const int table_rows = std::max(256, 2 * options_.max_sequences);
+  options_.max_sequences = StepRows(options_.max_sequences);
+  options_.max_batch_tokens =
+      std::clamp(options_.max_batch_tokens > 0 ? options_.max_batch_tokens : kDefaultBatchTokens,
+                 options_.max_sequences, 1 << 16);
+  logit_rows_ = std::max(options_.max_sequences, kMinLogitRows);
+  // A step that generates holds at most this much in BF16: see SequenceCache::SealForGeneration.
+  const int window =
+      config.sealer == nullptr ? 2 * kPageTokens : config.sink + config.recent + 2 * kPageTokens;
+  OSCAR_ASSIGN_OR_RETURN(decode_, DecodeAttention::Create(shape_, options_.max_sequences, window));
+  OSCAR_RETURN_IF_ERROR(CreateKernels());
+  table_shape_ = PageTables::ShapeFor(config, table_rows, positions_, options_.max_batch_tokens);
+  OSCAR_RETURN_IF_ERROR(TakeMemory(source));
+  OSCAR_RETURN_IF_ERROR(
+      LoadWeights(spec_, plan_, source, positions_, weight_scratch_, stream_, weights_));
+  return FinishLoading();
+}
+
+std::optional<DeviceMemory> DeviceBackend::device_memory() const {
+  DeviceMemory memory = memory_;
+  size_t free = 0, total = 0;
+  if (cudaMemGetInfo(&free, &total) == cudaSuccess) memory.free = free;
+  return memory;
+}
+
+Status DeviceBackend::Admit(SequenceCache& cache) {
+  // Attention wants the history in one piece.
+  return cache.attachment() == nullptr ? cache.SealGaps(threads_) : Status();
+}
+
+Status DeviceBackend::BeginPass(std::span<const ForwardItem> items, int padded) {
+  OSCAR_ASSIGN_OR_RETURN(pass_,
+                         items.empty() ? planner_->Padding(padded) : planner_->Plan(items, padded));
+  return {};
+}
+
+Status DeviceBackend::Embed() {
+  return LaunchEmbed(pass_.tokens, ids_, logit_rows_, weights_.embedding.weights, x_, pass_.rows,
+                     spec_.hidden, spec_.vocab_size, stream_);
+}
+
+CacheView DeviceBackend::ViewOf(int slot) const {
+  const PageLayout& open = plan_.cache().open;
+  const PageLayout& history = plan_.cache().sealer == nullptr ? open : plan_.cache().sealed;
+  CacheView view = tables_->view();
+  view.window_pool = pages_->arena() + open.BlockOffset(slot, 0);
+  view.history_pool = pages_->arena() + history.BlockOffset(slot, 0);
+  return view;
+}
+
+Status DeviceBackend::Fetch(float* to, const float* from, size_t count, const char* what) const {
+  return CudaStatus(
+      cudaMemcpyAsync(to, from, count * sizeof(float), cudaMemcpyDeviceToHost, stream_), what);
+}
+
+Status DeviceBackend::Logits(int first, int count, float* out) {
+  OSCAR_RETURN_IF_ERROR(
+      NormAndHead(pass_.logit_rows == nullptr ? nullptr : pass_.logit_rows + first, count));
+  return out == nullptr ? Status() : ReadLogits(0, count, out);
+}
+
+Status DeviceBackend::ReadLogits(int row, int count, float* out) {
+  const auto vocab = static_cast<size_t>(spec_.vocab_size);
+  return Fetch(out, logits_ + static_cast<size_t>(row) * vocab, static_cast<size_t>(count) * vocab,
+               "reading logits");
+}
+
+Status DeviceBackend::Synchronize() { return CudaStatus(cudaStreamSynchronize(stream_), "a step"); }
+
+Status DeviceBackend::Sample(int flight_index, std::span<const TokenDraw> draws,
+                             std::span<const int32_t> rows) {
+  Flight& flight = flights_[flight_index];
+  flight.count = draws.size();
+  if (!draws.empty()) {
+    std::ranges::copy(draws, flight.draws);
+    std::ranges::copy(rows, flight.draw_rows);
+    OSCAR_RETURN_IF_ERROR(CudaStatus(
+        cudaMemcpyAsync(draws_, flight.draws, draws.size_bytes(), cudaMemcpyHostToDevice, stream_),
+        "sending draws"));
+    OSCAR_RETURN_IF_ERROR(
+        CudaStatus(cudaMemcpyAsync(draw_rows_, flight.draw_rows, flight.count * sizeof(int32_t),
+                                   cudaMemcpyHostToDevice, stream_),
+                   "sending draws"));
+    OSCAR_RETURN_IF_ERROR(LaunchDraw(logits_, draw_rows_, draws_, ids_,
+                                     static_cast<int>(draws.size()), spec_.vocab_size, stream_));
+    OSCAR_RETURN_IF_ERROR(
+        CudaStatus(cudaMemcpyAsync(flight.ids, ids_, flight.count * sizeof(int32_t),
+                                   cudaMemcpyDeviceToHost, stream_),
+                   "reading tokens"));
+  }
+  return CudaStatus(cudaEventRecord(static_cast<cudaEvent_t>(flight.done), stream_),
+                    "recording an event");
+}
+
+Status DeviceBackend::Await(int flight_index, std::span<int32_t> ids) {
+  const Flight& flight = flights_[flight_index];
+  OSCAR_CHECK(ids.size() == flight.count);
+  OSCAR_RETURN_IF_ERROR(
+      CudaStatus(cudaEventSynchronize(static_cast<cudaEvent_t>(flight.done)), "a step"));
+  std::copy_n(flight.ids, flight.count, ids.begin());
+  return {};
+}
+
+Status DeviceBackend::BeginRecording() {
+  return CudaStatus(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal),
+                    "capturing a step");
+}
+
+Result<std::unique_ptr<Recording>> DeviceBackend::EndRecording() {
+  cudaGraph_t graph = nullptr;
+  Status status = CudaStatus(cudaStreamEndCapture(stream_, &graph), "capturing a step");
+  cudaGraphExec_t executable = nullptr;
+  if (status.ok()) {
+    status = CudaStatus(cudaGraphInstantiate(&executable, graph, 0), "instantiating a step");
+  }
+  if (graph != nullptr) cudaGraphDestroy(graph);
+  OSCAR_RETURN_IF_ERROR(status);
+  return std::make_unique<Graph>(executable);
+}
+
+Status DeviceBackend::Replay(const Recording& recording) {
+  return CudaStatus(cudaGraphLaunch(static_cast<const Graph&>(recording).get(), stream_),
+                    "launching a step");
+}
+
+Result<double> DeviceBackend::MeasureReadBandwidth() {
+  constexpr int kRepetitions = 5;
+  // Both exceed the L2; read the larger.
+  const bool pages = memory_.pages > memory_.weights;
+  const std::byte* data = pages ? page_memory_.data() : weight_memory_.data();
+  const auto bytes = static_cast<int64_t>(
+      std::min<uint64_t>(pages ? memory_.pages : memory_.weights, uint64_t{16} << 30));
+  cudaEvent_t start = nullptr, end = nullptr;
+  OSCAR_RETURN_IF_ERROR(CudaStatus(cudaEventCreate(&start), "creating an event"));
+  OSCAR_RETURN_IF_ERROR(CudaStatus(cudaEventCreate(&end), "creating an event"));
+  double best = 0.0;
+  Status status;
+  for (int i = 0; i <= kRepetitions && status.ok(); ++i) {
+    cudaEventRecord(start, stream_);
+    status = LaunchRead(data, bytes, reinterpret_cast<uint32_t*>(ids_), stream_);
+    cudaEventRecord(end, stream_);
+    if (status.ok()) status = CudaStatus(cudaEventSynchronize(end), "reading device memory");
+    float milliseconds = 0.0f;
+    cudaEventElapsedTime(&milliseconds, start, end);
+    if (i > 0) best = std::max(best, static_cast<double>(bytes) / (1e-3 * milliseconds));
+  }
+  cudaEventDestroy(start);
+  cudaEventDestroy(end);
+  OSCAR_RETURN_IF_ERROR(status);
+  return best;
+}
+
+}  // namespace oscar::cuda

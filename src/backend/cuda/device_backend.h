@@ -1,0 +1,143 @@
+// DeviceBackend: what the forms of the CUDA backend share: the device's memory, the plan of a pass,
+// sampling and recorded steps. How rows are multiplied, written and attended to is theirs:
+// CudaBackend (tensor cores, cuda_backend.cc) and PortableBackend (the CPU's order of sums,
+// portable/portable_backend.cc).
+//
+// Owns the pages' memory: pool and sequences must go before it. One thread.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+
+#include "backend/backend.h"
+#include "backend/device_info.h"
+#include "cuda/attention/cache_view.h"
+#include "cuda/attention/decode_attention.h"
+#include "cuda/device/device_buffer.h"
+#include "cuda/device_weights.h"
+#include "cuda/kv/device_pages.h"
+#include "cuda/kv/page_tables.h"
+#include "cuda/pass_plan.h"
+#include "oscar/status.h"
+
+namespace oscar::cuda {
+
+// Rows whose gates and ups are computed at once: they are fp32 and the largest of the activations.
+inline constexpr int kFeedForwardRows = 2048;
+
+class DeviceBackend : public Backend {
+ public:
+  DeviceBackend(const ModelSpec& spec, KvPlan& plan, ThreadPool& threads,
+                const BackendOptions& options)
+      : Backend(spec, plan, threads),
+        attention_(spec_.attention()),
+        own_plan_(plan),
+        options_(options) {}
+  ~DeviceBackend() override;
+
+  Status Load(const WeightSource& source);
+
+  uint64_t weight_bytes() const override { return weights_.matrix_bytes; }
+  uint64_t weight_bytes_per_step() const override { return weights_.bytes_per_step; }
+  uint64_t fingerprint() const override { return fingerprint_; }
+  bool portable() const override { return options_.portable; }
+  int max_batch_tokens() const override { return options_.max_batch_tokens; }
+  int64_t max_positions() const override { return positions_; }
+
+  PageMemory* page_memory() override { return pages_.get(); }
+  uint64_t page_budget() const override { return pages_->budget(); }
+  std::optional<DeviceMemory> device_memory() const override;
+  Status Admit(SequenceCache& cache) override;
+  Status FlushPages() override { return pages_->Flush(); }
+  Result<uint64_t> Saturated() override { return pages_->Saturated(); }
+  Result<double> MeasureReadBandwidth() override;
+
+  Status BeginPass(std::span<const ForwardItem> items, int padded) override;
+  Status Embed() override;
+  Status Logits(int first, int count, float* out) override;
+  int max_logit_rows() const override { return logit_rows_; }
+  Status Synchronize() override;
+
+  bool CanSample() const override { return true; }
+  Status Sample(int flight, std::span<const TokenDraw> draws,
+                std::span<const int32_t> rows) override;
+  Status Await(int flight, std::span<int32_t> ids) override;
+  Status ReadLogits(int row, int count, float* out) override;
+
+  Status BeginRecording() override;
+  Result<std::unique_ptr<Recording>> EndRecording() override;
+  Status Replay(const Recording& recording) override;
+
+ protected:
+  // What a form needs beside the members below: kernels, then activations for `rows` rows of a pass
+  // and `logit_rows` of logits, then what wants both.
+  virtual Status CreateKernels() = 0;
+  virtual void CarveActivations(DeviceCarver& carver, size_t rows, size_t logit_rows) = 0;
+  virtual Status FinishLoading() { return {}; }
+  // Final norm and head of rows `sources` of the stream (null: the first ones), to logits_.
+  virtual Status NormAndHead(const int32_t* sources, int rows) = 0;
+
+  const DeviceLayer& layer(int index) const { return weights_.layers[static_cast<size_t>(index)]; }
+  // Where a layer's blocks lie.
+  CacheView ViewOf(int slot) const;
+  // Floats of the device to the host.
+  Status Fetch(float* to, const float* from, size_t count, const char* what) const;
+
+  const AttentionSpec attention_;
+  KvPlan& own_plan_;
+  BackendOptions options_;
+  Stream stream_ = nullptr;
+  AttentionShape shape_;
+  DeviceWeights weights_;
+  Pass pass_;
+  int logit_rows_ = 0;
+  // In work_memory_.
+  float* x_ = nullptr;        // [rows, hidden]
+  float* qkv_ = nullptr;      // [rows, qkv]
+  float* gate_up_ = nullptr;  // [gate_up_size_]: at most kFeedForwardRows of 2 intermediate
+  size_t gate_up_size_ = 0;
+  float* logits_ = nullptr;         // [logit_rows_, vocab]
+  Bf16* weight_scratch_ = nullptr;  // [weights_.largest_fp8]
+  void* attention_workspace_ = nullptr;
+  void* blas_workspace_ = nullptr;
+  std::optional<DecodeAttention> decode_;
+
+ private:
+  // A pass that was launched, from its end on the device to Await.
+  struct Flight {
+    int32_t* ids = nullptr;        // pinned, [logit_rows_]
+    TokenDraw* draws = nullptr;    // pinned, [logit_rows_]
+    int32_t* draw_rows = nullptr;  // pinned, [logit_rows_]
+    void* done = nullptr;          // event
+    size_t count = 0;
+  };
+
+  void CarveWork(DeviceCarver& carver);
+  Status TakeMemory(const WeightSource& source);
+
+  DeviceInfo device_;
+  DeviceMemory memory_;
+  uint64_t fingerprint_ = 0;
+  int64_t positions_ = 0;
+  PageTables::Shape table_shape_;
+  DeviceBuffer<std::byte> weight_memory_, work_memory_, page_memory_;
+  std::unique_ptr<DevicePages> pages_;
+  std::unique_ptr<PageTables> tables_;
+  std::unique_ptr<PassPlanner> planner_;
+  Flight flights_[kFlights];
+  std::byte* inputs_ = nullptr;
+  int32_t* ids_ = nullptr;                // [logit_rows_]
+  TokenDraw* draws_ = nullptr;            // [logit_rows_]
+  int32_t* draw_rows_ = nullptr;          // [logit_rows_]
+  TableUpdate* table_updates_ = nullptr;  // [PageTables::kStaged]
+  int32_t* table_memory_ = nullptr;
+};
+
+std::unique_ptr<DeviceBackend> NewPortableBackend(const ModelSpec& spec, KvPlan& plan,
+                                                  ThreadPool& threads,
+                                                  const BackendOptions& options);
+
+}  // namespace oscar::cuda

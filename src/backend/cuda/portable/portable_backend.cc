@@ -1,0 +1,161 @@
+// The operations in the CPU's order of sums, with activations in fp32: the same logits as a
+// portable pass on the CPU, bit for bit. Nothing is recorded or tuned; for evaluation.
+#include <algorithm>
+#include <cmath>
+
+#include "base/check.h"
+#include "cuda/device_backend.h"
+#include "cuda/portable/portable_attention.h"
+#include "cuda/portable/portable_kernels.h"
+#include "numeric/hadamard.h"
+
+namespace oscar::cuda {
+namespace {
+
+class PortableBackend final : public DeviceBackend {
+ public:
+  using DeviceBackend::DeviceBackend;
+
+  Status Linear(const LinearOp& op) override;
+  Status WriteKv(int index, int slot) override;
+  Status Attend(int index, int slot) override;
+  Status ReadQkv(int index, std::span<float> out) override;
+
+ protected:
+  Status CreateKernels() override {
+    OSCAR_ASSIGN_OR_RETURN(kernel_, PortableAttention::Create(shape_));
+    return {};
+  }
+  void CarveActivations(DeviceCarver& carver, size_t rows, size_t logit_rows) override;
+  Status NormAndHead(const int32_t* sources, int rows) override;
+
+ private:
+  PortableHeads Heads() const {
+    return {qkv_,
+            pass_.positions,
+            pass_.table_rows,
+            pass_.rows,
+            attention_.num_heads,
+            attention_.num_kv_heads,
+            attention_.head_dim};
+  }
+  Status NormAndRope(int index);
+  Status Multiply(const DeviceMatrix& matrix, const float* x, const float* bias, float* out,
+                  int rows, bool add = false);
+
+  std::optional<PortableAttention> kernel_;
+  float* normed_ = nullptr;    // [rows, hidden]
+  float* attended_ = nullptr;  // [rows, q]
+  float* gated_ = nullptr;     // [rows, intermediate]
+  bool turned_ = false;        // qkv_ has been through NormAndRope
+};
+
+void PortableBackend::CarveActivations(DeviceCarver& carver, size_t rows, size_t logit_rows) {
+  normed_ = carver.Take<float>(std::max(rows, logit_rows) * static_cast<size_t>(spec_.hidden));
+  attended_ = carver.Take<float>(rows * static_cast<size_t>(attention_.q_width()));
+  gated_ = carver.Take<float>(rows * static_cast<size_t>(spec_.max_intermediate()));
+}
+
+Status PortableBackend::Multiply(const DeviceMatrix& matrix, const float* x, const float* bias,
+                                 float* out, int rows, bool add) {
+  PortableProduct product;
+  product.weights = matrix.weights;
+  product.outputs = matrix.outputs;
+  product.inputs = matrix.inputs;
+  product.x = x;
+  product.bias = bias;
+  product.out = out;
+  product.out_stride = matrix.outputs;
+  product.rows = rows;
+  product.add = add;
+  return LaunchPortableProduct(product, stream_);
+}
+
+Status PortableBackend::Linear(const LinearOp& op) {
+  const DeviceLayer& weights = layer(op.layer);
+  const int hidden = spec_.hidden;
+  if (op.output == Activation::kStream) {
+    const bool attended = op.matrix == LayerMatrix::kO;
+    return Multiply(attended ? weights.o : weights.down, attended ? attended_ : gated_,
+                    attended ? weights.o_bias : nullptr, x_, pass_.rows, /*add=*/true);
+  }
+  const float* norm =
+      op.norm == Role::kAttentionNorm ? weights.attention_norm : weights.feed_forward_norm;
+  OSCAR_RETURN_IF_ERROR(
+      LaunchPortableNorm(x_, norm, spec_.norm_eps, nullptr, normed_, pass_.rows, hidden, stream_));
+  if (op.output == Activation::kQkv) {
+    turned_ = false;
+    return Multiply(weights.qkv, normed_, weights.qkv_bias, qkv_, pass_.rows);
+  }
+  const int middle = weights.gate_up.outputs / 2;
+  for (int first = 0; first < pass_.rows; first += kFeedForwardRows) {
+    const int rows = std::min(kFeedForwardRows, pass_.rows - first);
+    OSCAR_RETURN_IF_ERROR(
+        Multiply(weights.gate_up, normed_ + int64_t{first} * hidden, nullptr, gate_up_, rows));
+    OSCAR_RETURN_IF_ERROR(
+        LaunchPortableSiluMul(gate_up_, gated_ + int64_t{first} * middle, rows, middle, stream_));
+  }
+  return {};
+}
+
+Status PortableBackend::NormAndRope(int index) {
+  if (turned_) return {};
+  turned_ = true;
+  const DeviceLayer& weights = layer(index);
+  return LaunchPortableRope(Heads(), weights.q_norm, weights.k_norm, spec_.norm_eps,
+                            weights_.cos_sin, stream_);
+}
+
+Status PortableBackend::WriteKv(int index, int slot) {
+  OSCAR_RETURN_IF_ERROR(NormAndRope(index));
+  const SideTransform& k = plan_.k(slot);
+  PortableRotation rotation;
+  if (k.kind == RotationKind::kHadamard || k.kind == RotationKind::kBlockHadamard) {
+    rotation.hadamard_order =
+        k.kind == RotationKind::kHadamard ? attention_.head_dim : k.hadamard_block;
+    rotation.hadamard_scale = HadamardScale(rotation.hadamard_order);
+  } else if (k.kind == RotationKind::kCalibrated) {
+    rotation.matrices = layer(index).rotation_matrices;
+    rotation.num_matrices = k.num_matrices;
+  }
+  return LaunchPortableStore(Heads(), rotation, ViewOf(slot), stream_);
+}
+
+Status PortableBackend::Attend(int, int slot) {
+  PortableArguments args;
+  args.cache = ViewOf(slot);
+  args.q = qkv_;
+  args.q_stride = attention_.qkv_width();
+  args.out = attended_;
+  args.softmax_scale = static_cast<float>(attention_.softmax_scale);
+  args.sequences = pass_.decode_views;
+  args.batch = pass_.decodes;
+  OSCAR_RETURN_IF_ERROR(kernel_->Launch(args, stream_));
+  args.sequences = pass_.chunk_views;
+  args.chunks = pass_.chunk_rows;
+  args.batch = pass_.chunks;
+  args.max_query_tokens = std::max(pass_.longest_chunk, 1);
+  return kernel_->Launch(args, stream_);
+}
+
+Status PortableBackend::ReadQkv(int index, std::span<float> out) {
+  OSCAR_RETURN_IF_ERROR(NormAndRope(index));
+  OSCAR_RETURN_IF_ERROR(Fetch(out.data(), qkv_, out.size(), "reading the calibration tap"));
+  return Synchronize();
+}
+
+Status PortableBackend::NormAndHead(const int32_t* sources, int rows) {
+  OSCAR_RETURN_IF_ERROR(LaunchPortableNorm(x_, weights_.final_norm, spec_.norm_eps, sources,
+                                           normed_, rows, spec_.hidden, stream_));
+  return Multiply(weights_.head, normed_, nullptr, logits_, rows);
+}
+
+}  // namespace
+
+std::unique_ptr<DeviceBackend> NewPortableBackend(const ModelSpec& spec, KvPlan& plan,
+                                                  ThreadPool& threads,
+                                                  const BackendOptions& options) {
+  return std::make_unique<PortableBackend>(spec, plan, threads, options);
+}
+
+}  // namespace oscar::cuda

@@ -1,0 +1,276 @@
+#include "reference/reference_backend.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <map>
+
+#include "arch/rope.h"
+#include "base/check.h"
+#include "base/half.h"
+
+namespace oscar {
+namespace {
+
+using Rows = std::vector<std::vector<float>>;
+
+// y[out] = W[out, in] x[in] + bias[out]
+void AppendLinear(std::span<const float> weight, std::span<const float> bias,
+                  std::span<const float> x, std::vector<float>* y) {
+  const size_t in = x.size(), out = weight.size() / in;
+  for (size_t o = 0; o < out; ++o) {
+    const float* row = weight.data() + o * in;
+    // Eight running sums let the compiler use vectors; the order is still fixed.
+    float sums[8] = {};
+    size_t i = 0;
+    for (; i + 8 <= in; i += 8) {
+      for (size_t j = 0; j < 8; ++j) sums[j] += row[i + j] * x[i + j];
+    }
+    float sum = 0.0f;
+    for (float s : sums) sum += s;
+    for (; i < in; ++i) sum += row[i] * x[i];
+    y->push_back(sum + (bias.empty() ? 0.0f : bias[o]));
+  }
+}
+
+void RmsNorm(std::span<float> x, std::span<const float> weight, float eps) {
+  double squares = 0.0;
+  for (float v : x) squares += static_cast<double>(v) * v;
+  const auto scale =
+      static_cast<float>(1.0 / std::sqrt(squares / static_cast<double>(x.size()) + eps));
+  for (size_t i = 0; i < x.size(); ++i) x[i] = x[i] * scale * weight[i];
+}
+
+void ApplyRope(std::span<float> head, std::span<const float> cos, std::span<const float> sin) {
+  const size_t half = cos.size();
+  for (size_t i = 0; i < half; ++i) {
+    const float a = head[i], b = head[i + half];
+    head[i] = a * cos[i] - b * sin[i];
+    head[i + half] = b * cos[i] + a * sin[i];
+  }
+}
+
+// Keys and values of a sequence in fp32, [slot][position].
+struct KeptRows : CacheAttachment {
+  std::vector<Rows> keys, values;
+};
+
+class ReferenceBackend final : public Backend {
+ public:
+  ReferenceBackend(const ModelSpec& spec, const KvPlan& plan, ThreadPool& threads,
+                   const ReferenceOptions& options)
+      : Backend(spec, plan, threads),
+        options_(options),
+        table_(spec_),
+        rope_(spec.rope_theta, spec.rope_scaling, spec_.attention().rotary_dims) {}
+
+  Status Load(const WeightSource& source) {
+    OSCAR_RETURN_IF_ERROR(CheckFeatures(spec_, {Feature::kPartialRope}, "the reference"));
+    OSCAR_RETURN_IF_ERROR(CheckTensors(source, table_));
+    fingerprint_ = source.Fingerprint();
+    for (const TensorDecl& tensor : table_.tensors()) {
+      std::vector<float>& values = weights_[&tensor];
+      values.resize(tensor.num_elements());
+      OSCAR_RETURN_IF_ERROR(source.Load(tensor.name, tensor.shape, values));
+    }
+    return {};
+  }
+
+  uint64_t weight_bytes() const override { return table_.num_parameters() * sizeof(float); }
+  uint64_t weight_bytes_per_step() const override { return weight_bytes(); }
+  uint64_t fingerprint() const override { return fingerprint_; }
+  bool portable() const override { return true; }
+  int max_batch_tokens() const override { return options_.max_batch_tokens; }
+  int max_logit_rows() const override { return std::numeric_limits<int>::max(); }
+
+  Status BeginPass(std::span<const ForwardItem> items, int padded) override {
+    OSCAR_CHECK(padded == 0, "the reference records no steps");
+    const BatchRows rows(items);
+    rows_.resize(static_cast<size_t>(rows.rows));
+    logit_rows_.clear();
+    for (size_t i = 0; i < items.size(); ++i) {
+      SequenceCache& cache = *items[i].cache;
+      if (cache.attachment() == nullptr) {
+        auto kept = std::make_unique<KeptRows>();
+        kept->keys.resize(static_cast<size_t>(spec_.num_kv_layers()));
+        kept->values.resize(kept->keys.size());
+        cache.Attach(std::move(kept));
+      }
+      const auto first = static_cast<size_t>(rows.first[i]), count = items[i].tokens.size();
+      for (size_t t = 0; t < count; ++t) {
+        rows_[first + t] = {static_cast<KeptRows*>(cache.attachment()),
+                            cache.length() + static_cast<int64_t>(t), items[i].tokens[t]};
+      }
+      for (size_t t = count - static_cast<size_t>(items[i].num_logits); t < count; ++t) {
+        logit_rows_.push_back(first + t);
+      }
+    }
+    for (Rows* activation : {&stream_, &qkv_, &attended_, &gated_}) {
+      activation->assign(rows_.size(), {});
+    }
+    return {};
+  }
+
+  Status Embed() override {
+    const auto hidden = static_cast<size_t>(spec_.hidden);
+    for (size_t row = 0; row < rows_.size(); ++row) {
+      const float* from =
+          Weights(Role::kEmbedding).data() + static_cast<size_t>(rows_[row].token) * hidden;
+      stream_[row].assign(from, from + hidden);
+    }
+    return {};
+  }
+
+  Status Linear(const LinearOp& op) override {
+    const Rows& input = op.input == Activation::kStream     ? stream_
+                        : op.input == Activation::kAttended ? attended_
+                                                            : gated_;
+    for (size_t row = 0; row < rows_.size(); ++row) {
+      std::vector<float> x = input[row], y;
+      if (op.norm.has_value()) RmsNorm(x, Weights(*op.norm, op.layer), spec_.norm_eps);
+      for (size_t part = 0; part < PartsOf(op.matrix).size(); ++part) {
+        std::span<const float> bias;
+        if (!BiasesOf(op.matrix).empty()) bias = Weights(BiasesOf(op.matrix)[part], op.layer);
+        AppendLinear(Weights(PartsOf(op.matrix)[part], op.layer), bias, x, &y);
+      }
+      if (op.output == Activation::kQkv) {
+        qkv_[row] = std::move(y);
+      } else if (op.output == Activation::kGated) {
+        const size_t middle = y.size() / 2;
+        for (size_t d = 0; d < middle; ++d) y[d] = y[d] / (1.0f + std::exp(-y[d])) * y[middle + d];
+        y.resize(middle);
+        gated_[row] = std::move(y);
+      } else {
+        for (size_t d = 0; d < y.size(); ++d) stream_[row][d] += y[d];
+      }
+    }
+    return {};
+  }
+
+  Status WriteKv(int layer, int slot) override {
+    const AttentionSpec& attention = *spec_.layer(layer).attention();
+    const auto q = static_cast<ptrdiff_t>(attention.q_width()),
+               kv = static_cast<ptrdiff_t>(attention.kv_width());
+    for (size_t row = 0; row < rows_.size(); ++row) {
+      NormAndRope(layer, row, qkv_[row]);
+      std::vector<float> keys(qkv_[row].begin() + q, qkv_[row].begin() + q + kv);
+      std::vector<float> values(qkv_[row].begin() + q + kv, qkv_[row].end());
+      if (options_.bf16_cache) {
+        for (float& x : keys) x = ToFloat(ToBf16(x));
+        for (float& x : values) x = ToFloat(ToBf16(x));
+      }
+      KeptRows& kept = *rows_[row].kept;
+      const auto at = static_cast<size_t>(rows_[row].position);
+      Rows& all_keys = kept.keys[static_cast<size_t>(slot)];
+      Rows& all_values = kept.values[static_cast<size_t>(slot)];
+      all_keys.resize(at + 1);  // what was trimmed goes
+      all_values.resize(at + 1);
+      all_keys[at] = std::move(keys);
+      all_values[at] = std::move(values);
+    }
+    return {};
+  }
+
+  Status Attend(int layer, int slot) override {
+    const AttentionSpec& attention = *spec_.layer(layer).attention();
+    const auto dim = static_cast<size_t>(attention.head_dim);
+    for (size_t row = 0; row < rows_.size(); ++row) {
+      const Rows& keys = rows_[row].kept->keys[static_cast<size_t>(slot)];
+      const Rows& values = rows_[row].kept->values[static_cast<size_t>(slot)];
+      const auto count = static_cast<size_t>(rows_[row].position) + 1;
+      const std::vector<float>& q = qkv_[row];
+      std::vector<float>& out = attended_[row];
+      out.assign(static_cast<size_t>(attention.q_width()), 0.0f);
+      std::vector<float> weights(count);
+      for (int head = 0; head < attention.num_heads; ++head) {
+        const size_t at = static_cast<size_t>(head) * dim;
+        const size_t kv = static_cast<size_t>(head / attention.queries_per_kv_head()) * dim;
+        double total = 0.0;
+        float largest = -INFINITY;
+        for (size_t s = 0; s < count; ++s) {
+          double dot = 0.0;
+          for (size_t d = 0; d < dim; ++d) {
+            dot += static_cast<double>(q[at + d]) * keys[s][kv + d];
+          }
+          weights[s] = static_cast<float>(dot * attention.softmax_scale);
+          largest = std::max(largest, weights[s]);
+        }
+        for (float& w : weights) total += w = std::exp(w - largest);
+        for (size_t s = 0; s < count; ++s) {
+          const auto share = static_cast<float>(weights[s] / total);
+          for (size_t d = 0; d < dim; ++d) out[at + d] += share * values[s][kv + d];
+        }
+      }
+    }
+    return {};
+  }
+
+  Status ReadQkv(int layer, std::span<float> out) override {
+    for (size_t row = 0; row < rows_.size(); ++row) {
+      std::vector<float> qkv = qkv_[row];
+      NormAndRope(layer, row, qkv);
+      std::ranges::copy(qkv, out.begin() + static_cast<ptrdiff_t>(row * qkv.size()));
+    }
+    return {};
+  }
+
+  Status Logits(int first, int count, float* out) override {
+    const Role head = spec_.tied_head ? Role::kEmbedding : Role::kHead;
+    for (int i = first; i < first + count; ++i) {
+      std::vector<float> x = stream_[logit_rows_[static_cast<size_t>(i)]], y;
+      RmsNorm(x, Weights(Role::kFinalNorm), spec_.norm_eps);
+      AppendLinear(Weights(head), {}, x, &y);
+      out = std::ranges::copy(y, out).out;
+    }
+    return {};
+  }
+
+ private:
+  struct Row {
+    KeptRows* kept = nullptr;
+    int64_t position = 0;
+    int32_t token = 0;
+  };
+
+  // Empty where the model has no such tensor.
+  std::span<const float> Weights(Role role, int layer = -1) const {
+    const TensorDecl* tensor = table_.Find(role, layer);
+    return tensor == nullptr ? std::span<const float>() : weights_.at(tensor);
+  }
+
+  void NormAndRope(int layer, size_t row, std::vector<float>& qkv) const {
+    const AttentionSpec& attention = *spec_.layer(layer).attention();
+    const auto dim = static_cast<size_t>(attention.head_dim);
+    std::vector<float> cos(static_cast<size_t>(rope_.half())), sin(cos.size());
+    rope_.Fill(rows_[row].position, cos, sin);
+    for (int head = 0; head < attention.num_heads + attention.num_kv_heads; ++head) {
+      const std::span<float> x(qkv.data() + static_cast<size_t>(head) * dim, dim);
+      const bool is_q = head < attention.num_heads;
+      const std::span<const float> norm = Weights(is_q ? Role::kQNorm : Role::kKNorm, layer);
+      if (!norm.empty()) RmsNorm(x, norm, spec_.norm_eps);
+      ApplyRope(x, cos, sin);
+    }
+  }
+
+  const ReferenceOptions options_;
+  const TensorTable table_;
+  const RopeTable rope_;
+  uint64_t fingerprint_ = 0;
+  std::map<const TensorDecl*, std::vector<float>> weights_;
+  std::vector<Row> rows_;
+  std::vector<size_t> logit_rows_;
+  Rows stream_, qkv_, attended_, gated_;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<Backend>> MakeReferenceBackend(const ModelSpec& spec,
+                                                      const WeightSource& source,
+                                                      const KvPlan& plan, ThreadPool& threads,
+                                                      const ReferenceOptions& options) {
+  auto backend = std::make_unique<ReferenceBackend>(spec, plan, threads, options);
+  OSCAR_RETURN_IF_ERROR(backend->Load(source));
+  return backend;
+}
+
+}  // namespace oscar

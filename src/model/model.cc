@@ -1,0 +1,28 @@
+#include "model/model.h"
+
+namespace oscar {
+namespace {
+
+Status NotHere(std::string_view what) {
+  return Unimplemented(std::string("this model does not ").append(what));
+}
+
+}  // namespace
+
+Result<std::unique_ptr<CellRead>> Model::StartCell(SequenceCache&, std::span<const int32_t>) {
+  return Unexpected(NotHere("read prompts layer by layer"));
+}
+Result<bool> Model::ContinueCell(CellRead&, int64_t, std::span<float>) {
+  return Unexpected(NotHere("read prompts layer by layer"));
+}
+Status Model::ForwardAndDraw(std::span<const ForwardItem>, std::span<const TokenDraw>,
+                             std::span<int32_t>) {
+  return NotHere("draw tokens");
+}
+Status Model::ReadLogits(size_t, std::span<float>) { return NotHere("draw tokens"); }
+Status Model::Launch(std::span<const ForwardItem>, std::span<const TokenDraw>) {
+  return NotHere("run ahead");
+}
+Status Model::Collect(std::span<int32_t>) { return NotHere("run ahead"); }
+
+}  // namespace oscar
