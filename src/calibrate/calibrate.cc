@@ -11,6 +11,7 @@
 #include "base/progress.h"
 #include "engine/generator.h"
 #include "engine/loaded_model.h"
+#include "engine/prompt_reader.h"
 #include "evaluate/layer_errors.h"
 #include "rotation/dump.h"
 #include "rotation/rotation_file.h"
@@ -66,17 +67,11 @@ Status Capture::Add(int layer, const QkvChunk& chunk) {
 
 Status Capture::ReadSequence(const std::vector<int32_t>& tokens, Progress* progress) {
   SequenceCache cache(model_.kv().cache(), model_.pool());
-  const auto total = static_cast<int64_t>(tokens.size());
-  while (cache.length() < total) {
-    const int64_t at = cache.length(), cell = model_.kv().cache().cell;
-    const int64_t count =
-        std::min<int64_t>({model_.model().max_batch_tokens(), total - at, cell - at % cell});
-    const ForwardItem item{
-        &cache, std::span(tokens).subspan(static_cast<size_t>(at), static_cast<size_t>(count)),
-        /*is_prompt=*/true, 0};
-    OSCAR_RETURN_IF_ERROR(model_.model().Forward({&item, 1}, {}));
+  PromptReader reader(model_.model(), cache, tokens);
+  while (!reader.done()) {
+    OSCAR_RETURN_IF_ERROR(reader.ReadChunk());
     OSCAR_RETURN_IF_ERROR(status_);
-    if (progress != nullptr) progress->Add(static_cast<uint64_t>(count));
+    if (progress != nullptr) progress->Add(reader.chunk().size());
   }
   return {};
 }

@@ -17,6 +17,7 @@
 #include "base/progress.h"
 #include "cli/command.h"
 #include "engine/loaded_model.h"
+#include "engine/prompt_reader.h"
 #include "evaluate/sequence_runner.h"
 #include "evaluate/suite.h"
 #include "server/model_host.h"
@@ -42,7 +43,7 @@ struct DemoArguments {
 
 struct Question {
   std::string name, answer;
-  std::vector<int32_t> tokens;  // of the chat prompt, after what all questions share
+  std::vector<int32_t> tokens;  // of the chat prompt
 };
 
 // The text and what is asked of it: all prompts begin with the same `text`.
@@ -88,33 +89,24 @@ Result<Exam> MakeExam(const std::filesystem::path& model, const ChatTemplate& ch
   const std::string text = prompt.substr(0, prompt.rfind('\n') + 1);
   static const std::regex hidden("magic numbers for ([a-z-]+) is: ([0-9]+)");
   Exam exam;
-  std::vector<std::vector<int32_t>> prompts;
   for (std::sregex_iterator it(text.begin(), text.end(), hidden), end; it != end; ++it) {
-    exam.questions.push_back({(*it)[1], (*it)[2], {}});
+    Question& question = exam.questions.emplace_back(Question{(*it)[1], (*it)[2], {}});
     OSCAR_ASSIGN_OR_RETURN(
-        std::vector<int32_t> tokens,
+        question.tokens,
         Encode(chat, tokenizer,
                fmt::format("{}What is the special magic number for {} mentioned in the provided "
                            "text?",
-                           text, exam.questions.back().name)));
-    prompts.push_back(std::move(tokens));
+                           text, question.name)));
   }
-  if (prompts.size() < 2) {
+  if (exam.questions.size() < 2) {
     return Unexpected(
         DataLoss(fmt::format("{}/eval/multikey_14k.jsonl: the first item hides no "
                              "numbers",
                              model.string())));
   }
-  size_t shared = prompts[0].size();
-  for (const std::vector<int32_t>& other : prompts) {
-    const auto end =
-        std::mismatch(prompts[0].begin(), prompts[0].end(), other.begin(), other.end()).first;
-    shared = std::min(shared, static_cast<size_t>(end - prompts[0].begin()));
-  }
-  exam.text.assign(prompts[0].begin(), prompts[0].begin() + static_cast<std::ptrdiff_t>(shared));
-  for (size_t i = 0; i < prompts.size(); ++i) {
-    exam.questions[i].tokens.assign(prompts[i].begin() + static_cast<std::ptrdiff_t>(shared),
-                                    prompts[i].end());
+  exam.text = exam.questions[0].tokens;
+  for (const Question& other : exam.questions) {
+    exam.text.erase(std::ranges::mismatch(exam.text, other.tokens).in1, exam.text.end());
   }
   return exam;
 }
@@ -140,24 +132,6 @@ struct Contender {
   size_t decoded = 0, right = 0;
   bool finished = false;
 };
-
-// Reads `tokens` into `cache`, at most a pass and never across a cell at a time.
-Status Read(Model& model, SequenceCache& cache, std::span<const int32_t> tokens,
-            std::span<float> logits, Progress* progress) {
-  const int64_t cell = model.kv().cache().cell;
-  while (!tokens.empty()) {
-    const int64_t count =
-        std::min({static_cast<int64_t>(tokens.size()), cell - cache.length() % cell,
-                  static_cast<int64_t>(model.max_batch_tokens())});
-    const auto taken = static_cast<size_t>(count);
-    const bool last = taken == tokens.size() && !logits.empty();
-    const ForwardItem item{&cache, tokens.first(taken), /*is_prompt=*/true, last ? 1 : 0};
-    OSCAR_RETURN_IF_ERROR(model.Forward({&item, 1}, last ? logits : std::span<float>()));
-    if (progress != nullptr) progress->Add(taken);
-    tokens = tokens.subspan(taken);
-  }
-  return {};
-}
 
 // A table that is drawn over itself on a terminal, and row by row, once, elsewhere.
 class Table {
@@ -250,7 +224,7 @@ class Demo {
     SequenceCache text(exact.kv().cache(), exact.pool());
     {
       Progress progress("reading the text", exam_.text.size(), "tokens");
-      OSCAR_RETURN_IF_ERROR(Read(exact.model(), text, exam_.text, {}, &progress));
+      OSCAR_RETURN_IF_ERROR(PromptReader(exact.model(), text, exam_.text).ReadAll(&progress));
     }
     read_seconds_ = SecondsSince(start);
     Say(fmt::format("Read in {} ({:.0f} tokens/s).\n", FormatDuration(read_seconds_),
@@ -314,14 +288,14 @@ class Demo {
   }
 
   Status Ask(Contender& contender) const {
-    std::vector<float> logits(static_cast<size_t>(contender.model->spec().vocab_size));
     for (const Question& question : exam_.questions) {
       Contender::Answer& answer = contender.answers.emplace_back(
           Contender::Answer{contender.text->Fork(), Detokenizer(*tokenizer_, /*skip_special=*/true),
                             "", -1, 0, false});
-      OSCAR_RETURN_IF_ERROR(
-          Read(contender.model->model(), answer.cache, question.tokens, logits, nullptr));
-      Take(contender, answer, logits);
+      PromptReader reader(contender.model->model(), answer.cache, question.tokens,
+                          /*num_logits=*/1);
+      OSCAR_RETURN_IF_ERROR(reader.ReadAll());
+      Take(contender, answer, reader.logits());
     }
     return {};
   }

@@ -8,6 +8,7 @@
 
 #include "base/progress.h"
 #include "base/rng.h"
+#include "engine/prompt_reader.h"
 
 namespace oscar {
 namespace {
@@ -166,29 +167,17 @@ Result<DecodeBenchRow> RunDecodeBench(LoadedModel& loaded, int64_t context, int 
 
 Result<PrefillBenchRow> RunPrefillBench(LoadedModel& loaded, int64_t tokens) {
   constexpr int kRepetitions = 3;
-  Model& model = loaded.model();
   const ModelSpec& spec = loaded.spec();
   std::vector<int32_t> prompt(static_cast<size_t>(tokens));
   for (size_t i = 0; i < prompt.size(); ++i) {
     prompt[i] = static_cast<int32_t>(i * 7919 % static_cast<size_t>(spec.vocab_size));
   }
-  std::vector<float> logits(static_cast<size_t>(spec.vocab_size));
   PrefillBenchRow row;
   row.tokens = tokens;
   for (int i = 0; i <= kRepetitions; ++i) {
     SequenceCache cache(loaded.kv().cache(), loaded.pool());
     const auto start = std::chrono::steady_clock::now();
-    while (cache.length() < tokens) {
-      const int64_t at = cache.length(), cell = loaded.kv().cache().cell;
-      const int64_t count =
-          std::min<int64_t>({model.max_batch_tokens(), tokens - at, cell - at % cell});
-      const bool last = at + count == tokens;
-      const ForwardItem item{
-          &cache, std::span(prompt).subspan(static_cast<size_t>(at), static_cast<size_t>(count)),
-          /*is_prompt=*/true, last ? 1 : 0};
-      OSCAR_RETURN_IF_ERROR(
-          model.Forward({&item, 1}, last ? std::span(logits) : std::span<float>()));
-    }
+    OSCAR_RETURN_IF_ERROR(PromptReader(loaded.model(), cache, prompt, /*num_logits=*/1).ReadAll());
     const double seconds = SecondsSince(start);
     if (i == 1 || (i > 1 && seconds < row.seconds)) row.seconds = seconds;
   }

@@ -8,6 +8,7 @@
 #include "base/check.h"
 #include "base/progress.h"
 #include "engine/page_budget.h"
+#include "engine/prompt_reader.h"
 #include "numeric/matrix.h"
 
 namespace oscar {
@@ -86,34 +87,26 @@ Status Generator::Exhausted(int64_t prompt, int64_t total) const {
 Status Generator::Run(std::span<const int32_t> prompt, int64_t num_logits,
                       const OnLogits& on_logits) {
   const auto total = static_cast<int64_t>(prompt.size());
-  const auto vocab = static_cast<size_t>(model_.spec().vocab_size);
-  const int64_t first_logits = total - num_logits;
   // Known before the first pass: nobody should read most of a prompt to learn that it cannot fit.
   if (PeakBytes(model_.kv().cache(), cache_.length(), cache_.sealed_end(), total, total,
                 Reading::kByChunk) > pool_.budget()) {
     return Exhausted(total, total);
   }
   Progress progress("reading the prompt", static_cast<uint64_t>(total - cache_.length()), "tokens");
-  while (cache_.length() < total) {
+  PromptReader reader(model_, cache_, prompt, num_logits, chunk_);
+  while (!reader.done()) {
     if (cancelled_.load(std::memory_order_relaxed)) return {StatusCode::kCancelled, "cancelled"};
-    const int64_t at = cache_.length();
-    const int64_t cell = model_.kv().cache().cell;
-    const int64_t count = std::min({static_cast<int64_t>(chunk_), total - at, cell - at % cell});
-    const auto wanted =
-        static_cast<size_t>(std::clamp<int64_t>(at + count - first_logits, 0, count));
-    logits_.resize(wanted * vocab);
-    const ForwardItem item{&cache_,
-                           prompt.subspan(static_cast<size_t>(at), static_cast<size_t>(count)),
-                           /*is_prompt=*/true, static_cast<int>(wanted)};
-    const Status status = model_.Forward({&item, 1}, logits_);
+    const Status status = reader.ReadChunk();
     if (status.code() == StatusCode::kResourceExhausted) return Exhausted(total, total);
     OSCAR_RETURN_IF_ERROR(status);
-    tokens_.insert(tokens_.end(), item.tokens.begin(), item.tokens.end());
-    progress.Add(static_cast<uint64_t>(count));
-    if (on_logits && wanted > 0) {
-      on_logits(at + count - static_cast<int64_t>(wanted), logits_);
+    tokens_.insert(tokens_.end(), reader.chunk().begin(), reader.chunk().end());
+    progress.Add(reader.chunk().size());
+    if (on_logits && !reader.logits().empty()) {
+      const size_t rows = reader.logits().size() / static_cast<size_t>(model_.spec().vocab_size);
+      on_logits(cache_.length() - static_cast<int64_t>(rows), reader.logits());
     }
   }
+  logits_ = reader.TakeLogits();
   return {};
 }
 

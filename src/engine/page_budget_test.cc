@@ -6,6 +6,7 @@
 
 #include "base/rng.h"
 #include "engine/fake_model.h"
+#include "engine/prompt_reader.h"
 
 namespace oscar {
 namespace {
@@ -14,16 +15,14 @@ namespace {
 uint64_t MeasuredPeak(FakeModel& model, int64_t prompt, int64_t total, int64_t chunk) {
   PagePool pool(uint64_t{1} << 30);
   SequenceCache cache(model.kv().cache(), pool);
-  const int64_t cell = model.kv().cache().cell;
-  const auto tokens = FakeTokens(1, static_cast<size_t>(total));
+  const auto ids = FakeTokens(1, static_cast<size_t>(total));
+  const std::span<const int32_t> tokens = ids;
   uint64_t peak = 0;
   while (cache.length() < total) {
-    const int64_t at = cache.length();
-    const bool is_prompt = at < prompt;
-    const int64_t count = is_prompt ? std::min({chunk, prompt - at, cell - at % cell}) : 1;
-    const ForwardItem item{
-        &cache, std::span(tokens).subspan(static_cast<size_t>(at), static_cast<size_t>(count)),
-        is_prompt, 0};
+    const auto at = static_cast<size_t>(cache.length());
+    const ForwardItem item =
+        cache.length() < prompt ? NextChunk(cache, tokens.first(static_cast<size_t>(prompt)), chunk)
+                                : ForwardItem{&cache, tokens.subspan(at, 1), false, 0};
     EXPECT_TRUE(model.Forward({&item, 1}, {}).ok());
     peak = std::max(peak, pool.bytes_in_use());
   }
@@ -51,13 +50,11 @@ uint64_t MeasuredPeakByLayer(FakeModel& model, int64_t prompt, int64_t total) {
   PagePool pool(uint64_t{1} << 30);
   model.pool_of_cells = &pool;
   SequenceCache cache(model.kv().cache(), pool);
-  const int64_t cell = model.kv().cache().cell;
   const auto tokens = FakeTokens(1, static_cast<size_t>(total));
   uint64_t peak = 0;
   while (cache.length() < prompt) {
-    const int64_t at = cache.length(), count = std::min(prompt - at, cell - at % cell);
-    auto read = model.StartCell(
-        cache, std::span(tokens).subspan(static_cast<size_t>(at), static_cast<size_t>(count)));
+    const auto whole = std::span(tokens).first(static_cast<size_t>(prompt));
+    auto read = model.StartCell(cache, NextChunk(cache, whole, prompt).tokens);
     EXPECT_TRUE(read.has_value());
     peak = std::max(peak, pool.bytes_in_use());
     while (!*model.ContinueCell(**read, 100, {})) {
@@ -106,14 +103,11 @@ TEST(PageBudget, ReadingByLayerLeavesTheSamePages) {
       std::vector<SequenceCache> forks;
       const int64_t prompt = 1 + rng.Below(round, 900);
       for (uint64_t step = 0; chunked.length() < prompt; ++step) {
-        const int64_t at = chunked.length();
-        const int64_t rest = std::min(prompt - at, config.cell - at % config.cell);
         // By layer to the cell's end, from anywhere in it, a shared page included.
         const bool by_layer = rng.Below(100 * round + step, 2) == 0;
-        const int64_t count = by_layer ? rest : std::min<int64_t>(rest, 90);
-        const auto span =
-            std::span(tokens).subspan(static_cast<size_t>(at), static_cast<size_t>(count));
-        const ForwardItem item{&chunked, span, true, 0};
+        const auto whole = std::span(tokens).first(static_cast<size_t>(prompt));
+        const ForwardItem item = NextChunk(chunked, whole, by_layer ? prompt : 90);
+        const auto span = item.tokens;
         ASSERT_TRUE(model.Forward({&item, 1}, {}).ok());
         if (by_layer) {
           forks.push_back(layered.Fork());

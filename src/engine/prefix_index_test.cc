@@ -5,6 +5,7 @@
 
 #include "base/rng.h"
 #include "engine/fake_model.h"
+#include "engine/prompt_reader.h"
 
 namespace oscar {
 namespace {
@@ -28,17 +29,12 @@ class PrefixIndexTest : public testing::Test {
   }
   // Computes what the cache lacks; tokens from `prompt` on are generated.
   void Continue(Run* run, size_t prompt) {
-    const auto total = static_cast<int64_t>(run->tokens.size());
-    while (run->cache.length() < total) {
-      const int64_t at = run->cache.length();
-      const bool is_prompt = at < static_cast<int64_t>(prompt);
-      const int64_t count = is_prompt ? std::min(static_cast<int64_t>(prompt) - at,
-                                                 config().cell - at % config().cell)
-                                      : 1;
-      const ForwardItem item{
-          &run->cache,
-          std::span(run->tokens).subspan(static_cast<size_t>(at), static_cast<size_t>(count)),
-          is_prompt, 0};
+    const std::span<const int32_t> tokens = run->tokens;
+    PromptReader reader(model_, run->cache, tokens.first(std::min(prompt, tokens.size())));
+    ASSERT_TRUE(reader.ReadAll().ok());
+    while (run->cache.length() < static_cast<int64_t>(tokens.size())) {
+      const auto at = static_cast<size_t>(run->cache.length());
+      const ForwardItem item{&run->cache, tokens.subspan(at, 1), /*is_prompt=*/false, 0};
       ASSERT_TRUE(model_.Forward({&item, 1}, {}).ok());
     }
   }

@@ -8,6 +8,7 @@
 #include "base/log.h"
 #include "cache/layered_append.h"
 #include "engine/page_budget.h"
+#include "engine/prompt_reader.h"
 #include "numeric/matrix.h"
 
 namespace oscar {
@@ -34,6 +35,10 @@ Sequence::Sequence(EngineRequest engine_request, std::shared_ptr<EventChannel> e
       cache(config, pool) {
   ExtendPageHashes(request.cache_salt, tokens, &hashes);
   sampler.ObservePrompt(request.prompt);
+}
+
+std::span<const int32_t> Sequence::RestOfCell() {
+  return NextChunk(cache, request.prompt, prompt_size()).tokens;
 }
 
 Scheduler::Scheduler(Model& model, PagePool& pool, ThreadPool& threads,
@@ -142,11 +147,6 @@ void Scheduler::PlanDecodes(int cap) {
   }
 }
 
-int64_t Scheduler::RestOfCell(const Sequence& sequence) const {
-  const int64_t at = sequence.cache.length();
-  return std::min(sequence.prompt_size() - at, config_.cell - at % config_.cell);
-}
-
 int Scheduler::PlanPrefill(Sequence& sequence, int budget) {
   if (sequence.by_layer) {
     if (cell_ != nullptr) return 0;  // one at a time
@@ -154,19 +154,18 @@ int Scheduler::PlanPrefill(Sequence& sequence, int budget) {
     cell_tokens_ = budget;
     return budget;
   }
-  const int64_t at = sequence.cache.length();
-  int64_t count = std::min<int64_t>(budget, RestOfCell(sequence));
-  int64_t wanted = 0;
+  int64_t max_tokens = budget;
+  int64_t num_logits = sequence.generated() == 0 ? 1 : 0;
   if (sequence.WantsPromptLogprobs()) {
-    count = std::min(count, std::max<int64_t>(1, kMaxPromptLogits / model_.spec().vocab_size));
-    const auto known = static_cast<int64_t>(sequence.prompt_logprobs.size());
-    wanted = std::clamp<int64_t>(at + count - known, 0, count);
+    max_tokens =
+        std::min(max_tokens, std::max<int64_t>(1, kMaxPromptLogits / model_.spec().vocab_size));
+    num_logits = sequence.prompt_size() - static_cast<int64_t>(sequence.prompt_logprobs.size());
   }
-  const bool draws = at + count == sequence.size();
-  wanted = std::max<int64_t>(wanted, draws ? 1 : 0);
-  batch_.push_back(
-      {&sequence, static_cast<int>(count), /*is_prompt=*/true, static_cast<int>(wanted)});
-  return static_cast<int>(count);
+  const ForwardItem chunk =
+      NextChunk(sequence.cache, sequence.request.prompt, max_tokens, num_logits);
+  const auto count = static_cast<int>(chunk.tokens.size());
+  batch_.push_back({&sequence, count, /*is_prompt=*/true, chunk.num_logits});
+  return count;
 }
 
 void Scheduler::Plan() {
@@ -322,7 +321,8 @@ void Scheduler::Start(Sequence& sequence) {
 int64_t Scheduler::BatchBytes() const {
   int64_t in_use = 0, peak = 0, reserve = 0;
   if (cell_ != nullptr && cell_->read == nullptr) {  // its pages are taken first
-    const AppendCost cost = LayeredAppend::CostOf(cell_->cache, RestOfCell(*cell_));
+    const AppendCost cost =
+        LayeredAppend::CostOf(cell_->cache, static_cast<int64_t>(cell_->RestOfCell().size()));
     peak = cost.seal_peak;
     in_use = cost.seal_net + cost.reserve;
   }
@@ -428,10 +428,7 @@ Status Scheduler::RunCell() {
 
 Status Scheduler::RunPass() {
   if (cell_ != nullptr && cell_->read == nullptr) {
-    const auto at = static_cast<size_t>(cell_->cache.length());
-    const auto count = static_cast<size_t>(RestOfCell(*cell_));
-    OSCAR_ASSIGN_OR_RETURN(
-        cell_->read, model_.StartCell(cell_->cache, std::span(cell_->tokens).subspan(at, count)));
+    OSCAR_ASSIGN_OR_RETURN(cell_->read, model_.StartCell(cell_->cache, cell_->RestOfCell()));
   }
   std::vector<ForwardItem> items;
   size_t num_logits = 0;

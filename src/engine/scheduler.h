@@ -55,6 +55,8 @@ struct Sequence {
     return request.want_prompt_logprobs &&
            static_cast<int64_t>(prompt_logprobs.size()) < prompt_size() - 1;
   }
+  // What is left of its prompt in the cell that it has got to.
+  std::span<const int32_t> RestOfCell();
   PageKey key() const { return {request.cache_salt, tokens, hashes}; }
   // Frees its pages.
   void DropCache() {
@@ -100,8 +102,6 @@ class Scheduler {
   bool FitsBeside(Sequence& sequence);
   bool WaitsForPrefix(const Sequence& sequence, int64_t hit) const;
   uint64_t FutureBytes(const Sequence& sequence) const;
-  // Tokens from where the sequence is to the end of its cell or prompt.
-  int64_t RestOfCell(const Sequence& sequence) const;
   int64_t BatchBytes() const;
   bool MakeRoom();
   void FreeNewest();

@@ -5,6 +5,7 @@
 
 #include "base/check.h"
 #include "cache/block_codec.h"
+#include "engine/prompt_reader.h"
 #include "numeric/eigen.h"
 #include "numeric/matrix.h"
 #include "simd/vec_ops.h"
@@ -50,15 +51,8 @@ Result<LayerErrorProbe> LayerErrorProbe::Capture(LoadedModel& model,
     SequenceCache cache(model.kv().cache(), model.pool());
     const int64_t total =
         std::min<int64_t>(kMaxTokens - probe.num_tokens_, static_cast<int64_t>(tokens.size()));
-    while (status.ok() && cache.length() < total) {
-      const int64_t at = cache.length(), cell = model.kv().cache().cell;
-      const int64_t count =
-          std::min<int64_t>({model.model().max_batch_tokens(), total - at, cell - at % cell});
-      const ForwardItem item{
-          &cache, std::span(tokens).subspan(static_cast<size_t>(at), static_cast<size_t>(count)),
-          /*is_prompt=*/true, 0};
-      status = model.model().Forward({&item, 1}, {});
-    }
+    const auto read = std::span(tokens).first(static_cast<size_t>(total));
+    if (status.ok()) status = PromptReader(model.model(), cache, read).ReadAll();
     probe.num_tokens_ += total;
   }
   OSCAR_RETURN_IF_ERROR(model.model().SetTap({}));

@@ -8,6 +8,7 @@
 
 #include "base/check.h"
 #include "cache/block_layout.h"
+#include "engine/prompt_reader.h"
 #include "numeric/matrix.h"
 #include "simd/vec_ops.h"
 
@@ -143,8 +144,6 @@ struct SequenceRunner::Running {
   std::optional<Sampler> sampler;
   int32_t next = -1;  // the token to feed; -1 while the prompt is read
   bool done = false;
-
-  int64_t prompt_left() const { return static_cast<int64_t>(task->prompt.size()) - cache.length(); }
 };
 
 SequenceRunner::SequenceRunner(LoadedModel& model, std::vector<int32_t> stop_tokens,
@@ -210,7 +209,6 @@ Status SequenceRunner::Take(Running& running, std::span<const float> logits) {
 
 Status SequenceRunner::Step(std::vector<Running>& running, size_t& max_running) {
   const auto vocab = static_cast<size_t>(model_.spec().vocab_size);
-  const int64_t cell = model_.kv().cache().cell;
   int64_t room = model_.model().max_batch_tokens();
   std::vector<ForwardItem> items;
   std::vector<size_t> owners;
@@ -223,15 +221,10 @@ Status SequenceRunner::Step(std::vector<Running>& running, size_t& max_running) 
   }
   for (size_t i = 0; i < running.size() && room > 0; ++i) {
     if (running[i].next >= 0) continue;
-    const int64_t at = running[i].cache.length();
-    const int64_t count = std::min({room, running[i].prompt_left(), cell - at % cell});
-    const int wanted = count == running[i].prompt_left() ? 1 : 0;
-    items.push_back({&running[i].cache,
-                     std::span(running[i].task->prompt)
-                         .subspan(static_cast<size_t>(at), static_cast<size_t>(count)),
-                     /*is_prompt=*/true, wanted});
+    items.push_back(NextChunk(running[i].cache, running[i].task->prompt, room, 1));
     owners.push_back(i);
-    room -= count, num_logits += static_cast<size_t>(wanted);
+    room -= static_cast<int64_t>(items.back().tokens.size());
+    num_logits += static_cast<size_t>(items.back().num_logits);
   }
   logits_.resize(num_logits * vocab);
   const Status status = model_.model().Forward(items, logits_);
@@ -303,26 +296,14 @@ Status SequenceRunner::Run(std::span<const SequenceTask> tasks, const OnDone& on
 Result<std::vector<SharedPrompt>> SequenceRunner::ReadPrompts(
     std::span<const std::vector<int32_t>> prompts, int64_t max_tokens) {
   OSCAR_CHECK(model_.kv().cache().sealer == nullptr, "shared prompts need a bf16 plan");
-  const auto vocab = static_cast<size_t>(model_.spec().vocab_size);
-  const int64_t cell = model_.kv().cache().cell;
   std::vector<SharedPrompt> out;
   for (const std::vector<int32_t>& prompt : prompts) {
     SharedPrompt shared{SequenceCache(model_.kv().cache(), model_.pool()), {}};
-    const auto whole = static_cast<int64_t>(prompt.size());
-    const int64_t total = std::min(whole, max_tokens);
-    if (total == whole) shared.logits.resize(vocab);
-    while (shared.cache.length() < total) {
-      const int64_t at = shared.cache.length();
-      const int64_t count =
-          std::min<int64_t>({model_.model().max_batch_tokens(), total - at, cell - at % cell});
-      const bool last = at + count == whole;
-      const ForwardItem item{
-          &shared.cache,
-          std::span(prompt).subspan(static_cast<size_t>(at), static_cast<size_t>(count)),
-          /*is_prompt=*/true, last ? 1 : 0};
-      OSCAR_RETURN_IF_ERROR(model_.model().Forward(
-          {&item, 1}, last ? std::span<float>(shared.logits) : std::span<float>()));
-    }
+    const size_t total = std::min(prompt.size(), static_cast<size_t>(max_tokens));
+    PromptReader reader(model_.model(), shared.cache, std::span(prompt).first(total),
+                        /*num_logits=*/total == prompt.size() ? 1 : 0);
+    OSCAR_RETURN_IF_ERROR(reader.ReadAll());
+    shared.logits = reader.TakeLogits();
     out.push_back(std::move(shared));
   }
   return out;
