@@ -9,7 +9,6 @@
 #include "base/progress.h"
 #include "engine/page_budget.h"
 #include "engine/prompt_reader.h"
-#include "numeric/matrix.h"
 
 namespace oscar {
 namespace {
@@ -49,7 +48,8 @@ Generator::Generator(Model& model, PagePool& pool, int64_t max_context, int chun
       pool_(pool),
       max_context_(max_context > 0 ? max_context : model.spec().max_positions),
       chunk_(chunk > 0 ? std::min(chunk, model.max_batch_tokens()) : model.max_batch_tokens()),
-      cache_(model.kv().cache(), pool) {}
+      cache_(model.kv().cache(), pool),
+      pass_(model) {}
 
 void Generator::Reset() {
   cache_.Trim(0);
@@ -126,86 +126,37 @@ Result<std::span<const float>> Generator::Step(int32_t token) {
   if (cache_.length() >= max_context_) {
     return Unexpected(OutOfRange(fmt::format("the context of {} tokens is full", max_context_)));
   }
-  logits_.resize(static_cast<size_t>(model_.spec().vocab_size));
-  const ForwardItem item{&cache_, {&token, 1}, /*is_prompt=*/false, /*num_logits=*/1};
-  const Status status = model_.Forward({&item, 1}, logits_);
-  if (status.code() == StatusCode::kResourceExhausted) {
-    return Unexpected(Exhausted(cache_.length(), cache_.length() + 1));
-  }
-  OSCAR_RETURN_IF_ERROR(status);
+  OSCAR_RETURN_IF_ERROR(Append(token, std::nullopt));
   tokens_.push_back(token);
-  return std::span<const float>(logits_);
+  return pass_.logits(0);
 }
 
-Status Generator::Launch(int32_t token, const TokenDraw& draw) {
+Status Generator::Append(int32_t token, const std::optional<TokenDraw>& draw) {
   const ForwardItem item{&cache_, {&token, 1}, /*is_prompt=*/false, /*num_logits=*/1};
-  return model_.Launch({&item, 1}, {&draw, 1});
+  const Status status = pass_.Run({&item, 1}, {&draw, 1});
+  return status.code() == StatusCode::kResourceExhausted
+             ? Exhausted(cache_.length(), cache_.length() + 1)
+             : status;
 }
 
-Status Generator::DropAhead() {
-  if (!ahead_) return {};
-  ahead_ = false;
-  int32_t ignored = 0;
-  OSCAR_RETURN_IF_ERROR(model_.Collect({&ignored, 1}));
-  cache_.Trim(static_cast<int64_t>(tokens_.size()));
-  return {};
-}
-
-Result<int32_t> Generator::Draw(std::span<const float> logits, Sampler& sampler) const {
-  if (!AllFinite(logits)) return Unexpected(NotFinite(static_cast<int64_t>(tokens_.size())));
-  return sampler.Sample(logits);
-}
-
-Result<int32_t> Generator::StepAndDraw(int32_t token, bool goes_on, Sampler& sampler) {
-  const std::optional<TokenDraw> draw = sampler.NextDraw();
-  if (model_.max_draws() == 0 || !draw.has_value()) {
-    OSCAR_ASSIGN_OR_RETURN(const auto logits, Step(token));
-    return Draw(logits, sampler);
+Result<int32_t> Generator::StepAndSample(int32_t token, bool goes_on, Sampler& sampler) {
+  if (!pass_.in_flight()) {
+    OSCAR_RETURN_IF_ERROR(
+        Append(token, model_.max_draws() > 0 ? sampler.NextDraw() : std::nullopt));
   }
-  int32_t drawn = 0;
-  bool logits_are_there = true;
-  Status status;
-  if (model_.CanRunAhead() && draw->IsSureOnDevice()) {
-    if (!ahead_) status = Launch(token, *draw);
-    if (status.ok()) {
-      ahead_ = false;
-      // Only where undoing it leaves no trace: a page that is sealed stays sealed.
-      const AppendCost cost = cache_.CostOf(1, /*is_prompt=*/false);
-      if (goes_on && cache_.length() < max_context_ && cost.seal_peak == 0 && cost.seal_net == 0) {
-        const Status launched = Launch(ForwardItem::Drawn(0), *sampler.NextDraw(1));
-        if (!launched.ok() && launched.code() != StatusCode::kResourceExhausted) {
-          // The one before must not be left under way.
-          [[maybe_unused]] const Status ignored = model_.Collect({&drawn, 1});
-          return Unexpected(launched);
-        }
-        ahead_ = launched.ok();
-        logits_are_there = !ahead_;
-      }
-      status = model_.Collect({&drawn, 1});
+  if (pass_.in_flight()) {
+    const PassRunner::Ahead next{0, sampler.NextDraw(1).value_or(TokenDraw{})};
+    const bool ahead = goes_on && cache_.length() < max_context_;
+    OSCAR_RETURN_IF_ERROR(pass_.Land({&next, ahead ? 1u : 0u}));
+    if (pass_.id(0) == PassRunner::kRecompute) {
+      OSCAR_RETURN_IF_ERROR(pass_.Drain());
+      OSCAR_RETURN_IF_ERROR(Append(token, std::nullopt));
     }
-  } else {
-    const ForwardItem item{&cache_, {&token, 1}, /*is_prompt=*/false, /*num_logits=*/1};
-    status = model_.ForwardAndDraw({&item, 1}, {&*draw, 1}, {&drawn, 1});
-  }
-  if (status.code() == StatusCode::kResourceExhausted) {
-    return Unexpected(Exhausted(cache_.length(), cache_.length() + 1));
-  }
-  OSCAR_RETURN_IF_ERROR(status);
-  if (drawn >= 0) {
-    tokens_.push_back(token);
-    sampler.Observe(drawn);
-    return drawn;
-  }
-  if (!logits_are_there) {  // computed again, for its logits
-    OSCAR_RETURN_IF_ERROR(DropAhead());
-    cache_.Trim(static_cast<int64_t>(tokens_.size()));
-    OSCAR_ASSIGN_OR_RETURN(const auto logits, Step(token));
-    return Draw(logits, sampler);
   }
   tokens_.push_back(token);
-  logits_.resize(static_cast<size_t>(model_.spec().vocab_size));
-  OSCAR_RETURN_IF_ERROR(model_.ReadLogits(0, logits_));
-  return Draw(logits_, sampler);
+  const int32_t sampled = pass_.Sample(0, sampler);
+  if (sampled < 0) return Unexpected(NotFinite(static_cast<int64_t>(tokens_.size())));
+  return sampled;
 }
 
 Result<GenerateResult> Generator::Generate(const GenerateRequest& request,
@@ -245,7 +196,8 @@ Result<GenerateResult> Generator::Generate(const GenerateRequest& request,
   result.seed = sampler.seed();
   start = std::chrono::steady_clock::now();
   result.reason = FinishReason::kLength;
-  OSCAR_ASSIGN_OR_RETURN(int32_t token, Draw(logits_, sampler));
+  int32_t token = SampleIfFinite(logits_, sampler);
+  if (token < 0) return Unexpected(NotFinite(result.prompt_tokens));
   while (true) {
     result.tokens.push_back(token);
     const bool go_on = !on_token || on_token(token);
@@ -261,7 +213,7 @@ Result<GenerateResult> Generator::Generate(const GenerateRequest& request,
     // The last token is not needed in the cache to end here.
     const auto count = static_cast<int64_t>(result.tokens.size());
     if (count == limit) break;
-    const auto next = StepAndDraw(token, /*goes_on=*/count + 1 < limit, sampler);
+    const auto next = StepAndSample(token, /*goes_on=*/count + 1 < limit, sampler);
     if (!next.has_value()) {
       result.reason = FinishReason::kFailed;
       result.status = next.error();
@@ -269,7 +221,7 @@ Result<GenerateResult> Generator::Generate(const GenerateRequest& request,
     }
     token = *next;
   }
-  const Status dropped = DropAhead();
+  const Status dropped = pass_.Drain();  // a pass for a token that is not wanted after all
   if (result.status.ok()) OSCAR_RETURN_IF_ERROR(dropped);
   result.decode_seconds = SecondsSince(start);
   result.cache = cache_.Usage();

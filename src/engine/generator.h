@@ -12,6 +12,7 @@
 
 #include "cache/page_pool.h"
 #include "cache/sequence_cache.h"
+#include "engine/pass_runner.h"
 #include "engine/sampler.h"
 #include "model/model.h"
 #include "oscar/options.h"
@@ -69,15 +70,12 @@ class Generator {
   int64_t ReusePrefix(std::span<const int32_t> prompt, int64_t num_logits);
   // Why `total` tokens, the first `prompt` of them read as a prompt, do not fit the budget.
   Status Exhausted(int64_t prompt, int64_t total) const;
-  // Appends `token` and returns what is drawn after it, on the model's device where it can. With
-  // `goes_on` another token will be wanted unless the drawn one ends the answer: the pass for that
-  // is then launched before this one is waited for.
-  Result<int32_t> StepAndDraw(int32_t token, bool goes_on, Sampler& sampler);
-  // From logits after the last token of the cache.
-  Result<int32_t> Draw(std::span<const float> logits, Sampler& sampler) const;
-  Status Launch(int32_t token, const TokenDraw& draw);
-  // Undoes a pass that was launched for a token that is not wanted after all.
-  Status DropAhead();
+  // A pass of one generated token.
+  Status Append(int32_t token, const std::optional<TokenDraw>& draw);
+  // Appends `token` and returns what is sampled after it, on the model's device where it can. With
+  // `goes_on` another token will be wanted unless the sampled one ends the answer: the pass for it
+  // may then be launched before this one is waited for.
+  Result<int32_t> StepAndSample(int32_t token, bool goes_on, Sampler& sampler);
 
   Model& model_;
   PagePool& pool_;
@@ -85,8 +83,8 @@ class Generator {
   int chunk_;
   SequenceCache cache_;
   std::vector<int32_t> tokens_;
-  std::vector<float> logits_;
-  bool ahead_ = false;  // a pass is under way for the token that was drawn last
+  PassRunner pass_;
+  std::vector<float> logits_;  // after the prompt
   std::atomic<bool> cancelled_{false};
 };
 

@@ -9,6 +9,7 @@
 
 #include "base/check.h"
 #include "base/rng.h"
+#include "numeric/matrix.h"
 
 namespace oscar {
 namespace {
@@ -180,6 +181,11 @@ int32_t Sampler::DrawFrom(std::vector<Candidate>& candidates) {
     if (u < sum) return c.token;
   }
   return candidates.back().token;  // rounding put u at the very end
+}
+
+int32_t SampleIfFinite(std::span<const float> logits, Sampler& sampler,
+                       std::span<const int32_t> masked) {
+  return AllFinite(logits) ? sampler.Sample(logits, masked) : TokenDraw::kNotFinite;
 }
 
 Status NotFinite(int64_t position) {

@@ -53,6 +53,11 @@ class Sampler {
   std::vector<Candidate> candidates_;
 };
 
+// Samples; TokenDraw::kNotFinite, and nothing is sampled, where the logits hold a NaN or an
+// infinity.
+int32_t SampleIfFinite(std::span<const float> logits, Sampler& sampler,
+                       std::span<const int32_t> masked = {});
+
 // What to say of logits that hold a NaN or an infinity, from which the token at `position` (from 0)
 // was to be drawn.
 Status NotFinite(int64_t position);

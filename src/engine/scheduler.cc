@@ -9,7 +9,6 @@
 #include "cache/layered_append.h"
 #include "engine/page_budget.h"
 #include "engine/prompt_reader.h"
-#include "numeric/matrix.h"
 
 namespace oscar {
 namespace {
@@ -48,7 +47,8 @@ Scheduler::Scheduler(Model& model, PagePool& pool, ThreadPool& threads,
       threads_(threads),
       options_(options),
       config_(model.kv().cache()),
-      index_(config_, pool, options.deterministic) {
+      index_(config_, pool, options.deterministic),
+      pass_(model) {
   OSCAR_CHECK(options.max_running > 0 && options.step_tokens > 0);
   if (options.prefix_cache && !options.prefix_dir.empty()) OpenStore();
 }
@@ -406,23 +406,15 @@ bool Scheduler::MakeRoom() {
 
 Status Scheduler::RunCell() {
   Sequence& sequence = *cell_;
-  const int64_t at = sequence.cache.length();
   // The share of a pass in rows of single layers.
   const int64_t row_layers = int64_t{cell_tokens_} * model_.spec().num_layers();
   const int64_t count = sequence.read->num_tokens();
-  const int num_logits = at + count == sequence.size() ? 1 : 0;
-  const auto vocab = static_cast<size_t>(model_.spec().vocab_size);
-  const size_t before = logits_.size();
-  logits_.resize(before + static_cast<size_t>(num_logits) * vocab);
-  OSCAR_ASSIGN_OR_RETURN(const bool done, model_.ContinueCell(*sequence.read, row_layers,
-                                                              std::span(logits_).subspan(before)));
-  if (!done) {
-    logits_.resize(before);
-    return {};
-  }
+  const bool draws = sequence.cache.length() + count == sequence.size();
+  OSCAR_ASSIGN_OR_RETURN(const bool done, pass_.ContinueCell(*sequence.read, row_layers, draws));
+  if (!done) return {};
   sequence.read.reset();
   ++counts_.cells_by_layer;
-  batch_.push_back({&sequence, static_cast<int>(count), /*is_prompt=*/true, num_logits});
+  batch_.push_back({&sequence, static_cast<int>(count), /*is_prompt=*/true, draws ? 1 : 0});
   return {};
 }
 
@@ -431,24 +423,19 @@ Status Scheduler::RunPass() {
     OSCAR_ASSIGN_OR_RETURN(cell_->read, model_.StartCell(cell_->cache, cell_->RestOfCell()));
   }
   std::vector<ForwardItem> items;
-  size_t num_logits = 0;
+  std::vector<std::optional<TokenDraw>> draws;
+  items.reserve(batch_.size());
+  draws.reserve(batch_.size());
   for (const Work& work : batch_) {
     Sequence& sequence = *work.sequence;
     const auto at = static_cast<size_t>(sequence.cache.length());
     items.push_back({&sequence.cache,
                      std::span(sequence.tokens).subspan(at, static_cast<size_t>(work.count)),
                      work.is_prompt, work.num_logits});
-    num_logits += static_cast<size_t>(work.num_logits);
+    draws.push_back(work.num_logits > 0 ? DeviceDraw(sequence, 0) : std::nullopt);
   }
-  drawn_.clear();
-  const bool single =
-      std::ranges::all_of(batch_, [](const Work& work) { return work.num_logits <= 1; });
-  if (single && cell_ == nullptr && num_logits > 0 &&
-      num_logits <= static_cast<size_t>(model_.max_draws())) {
-    return RunAndDraw(items);
-  }
-  logits_.resize(num_logits * static_cast<size_t>(model_.spec().vocab_size));
-  if (!items.empty()) OSCAR_RETURN_IF_ERROR(model_.Forward(items, logits_));
+  OSCAR_RETURN_IF_ERROR(pass_.Run(items, draws));
+  if (pass_.in_flight()) flight_ = std::exchange(batch_, {});
   return cell_ != nullptr ? RunCell() : Status{};
 }
 
@@ -456,81 +443,32 @@ Status Scheduler::RunPass() {
 std::optional<TokenDraw> Scheduler::DeviceDraw(const Sequence& sequence, int64_t ahead) const {
   const EngineRequest& request = sequence.request;
   const bool may_stop = sequence.generated() + ahead >= request.min_tokens;
-  if (request.want_logprobs || sequence.draws_here || (!may_stop && !request.stop_tokens.empty())) {
+  // Beside a cell that is read by layers all logits come back: that is a pass of its own.
+  if (model_.max_draws() == 0 || cell_ != nullptr || request.want_logprobs || sequence.draws_here ||
+      (!may_stop && !request.stop_tokens.empty())) {
     return std::nullopt;
   }
   return sequence.sampler.NextDraw(static_cast<uint64_t>(ahead));
 }
 
-Status Scheduler::RunAndDraw(std::span<const ForwardItem> items) {
-  std::vector<TokenDraw> draws;
-  std::vector<bool> ours;
-  bool flies = model_.CanRunAhead();
-  for (const Work& work : batch_) {
-    flies = flies && !work.is_prompt && work.num_logits == 1;
-    if (work.num_logits == 0) continue;
-    const std::optional<TokenDraw> draw = DeviceDraw(*work.sequence, 0);
-    flies = flies && draw.has_value() && draw->IsSureOnDevice();
-    ours.push_back(!draw.has_value());
-    draws.push_back(draw.value_or(TokenDraw{}));
-  }
-  if (flies) {
-    OSCAR_RETURN_IF_ERROR(model_.Launch(items, draws));
-    flight_ = std::move(batch_);
-    batch_.clear();
-    return {};
-  }
-  std::vector<int32_t> ids(draws.size());
-  OSCAR_RETURN_IF_ERROR(model_.ForwardAndDraw(items, draws, ids));
-  const auto vocab = static_cast<size_t>(model_.spec().vocab_size);
-  logits_.clear();
-  for (size_t i = 0; i < ids.size(); ++i) {
-    if (ids[i] == TokenDraw::kNotFinite) continue;
-    if (ours[i]) ids[i] = TokenDraw::kUndecided;
-    if (ids[i] != TokenDraw::kUndecided) continue;
-    logits_.resize(logits_.size() + vocab);
-    OSCAR_RETURN_IF_ERROR(model_.ReadLogits(i, std::span(logits_).last(vocab)));
-  }
-  drawn_ = std::move(ids);
-  return {};
-}
-
-// The pass after the one in flight, with the tokens that it draws: only where the next pass is the
-// same whatever they are, and where undoing it for a sequence that ends leaves no trace. So nobody
-// may be waiting to be planned for, and nothing be sealed or evicted.
-Status Scheduler::RunAhead(std::vector<Work>* next) {
+// Who takes part in the pass after the one in flight: nobody unless that pass would be the same
+// whatever is being sampled now, so no other may be waiting to be planned for.
+std::vector<PassRunner::Ahead> Scheduler::PlanAhead() const {
   if (!waiting_.empty() && static_cast<int>(running_.size()) < options_.max_running) return {};
   const auto flying = static_cast<size_t>(
       std::ranges::count_if(flight_, [](const Work& work) { return work.sequence != nullptr; }));
   if (flying != running_.size()) return {};
-  std::vector<Work> works;
-  std::vector<TokenDraw> draws;
-  std::vector<int32_t> tokens;
-  uint64_t bytes = 0;
+  std::vector<PassRunner::Ahead> ahead;
   for (size_t row = 0; row < flight_.size(); ++row) {
     if (flight_[row].sequence == nullptr) continue;
-    Sequence& sequence = *flight_[row].sequence;
+    const Sequence& sequence = *flight_[row].sequence;
     if (sequence.channel->cancelled()) return {};
-    if (sequence.generated() + 1 >= sequence.limit) continue;  // ends with what is being drawn
-    const AppendCost cost = sequence.cache.CostOf(1, /*is_prompt=*/false);
-    if (cost.seal_peak != 0 || cost.seal_net != 0) return {};
+    if (sequence.generated() + 1 >= sequence.limit) continue;  // ends with what is being sampled
     const std::optional<TokenDraw> draw = DeviceDraw(sequence, 1);
     if (!draw.has_value()) return {};
-    bytes += static_cast<uint64_t>(cost.reserve);
-    works.push_back({&sequence, 1, /*is_prompt=*/false, 1});
-    draws.push_back(*draw);
-    tokens.push_back(ForwardItem::Drawn(static_cast<int32_t>(row)));
+    ahead.push_back({row, *draw});
   }
-  if (works.empty() || bytes > pool_.budget() - pool_.bytes_in_use()) return {};
-  std::vector<ForwardItem> items;
-  for (size_t i = 0; i < works.size(); ++i) {
-    items.push_back({&works[i].sequence->cache, {&tokens[i], 1}, /*is_prompt=*/false, 1});
-  }
-  const Status status = model_.Launch(items, draws);
-  if (status.code() == StatusCode::kResourceExhausted) return {};  // nothing has grown
-  OSCAR_RETURN_IF_ERROR(status);
-  *next = std::move(works);
-  return {};
+  return ahead;
 }
 
 // Ends the pass in flight, after launching the next one where that is possible.
@@ -538,56 +476,34 @@ Status Scheduler::Land() {
   for (const Work& work : flight_) {
     if (work.sequence != nullptr) Publish(*work.sequence);
   }
-  std::vector<Work> next;
-  OSCAR_RETURN_IF_ERROR(RunAhead(&next));
-  drawn_.resize(flight_.size());
-  const Status status = model_.Collect(drawn_);
-  std::vector<Work> landed = std::exchange(flight_, std::move(next));
-  OSCAR_RETURN_IF_ERROR(status);
-  batch_.clear();
-  std::vector<int32_t> ids;
-  for (size_t row = 0; row < landed.size(); ++row) {
-    Work& work = landed[row];
-    if (work.sequence == nullptr) continue;
-    if (drawn_[row] == TokenDraw::kUndecided) {
-      // Its logits are gone: its last token is computed again, and drawn from here.
-      Leave(*work.sequence);
-      work.sequence->draws_here = true;
-      work.sequence->cache.Trim(work.sequence->size() - 1);
-      continue;
-    }
-    batch_.push_back(work);
-    ids.push_back(drawn_[row]);
+  const std::vector<PassRunner::Ahead> ahead = PlanAhead();
+  OSCAR_RETURN_IF_ERROR(pass_.Land(ahead));
+  batch_ = std::exchange(flight_, {});
+  if (pass_.in_flight()) {
+    for (const PassRunner::Ahead& next : ahead) flight_.push_back(batch_[next.row]);
   }
-  drawn_ = std::move(ids);
-  logits_.clear();
   ++counts_.steps;
   Absorb(/*landed=*/true);
-  if (std::ranges::all_of(flight_, [](const Work& work) { return work.sequence == nullptr; })) {
-    Drain();
-  }
+  if (!pass_.wanted()) Drain();
   return {};
 }
 
 // Takes a sequence out of the pass in flight: what that computed for it never was.
 void Scheduler::Leave(Sequence& sequence) {
+  pass_.Leave(sequence.cache);
   for (Work& work : flight_) {
-    if (work.sequence != &sequence) continue;
-    work.sequence = nullptr;
-    sequence.cache.Trim(sequence.cache.length() - 1);
+    if (work.sequence == &sequence) work.sequence = nullptr;
   }
 }
 
 // Waits for what is in flight and forgets it.
 void Scheduler::Drain() {
-  if (flight_.empty()) return;
-  std::vector<int32_t> ids(flight_.size());
-  const Status ignored = model_.Collect(ids);
+  [[maybe_unused]] const Status ignored = pass_.Drain();
   flight_.clear();
 }
 
 Status Scheduler::Step() {
-  if (!flight_.empty()) return Land();
+  if (pass_.in_flight()) return Land();
   ReapCancelled();
   Plan();
   while (true) {
@@ -610,7 +526,7 @@ Status Scheduler::Step() {
       return {};
     }
   }
-  if (!flight_.empty()) return {};  // counted when it lands
+  if (pass_.in_flight()) return {};  // counted when it lands
   ++counts_.steps;
   Absorb(/*landed=*/false);
   return {};
@@ -650,58 +566,45 @@ void Scheduler::TakePromptLogprobs(const Work& work, std::span<const float> logi
   });
 }
 
-void Scheduler::Draw(Sequence& sequence, std::span<const float> logits, int32_t device_drawn,
-                     GeneratedToken* drawn) {
+void Scheduler::Draw(Sequence& sequence, size_t row, GeneratedToken* drawn) {
   const EngineRequest& request = sequence.request;
   sequence.draws_here = false;
-  if (device_drawn != TokenDraw::kUndecided) {
-    drawn->token = device_drawn;  // kNotFinite is negative, too
-    if (device_drawn >= 0) sequence.sampler.Observe(device_drawn);
-    return;
-  }
-  if (!AllFinite(logits)) {
-    drawn->token = TokenDraw::kNotFinite;
-    return;
-  }
   const bool may_stop = sequence.generated() >= request.min_tokens;
-  drawn->token = sequence.sampler.Sample(
-      logits, may_stop ? std::span<const int32_t>{} : std::span(request.stop_tokens));
-  if (request.want_logprobs) {
-    drawn->logprob = LogProbability(logits, drawn->token);
-    if (request.top_logprobs > 0) drawn->top = TopLogprobs(logits, request.top_logprobs);
-  }
+  drawn->token =
+      pass_.Sample(row, sequence.sampler,
+                   may_stop ? std::span<const int32_t>{} : std::span(request.stop_tokens));
+  if (drawn->token < 0 || !request.want_logprobs) return;
+  const auto logits = pass_.logits(row).last(static_cast<size_t>(model_.spec().vocab_size));
+  drawn->logprob = LogProbability(logits, drawn->token);
+  if (request.top_logprobs > 0) drawn->top = TopLogprobs(logits, request.top_logprobs);
 }
 
 // What the pass of batch_ came to. A landed one was published before, and its caches may be a token
 // ahead.
 void Scheduler::Absorb(bool landed) {
-  const auto vocab = static_cast<size_t>(model_.spec().vocab_size);
   struct Drawing {
     Sequence* sequence;
-    std::span<const float> logits;
-    int32_t device_drawn;
+    size_t row;
     GeneratedToken token;
   };
   std::vector<Drawing> drawings;
-  size_t row = 0, drawn_row = 0;
   size_t num_tokens = cell_ != nullptr ? static_cast<size_t>(cell_tokens_) : 0;
-  for (const Work& work : batch_) {
+  for (size_t row = 0; row < batch_.size(); ++row) {
+    const Work& work = batch_[row];
+    if (work.sequence == nullptr) continue;  // it ended before the pass did
     Sequence& sequence = *work.sequence;
-    int32_t device_drawn = TokenDraw::kUndecided;
-    auto rows = static_cast<size_t>(work.num_logits);
-    if (!drawn_.empty() && rows > 0) {
-      device_drawn = drawn_[drawn_row++];
-      rows = device_drawn == TokenDraw::kUndecided ? 1 : 0;
+    if (pass_.id(row) == PassRunner::kRecompute) {
+      Leave(sequence);
+      sequence.draws_here = true;
+      continue;
     }
-    const std::span<const float> logits(logits_.data() + row * vocab, rows * vocab);
-    row += rows;
     // A cell counts in each step by its share.
     if (work.sequence != cell_) num_tokens += static_cast<size_t>(work.count);
     if (work.is_prompt && sequence.exact) sequence.exact_tokens = sequence.cache.length();
-    if (work.is_prompt && sequence.WantsPromptLogprobs()) TakePromptLogprobs(work, logits);
+    if (work.is_prompt && sequence.WantsPromptLogprobs())
+      TakePromptLogprobs(work, pass_.logits(row));
     if (landed || sequence.cache.length() == sequence.size()) {
-      drawings.push_back(
-          {&sequence, rows > 0 ? logits.last(vocab) : std::span<const float>(), device_drawn, {}});
+      drawings.push_back({&sequence, row, {}});
     }
     if (!landed) Publish(sequence);
   }
@@ -709,7 +612,7 @@ void Scheduler::Absorb(bool landed) {
   // Each sampler belongs to one sequence, so who draws changes nothing.
   threads_.ParallelFor(static_cast<int64_t>(drawings.size()), [&](int64_t i, int) {
     Drawing& drawing = drawings[static_cast<size_t>(i)];
-    Draw(*drawing.sequence, drawing.logits, drawing.device_drawn, &drawing.token);
+    Draw(*drawing.sequence, drawing.row, &drawing.token);
   });
   for (Drawing& drawing : drawings) {
     Sequence& sequence = *drawing.sequence;

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "engine/event_channel.h"
+#include "engine/pass_runner.h"
 #include "engine/prefix_index.h"
 #include "engine/prefix_store.h"
 #include "engine/sampler.h"
@@ -110,16 +111,14 @@ class Scheduler {
   void DropWork(const Sequence& sequence);
   Status RunPass();
   Status RunCell();
-  Status RunAndDraw(std::span<const ForwardItem> items);
   std::optional<TokenDraw> DeviceDraw(const Sequence& sequence, int64_t ahead) const;
   Status Land();
-  Status RunAhead(std::vector<Work>* next);
+  std::vector<PassRunner::Ahead> PlanAhead() const;
   void Leave(Sequence& sequence);
   void Drain();
   void Absorb(bool landed);
   void TakePromptLogprobs(const Work& work, std::span<const float> logits);
-  void Draw(Sequence& sequence, std::span<const float> logits, int32_t device_drawn,
-            GeneratedToken* drawn);
+  void Draw(Sequence& sequence, size_t row, GeneratedToken* drawn);
   void Start(Sequence& sequence);
   void Publish(Sequence& sequence);
   void Finish(Sequence& sequence, FinishReason reason);
@@ -136,15 +135,12 @@ class Scheduler {
   std::vector<std::unique_ptr<Sequence>> running_;  // by arrival
   std::deque<std::unique_ptr<Sequence>> waiting_;   // by arrival; preempted ones are the oldest
   std::vector<Work> batch_;
-  // The pass that was launched and not collected, by row; no sequence: it has ended meanwhile. Its
-  // caches have grown; what it draws is not known yet.
+  PassRunner pass_;
+  // Whose the rows of the pass in flight are; no sequence: it has ended meanwhile. Their caches
+  // have grown; what is sampled is not known yet.
   std::vector<Work> flight_;
   Sequence* cell_ = nullptr;  // whose prompt this step reads by layers, beside the batch
   int cell_tokens_ = 0;       // the share of the step that is for it
-  std::vector<float> logits_;
-  // Where the model draws: its answers by row of the pass; logits_ then holds only the rows that
-  // were left to us, in order. Empty: logits_ holds all rows.
-  std::vector<int32_t> drawn_;
   std::vector<Sequence*> ended_;
   uint64_t next_arrival_ = 0;
   uint64_t next_decoder_ = 0;  // arrival of the decoder whose turn it is when not all fit

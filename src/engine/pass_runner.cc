@@ -1,0 +1,164 @@
+#include "engine/pass_runner.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/check.h"
+
+namespace oscar {
+namespace {
+
+void UndoToken(SequenceCache& cache) { cache.Trim(cache.length() - 1); }
+
+}  // namespace
+
+Status PassRunner::Run(std::span<const ForwardItem> items,
+                       std::span<const std::optional<TokenDraw>> draws) {
+  OSCAR_CHECK(flight_.empty() && (draws.empty() || draws.size() == items.size()));
+  Clear();
+  draws_.clear();
+  size_t num_logits = 0;
+  bool any_on_device = false, runs_on = model_.CanRunAhead();
+  for (size_t i = 0; i < items.size(); ++i) {
+    num_logits += static_cast<size_t>(items[i].num_logits);
+    const bool on_device = !draws.empty() && draws[i].has_value();
+    any_on_device = any_on_device || on_device;
+    runs_on = runs_on && !items[i].is_prompt && on_device && draws[i]->IsSureOnDevice();
+    if (items[i].num_logits > 0) draws_.push_back(on_device ? *draws[i] : TokenDraw{});
+  }
+  // Devices sample from one row of logits an item.
+  const bool samples = any_on_device && draws_.size() == num_logits &&
+                       num_logits <= static_cast<size_t>(model_.max_draws());
+  if (!samples) {
+    for (const ForwardItem& item : items) {
+      AddRow(TokenDraw::kUndecided, static_cast<size_t>(item.num_logits));
+    }
+    if (items.empty()) return {};
+    return model_.Forward(items, std::span(logits_).first(logits_used_));
+  }
+  if (runs_on) {
+    OSCAR_RETURN_IF_ERROR(model_.Launch(items, draws_));
+    for (const ForwardItem& item : items) flight_.push_back(item.cache);
+    return {};
+  }
+  ids_.resize(draws_.size());
+  OSCAR_RETURN_IF_ERROR(model_.ForwardAndDraw(items, draws_, ids_));
+  size_t row = 0;
+  for (size_t i = 0; i < items.size(); ++i) {
+    if (items[i].num_logits == 0) {
+      AddRow(TokenDraw::kUndecided, 0);
+      continue;
+    }
+    const bool ours = !draws[i].has_value() && ids_[row] != TokenDraw::kNotFinite;
+    OSCAR_RETURN_IF_ERROR(TakeDrawn(ours ? TokenDraw::kUndecided : ids_[row], row));
+    ++row;
+  }
+  return {};
+}
+
+void PassRunner::Clear() {
+  rows_.clear();
+  logits_used_ = 0;
+}
+
+std::span<float> PassRunner::AddRow(int32_t id, size_t num_logits) {
+  const size_t count = num_logits * static_cast<size_t>(model_.spec().vocab_size);
+  rows_.push_back({id, logits_used_, count});
+  logits_used_ += count;
+  if (logits_.size() < logits_used_) logits_.resize(logits_used_);
+  return std::span(logits_).subspan(logits_used_ - count, count);
+}
+
+// Adds what the device came to, with the logits where it was left to us.
+Status PassRunner::TakeDrawn(int32_t id, size_t drawn_row) {
+  const bool undecided = id == TokenDraw::kUndecided;
+  const std::span<float> logits = AddRow(id, undecided ? 1 : 0);
+  return undecided ? model_.ReadLogits(drawn_row, logits) : Status{};
+}
+
+Result<bool> PassRunner::ContinueCell(CellRead& read, int64_t row_layers, bool wants_logits) {
+  return model_.ContinueCell(read, row_layers, AddRow(TokenDraw::kUndecided, wants_logits ? 1 : 0));
+}
+
+// Not where anything would be sealed, because a sealed page stays sealed, nor where pages would
+// have to be evicted: then the pass is run when it is sure that it is wanted.
+Status PassRunner::LaunchAhead(std::span<const Ahead> ahead) {
+  next_.clear(), items_.clear(), draws_.clear(), tokens_.clear();
+  uint64_t bytes = 0;
+  for (const Ahead& next : ahead) {
+    SequenceCache* cache = flight_[next.row];
+    OSCAR_CHECK(cache != nullptr);
+    const AppendCost cost = cache->CostOf(1, /*is_prompt=*/false);
+    const uint64_t free = cache->pool().budget() - cache->pool().bytes_in_use();
+    bytes += static_cast<uint64_t>(cost.reserve);
+    if (cost.seal_peak != 0 || cost.seal_net != 0 || bytes > free) {
+      next_.clear();
+      return {};
+    }
+    next_.push_back(cache);
+    draws_.push_back(next.draw);
+    tokens_.push_back(ForwardItem::Drawn(static_cast<int32_t>(next.row)));
+  }
+  if (next_.empty()) return {};
+  for (size_t i = 0; i < next_.size(); ++i) {
+    items_.push_back({next_[i], {&tokens_[i], 1}, /*is_prompt=*/false, /*num_logits=*/1});
+  }
+  const Status status = model_.Launch(items_, draws_);
+  if (!status.ok()) next_.clear();  // nothing has grown
+  return status.code() == StatusCode::kResourceExhausted ? Status{} : status;
+}
+
+Status PassRunner::Land(std::span<const Ahead> ahead) {
+  OSCAR_CHECK(in_flight());
+  const Status launched = LaunchAhead(ahead);
+  // Also after a failure: nothing may be left under way that nobody knows of.
+  ids_.resize(flight_.size());
+  const Status collected = model_.Collect(ids_);
+  std::swap(flight_, next_);
+  OSCAR_RETURN_IF_ERROR(launched);
+  OSCAR_RETURN_IF_ERROR(collected);
+  Clear();
+  for (size_t row = 0; row < next_.size(); ++row) {
+    int32_t id = ids_[row];
+    if (next_[row] == nullptr) id = TokenDraw::kNotFinite;  // nobody will ask
+    if (id == TokenDraw::kUndecided && in_flight()) {
+      Leave(*next_[row]);
+      UndoToken(*next_[row]);
+      id = kRecompute;
+    }
+    OSCAR_RETURN_IF_ERROR(TakeDrawn(id, row));
+  }
+  return {};
+}
+
+void PassRunner::Leave(const SequenceCache& cache) {
+  const auto found = std::ranges::find(flight_, &cache);
+  if (found == flight_.end()) return;
+  UndoToken(**found);
+  *found = nullptr;
+}
+
+bool PassRunner::wanted() const {
+  return std::ranges::any_of(flight_, [](const SequenceCache* cache) { return cache != nullptr; });
+}
+
+Status PassRunner::Drain() {
+  if (!in_flight()) return {};
+  ids_.resize(flight_.size());
+  const Status status = model_.Collect(ids_);
+  for (SequenceCache* cache : flight_) {
+    if (cache != nullptr) UndoToken(*cache);
+  }
+  flight_.clear();
+  return status;
+}
+
+int32_t PassRunner::Sample(size_t row, Sampler& sampler, std::span<const int32_t> masked) const {
+  const int32_t id = rows_[row].id;
+  if (id >= 0) sampler.Observe(id);
+  if (id != TokenDraw::kUndecided) return id;
+  const auto vocab = static_cast<size_t>(model_.spec().vocab_size);
+  return SampleIfFinite(logits(row).last(vocab), sampler, masked);
+}
+
+}  // namespace oscar
