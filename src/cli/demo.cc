@@ -17,6 +17,7 @@
 #include "base/progress.h"
 #include "cli/command.h"
 #include "engine/loaded_model.h"
+#include "engine/pass_runner.h"
 #include "engine/prompt_reader.h"
 #include "evaluate/sequence_runner.h"
 #include "evaluate/suite.h"
@@ -308,17 +309,12 @@ class Demo {
       items.push_back({&answer.cache, {&answer.next, 1}, /*is_prompt=*/false, 1});
       owners.push_back(&answer);
     }
-    const auto vocab = static_cast<size_t>(contender.model->spec().vocab_size);
-    std::vector<float> logits(items.size() * vocab);
+    PassRunner pass(contender.model->model());
     const auto start = Clock::now();
-    if (!items.empty()) {
-      OSCAR_RETURN_IF_ERROR(contender.model->model().Forward(items, logits));
-      contender.decode_seconds += SecondsSince(start);
-      contender.decoded += items.size();
-    }
-    for (size_t i = 0; i < owners.size(); ++i) {
-      Take(contender, *owners[i], std::span(logits).subspan(i * vocab, vocab));
-    }
+    OSCAR_RETURN_IF_ERROR(pass.Run(items));
+    contender.decode_seconds += SecondsSince(start);
+    contender.decoded += items.size();
+    for (size_t i = 0; i < owners.size(); ++i) Take(contender, *owners[i], pass.logits(i));
     contender.finished = std::all_of(contender.answers.begin(), contender.answers.end(),
                                      [](const Contender::Answer& a) { return a.done; });
     contender.right = 0;

@@ -8,6 +8,7 @@
 
 #include "base/progress.h"
 #include "base/rng.h"
+#include "engine/pass_runner.h"
 #include "engine/prompt_reader.h"
 
 namespace oscar {
@@ -56,52 +57,28 @@ constexpr int kRounds = 2;
 // The tokens that the rounds append, those before the timing and one ahead included.
 int TokensOf(int steps) { return kRounds * (2 * (steps + kWarmUp) + 1); }
 
-// Steps of every sequence, one after another; tokens are drawn where the model does that.
-Status TimeSteps(Model& model, std::vector<SequenceCache>& caches, int steps,
+// Steps of every sequence; tokens are sampled where the model does that. With `ahead` each step is
+// launched before the one before it has ended, where that is possible.
+Status TimeSteps(Model& model, std::vector<SequenceCache>& caches, int steps, bool ahead,
                  std::vector<double>& times) {
-  std::vector<float> logits;
-  const std::vector<TokenDraw> draws(caches.size());
-  std::vector<int32_t> ids(caches.size());
-  const bool drawn = static_cast<size_t>(model.max_draws()) >= caches.size();
-  if (!drawn) logits.resize(caches.size() * static_cast<size_t>(model.spec().vocab_size));
-  for (int step = 0; step < steps + kWarmUp; ++step) {
-    const int32_t token = step % model.spec().vocab_size;
-    std::vector<ForwardItem> items;
-    items.reserve(caches.size());
-    for (SequenceCache& cache : caches) items.push_back({&cache, {&token, 1}, false, 1});
-    const auto start = std::chrono::steady_clock::now();
-    OSCAR_RETURN_IF_ERROR(drawn ? model.ForwardAndDraw(items, draws, ids)
-                                : model.Forward(items, logits));
-    if (step >= kWarmUp) times.push_back(SecondsSince(start));
-  }
-  return {};
-}
-
-// The same with each step launched before the one before it has ended.
-Status TimeStepsAhead(Model& model, std::vector<SequenceCache>& caches, int steps,
-                      std::vector<double>& times) {
-  const std::vector<TokenDraw> draws(caches.size());
-  std::vector<int32_t> ids(caches.size()), tokens(caches.size(), 0);
-  const auto launch = [&] {
-    std::vector<ForwardItem> items;
-    items.reserve(caches.size());
-    for (size_t i = 0; i < caches.size(); ++i) {
-      items.push_back({&caches[i], {&tokens[i], 1}, false, 1});
-    }
-    return model.Launch(items, draws);
-  };
-  OSCAR_RETURN_IF_ERROR(launch());
-  for (size_t i = 0; i < tokens.size(); ++i) {
-    tokens[i] = ForwardItem::Drawn(static_cast<int32_t>(i));
-  }
+  PassRunner pass(model);
+  const std::vector<std::optional<TokenDraw>> draws(caches.size(), TokenDraw{});
+  std::vector<PassRunner::Ahead> next;
+  for (size_t i = 0; ahead && i < caches.size(); ++i) next.push_back({i, TokenDraw{}});
   auto last = std::chrono::steady_clock::now();
   for (int step = 0; step < steps + kWarmUp; ++step) {
-    OSCAR_RETURN_IF_ERROR(launch());
-    OSCAR_RETURN_IF_ERROR(model.Collect(ids));
+    if (!pass.in_flight()) {
+      const int32_t token = step % model.spec().vocab_size;
+      std::vector<ForwardItem> items;
+      items.reserve(caches.size());
+      for (SequenceCache& cache : caches) items.push_back({&cache, {&token, 1}, false, 1});
+      OSCAR_RETURN_IF_ERROR(pass.Run(items, draws));
+    }
+    if (pass.in_flight()) OSCAR_RETURN_IF_ERROR(pass.Land(next));
     if (step >= kWarmUp) times.push_back(SecondsSince(last));
     last = std::chrono::steady_clock::now();
   }
-  return model.Collect(ids);
+  return pass.Drain();
 }
 
 }  // namespace
@@ -153,8 +130,8 @@ Result<DecodeBenchRow> RunDecodeBench(LoadedModel& loaded, int64_t context, int 
   std::vector<double> alone, ahead;
   const bool runs_ahead = model.CanRunAhead() && model.max_draws() >= batch;
   for (int round = 0; round < kRounds; ++round) {
-    OSCAR_RETURN_IF_ERROR(TimeSteps(model, caches, steps, alone));
-    if (runs_ahead) OSCAR_RETURN_IF_ERROR(TimeStepsAhead(model, caches, steps, ahead));
+    OSCAR_RETURN_IF_ERROR(TimeSteps(model, caches, steps, /*ahead=*/false, alone));
+    if (runs_ahead) OSCAR_RETURN_IF_ERROR(TimeSteps(model, caches, steps, /*ahead=*/true, ahead));
   }
   row.seconds_alone = Median(std::move(alone));
   row.seconds_per_step = runs_ahead ? Median(std::move(ahead)) : row.seconds_alone;

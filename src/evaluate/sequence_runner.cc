@@ -150,7 +150,8 @@ SequenceRunner::SequenceRunner(LoadedModel& model, std::vector<int32_t> stop_tok
                                int max_running)
     : model_(model),
       stop_tokens_(std::move(stop_tokens)),
-      max_running_(static_cast<size_t>(std::min(max_running, model.model().max_batch_tokens()))) {}
+      max_running_(static_cast<size_t>(std::min(max_running, model.model().max_batch_tokens()))),
+      pass_(model.model()) {}
 
 Status SequenceRunner::Start(Running& running) {
   const SequenceTask& task = *running.task;
@@ -208,41 +209,35 @@ Status SequenceRunner::Take(Running& running, std::span<const float> logits) {
 }
 
 Status SequenceRunner::Step(std::vector<Running>& running, size_t& max_running) {
-  const auto vocab = static_cast<size_t>(model_.spec().vocab_size);
   int64_t room = model_.model().max_batch_tokens();
   std::vector<ForwardItem> items;
   std::vector<size_t> owners;
-  size_t num_logits = 0;
   for (size_t i = 0; i < running.size(); ++i) {
     if (running[i].next < 0) continue;
     items.push_back({&running[i].cache, {&running[i].next, 1}, /*is_prompt=*/false, 1});
     owners.push_back(i);
-    --room, ++num_logits;
+    --room;
   }
   for (size_t i = 0; i < running.size() && room > 0; ++i) {
     if (running[i].next >= 0) continue;
     items.push_back(NextChunk(running[i].cache, running[i].task->prompt, room, 1));
     owners.push_back(i);
     room -= static_cast<int64_t>(items.back().tokens.size());
-    num_logits += static_cast<size_t>(items.back().num_logits);
   }
-  logits_.resize(num_logits * vocab);
-  const Status status = model_.model().Forward(items, logits_);
+  const Status status = pass_.Run(items);
   if (status.code() == StatusCode::kResourceExhausted && running.size() > 1) {
     // The youngest starts again later, when others have ended.
     max_running = running.size() - 1;
     return {};
   }
   OSCAR_RETURN_IF_ERROR(status);
-  size_t row = 0;
   for (size_t i = 0; i < items.size(); ++i) {
     Running& owner = running[owners[i]];
     if (items[i].is_prompt || owner.cache.length() % kPageTokens == 0) {
       owner.outcome.peak_bytes = std::max(owner.outcome.peak_bytes, owner.cache.Usage().bytes);
     }
     if (items[i].num_logits == 0) continue;
-    OSCAR_RETURN_IF_ERROR(Take(owner, {logits_.data() + row * vocab, vocab}));
-    ++row;
+    OSCAR_RETURN_IF_ERROR(Take(owner, pass_.logits(i)));
   }
   return {};
 }

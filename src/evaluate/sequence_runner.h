@@ -16,6 +16,7 @@
 
 #include "cache/sequence_cache.h"
 #include "engine/loaded_model.h"
+#include "engine/pass_runner.h"
 #include "engine/sampler.h"
 #include "evaluate/results.h"
 #include "oscar/options.h"
@@ -71,7 +72,7 @@ class SequenceRunner {
   LoadedModel& model_;
   std::vector<int32_t> stop_tokens_;
   size_t max_running_;
-  std::vector<float> logits_;
+  PassRunner pass_;
 };
 
 // Copies a shared prompt into an empty cache of another plan: rows are rotated as the plan says and
