@@ -9,7 +9,7 @@
 #include "base/json.h"
 #include "calibrate/sample_prose.h"
 #include "calibrate/synthetic_chats.h"
-#include "evaluate/gzip.h"
+#include "io/gzip.h"
 
 namespace oscar {
 namespace {

@@ -10,7 +10,7 @@
 
 #include "base/file.h"
 #include "base/json.h"
-#include "evaluate/gzip.h"
+#include "io/gzip.h"
 
 namespace oscar {
 namespace {

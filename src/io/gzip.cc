@@ -1,4 +1,4 @@
-#include "evaluate/gzip.h"
+#include "io/gzip.h"
 
 #include <fmt/core.h>
 #include <zlib.h>
