@@ -5,7 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "calibrate/calibrate.h"
-#include "evaluate/svg.h"
+#include "report/charts.h"
 
 namespace oscar {
 namespace {

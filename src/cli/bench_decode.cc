@@ -17,7 +17,7 @@
 #include "cli/model_options.h"
 #include "cli/validators.h"
 #include "engine/decode_bench.h"
-#include "evaluate/svg.h"
+#include "report/charts.h"
 
 namespace oscar::cli {
 namespace {

@@ -1,4 +1,4 @@
-#include "evaluate/svg.h"
+#include "report/charts.h"
 
 #include <fmt/core.h>
 

@@ -1,4 +1,4 @@
-#include "evaluate/report.h"
+#include "evaluate/eval_report.h"
 
 #include <fmt/core.h>
 
@@ -7,7 +7,7 @@
 #include <functional>
 
 #include "base/progress.h"
-#include "evaluate/svg.h"
+#include "report/charts.h"
 
 namespace oscar {
 namespace {
