@@ -12,7 +12,7 @@
 #include "engine/generator.h"
 #include "engine/loaded_model.h"
 #include "engine/prompt_reader.h"
-#include "evaluate/layer_errors.h"
+#include "measure/layer_errors.h"
 #include "rotation/dump.h"
 #include "rotation/rotation_file.h"
 #include "simd/block_writer.h"

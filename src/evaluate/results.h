@@ -11,7 +11,7 @@
 #include <tuple>
 #include <vector>
 
-#include "evaluate/text_metrics.h"
+#include "measure/text_metrics.h"
 #include "oscar/status.h"
 
 namespace oscar {

@@ -1,4 +1,4 @@
-#include "evaluate/text_metrics.h"
+#include "measure/text_metrics.h"
 
 #include <fmt/core.h>
 

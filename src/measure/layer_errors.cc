@@ -1,4 +1,4 @@
-#include "evaluate/layer_errors.h"
+#include "measure/layer_errors.h"
 
 #include <algorithm>
 #include <array>
