@@ -8,8 +8,8 @@
 #include "base/file.h"
 #include "calibrate/sample_prose.h"
 #include "calibrate/synthetic_chats.h"
-#include "evaluate/suite.h"
 #include "io/gzip.h"
+#include "tasks/suite.h"
 
 namespace oscar {
 namespace {

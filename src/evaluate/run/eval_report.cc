@@ -1,0 +1,307 @@
+#include "run/eval_report.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+
+#include "base/progress.h"
+#include "report/charts.h"
+
+namespace oscar {
+namespace {
+
+// A star where some of it was never measured.
+std::string Cell(const std::optional<double>& value, int64_t failed,
+                 const std::optional<double>& deviation = {}) {
+  if (!value.has_value()) return "<td>–</td>";
+  const char* mark = failed > 0 ? "*" : "";
+  return deviation.has_value() ? fmt::format("<td>{:.1f} ± {:.1f}{}</td>", *value, *deviation, mark)
+                               : fmt::format("<td>{:.1f}{}</td>", *value, mark);
+}
+
+std::optional<double> BitsAt(const MethodScore& method, int64_t length) {
+  const auto found = method.stored_bits.find(length);
+  if (found == method.stored_bits.end()) return std::nullopt;
+  return found->second;
+}
+
+// The score a task is shown by: strict where it has one.
+std::optional<double> Shown(const TaskScore& score) {
+  return score.strict.has_value() ? score.strict : score.answer;
+}
+
+std::string Table(const EvalResults& results) {
+  std::string out =
+      "<div class=\"scroll\"><table><thead><tr><th>method</th><th>mean</th><th>long</th>"
+      "<th>answer</th><th>bits, history</th><th>bits at 128K</th><th>perplexity</th><th>KL</th>"
+      "<th>top-1 %</th><th>peak cache</th></tr></thead><tbody>\n";
+  int64_t failed = 0;
+  for (const MethodScore& method : results.methods) {
+    out += fmt::format("<tr title=\"{}\"><td>{}{}</td>", EscapeHtml(method.description),
+                       EscapeHtml(method.label), method.simulated ? " (simulated)" : "");
+    failed += method.Failed();
+    out += Cell(method.MeanStrict(), method.Failed()) +
+           Cell(method.MeanStrict(results.short_tasks), method.Failed()) +
+           Cell(method.MeanAnswer(), method.Failed());
+    // What a server does not tell is left open.
+    out += method.history_bits > 0 ? fmt::format("<td>{:.2f}</td>", method.history_bits)
+                                   : std::string("<td>–</td>");
+    const std::optional<double> bits = BitsAt(method, 131072);
+    out += bits.has_value() ? fmt::format("<td>{:.2f}</td>", *bits) : std::string("<td>–</td>");
+    if (method.text.has_value()) {
+      out += fmt::format("<td>{:.3f}</td><td>{:.4f}</td><td>{:.1f}</td>", method.text->perplexity,
+                         method.text->kl, 100 * method.text->top1);
+    } else {
+      out += "<td>–</td><td>–</td><td>–</td>";
+    }
+    out += fmt::format("<td>{}</td></tr>\n",
+                       method.PeakBytes() > 0 ? FormatBytes(method.PeakBytes()) : "–");
+  }
+  out += "</tbody></table></div>\n";
+  if (failed > 0) {
+    out += fmt::format(
+        "<p class=\"note\">* {} outputs are missing and count as wrong; see the warnings.</p>\n",
+        failed);
+  }
+  return out;
+}
+
+// A row a task: there may be dozens of them, of methods there are a few.
+std::string TaskTable(const EvalResults& results, const std::vector<std::string>& tasks) {
+  std::string out = "<div class=\"scroll\"><table><thead><tr><th>task</th><th>items</th>";
+  for (const MethodScore& method : results.methods) {
+    out += fmt::format("<th>{}</th>", EscapeHtml(method.label));
+  }
+  out += "</tr></thead><tbody>\n";
+  for (const std::string& task : tasks) {
+    std::string cells;
+    int64_t items = 0;
+    for (const MethodScore& method : results.methods) {
+      const auto found = method.tasks.find(task);
+      if (found == method.tasks.end()) {
+        cells += "<td>–</td>";
+        continue;
+      }
+      const TaskScore& score = found->second;
+      items = std::max(items, score.items);
+      cells += Cell(Shown(score), score.failed,
+                    score.strict.has_value() ? score.strict_sd : score.answer_sd);
+    }
+    out += fmt::format("<tr><td>{}</td><td>{}</td>{}</tr>\n", EscapeHtml(task), items, cells);
+  }
+  return out + "</tbody></table></div>\n";
+}
+
+// What the height of a method's point is: the mean over tasks that reach the quantiser where there
+// are any, else the best that was measured.
+struct Accuracy {
+  std::string label;
+  std::function<std::optional<double>(const MethodScore&)> of, error;
+};
+
+Accuracy AccuracyOf(const EvalResults& results) {
+  const auto any = [&](const auto& of) {
+    return std::any_of(results.methods.begin(), results.methods.end(),
+                       [&](const MethodScore& m) { return of(m).has_value(); });
+  };
+  const auto without_short = [&results](const MethodScore& m) {
+    return m.MeanStrict(results.short_tasks);
+  };
+  const auto strict = [](const MethodScore& m) { return m.MeanStrict(); };
+  const auto strict_error = [](const MethodScore& m) { return m.StrictError(); };
+  if (!results.short_tasks.empty() && any(without_short)) {
+    return {"mean strict score, long tasks, %", without_short,
+            [&results](const MethodScore& m) { return m.StrictError(results.short_tasks); }};
+  }
+  if (any(strict)) {
+    return {results.short_tasks.empty() ? "mean strict score, %"
+                                        : "mean strict score, all tasks (none is long), %",
+            strict, strict_error};
+  }
+  return {"mean answer score, %", [](const MethodScore& m) { return m.MeanAnswer(); },
+          [](const MethodScore& m) { return m.AnswerError(); }};
+}
+
+std::string Pareto(const EvalResults& results) {
+  std::vector<ChartPoint> stored, text;
+  const Accuracy accuracy = AccuracyOf(results);
+  for (const MethodScore& method : results.methods) {
+    const std::optional<double> bits = BitsAt(method, 131072);
+    const std::optional<double> mean = accuracy.of(method);
+    if (!bits.has_value()) continue;
+    if (mean.has_value()) {
+      stored.push_back(
+          {method.label, *bits, *mean, method.simulated, accuracy.error(method).value_or(0)});
+    }
+    if (method.text.has_value()) {
+      text.push_back({method.label, *bits, -method.text->nll, method.simulated});
+    }
+  }
+  if (stored.empty() && text.empty()) return {};
+  ChartOptions options;
+  options.title = "Accuracy against bits as stored at 128K tokens";
+  options.x.label = "bits per K/V number (windows and metadata counted)";
+  options.x.log_scale = true;
+  options.x.low = 2, options.x.high = 16;
+  options.y.label = accuracy.label;
+  std::string out = "<div class=\"charts\"><div>" + ScatterChart(stored, true, options) + "</div>";
+  if (!text.empty()) {
+    options.title = "Log-likelihood of prose against bits";
+    options.y.label = "log-likelihood, nats a token";
+    out += "<div>" + ScatterChart(text, true, options) + "</div>";
+  }
+  out += "</div>\n";
+  if (!stored.empty()) {
+    out +=
+        "<p class=\"note\">Bars of the first chart: one standard error of the mean, had other "
+        "items "
+        "been drawn. Methods answer the same items, so they differ from one another by less.</p>\n";
+  }
+  return out;
+}
+
+// In as many rows of charts as the names of the tasks need to stand beside one another.
+std::string Bars(const EvalResults& results, const std::vector<std::string>& tasks) {
+  constexpr int kWidth = 1120, kPlot = 1040, kLetter = 7, kGap = 12;
+  size_t longest = 1;
+  for (const std::string& task : tasks) longest = std::max(longest, task.size());
+  const size_t needed = std::max(longest * kLetter + kGap, results.methods.size() * 4);
+  const size_t most = std::max<size_t>(kPlot / needed, 1);
+  const size_t rows = std::max<size_t>((tasks.size() + most - 1) / most, 1);
+  const size_t columns = (tasks.size() + rows - 1) / rows;
+  std::vector<std::string> names;
+  for (const MethodScore& method : results.methods) names.push_back(method.label);
+  std::string out;
+  for (size_t first = 0; first < tasks.size(); first += columns) {
+    // The last row has gaps, so that bars are as wide as above.
+    std::vector<std::string> groups(columns);
+    std::vector<std::vector<double>> values(results.methods.size(),
+                                            std::vector<double>(columns, NAN));
+    for (size_t i = 0; i < columns && first + i < tasks.size(); ++i) {
+      groups[i] = tasks[first + i];
+      for (size_t m = 0; m < results.methods.size(); ++m) {
+        const auto found = results.methods[m].tasks.find(groups[i]);
+        if (found != results.methods[m].tasks.end()) {
+          values[m][i] = Shown(found->second).value_or(NAN);
+        }
+      }
+    }
+    ChartOptions options;
+    options.title = rows == 1 ? "Score by task"
+                              : fmt::format("Score by task ({} of {})", first / columns + 1, rows);
+    options.legend = first + columns >= tasks.size();
+    options.y.label = "%";
+    options.y.low = 0, options.y.high = 100;
+    options.width = kWidth;
+    options.height = rows > 1 ? 260 : 340;
+    out += BarChart(groups, names, values, options);
+  }
+  return out;
+}
+
+std::string BitsByLength(const EvalResults& results) {
+  std::vector<ChartSeries> series;
+  for (const MethodScore& method : results.methods) {
+    // A method has one colour in all charts, whichever of them leave others out.
+    ChartSeries line{method.label, {}, {}, static_cast<int>(&method - results.methods.data())};
+    for (const auto& [length, bits] : method.stored_bits) {
+      line.x.push_back(static_cast<double>(length) / 1024), line.y.push_back(bits);
+    }
+    if (!line.x.empty() && method.history_bits < 16) series.push_back(std::move(line));
+  }
+  if (series.empty()) return {};
+  ChartOptions options;
+  options.title = "Bits as stored, by context length";
+  options.x.label = "context, thousands of tokens (1024)";
+  options.y.label = "bits per K/V number";
+  options.y.low = 2.0;
+  return LineChart(series, options);
+}
+
+std::string LayerMap(const EvalResults& results, bool keys) {
+  std::vector<std::string> rows, columns;
+  std::vector<std::vector<double>> values;
+  for (const MethodScore& method : results.methods) {
+    if (method.layer_errors.empty() || method.history_bits >= 16) continue;
+    rows.push_back(method.label);
+    values.emplace_back();
+    for (const auto& [k, v] : method.layer_errors) values.back().push_back(keys ? k : v);
+  }
+  if (values.empty()) return {};
+  size_t layers = 0;
+  for (const auto& row : values) layers = std::max(layers, row.size());
+  for (auto& row : values) row.resize(layers, NAN);
+  for (size_t i = 0; i < layers; ++i) columns.push_back(std::to_string(i));
+  ChartOptions options;
+  options.title = keys ? "Relative error of the logits, by layer" : "Relative error of V, by layer";
+  options.x.label = "layer";
+  return HeatMap(rows, columns, values, options);
+}
+
+std::string Spectra(const EvalResults& results) {
+  std::vector<ChartSeries> series;
+  for (size_t i = 0; i < results.spectra.size(); ++i) {
+    ChartSeries line{fmt::format("layer {}", i), {}, results.spectra[i], -1};
+    for (size_t j = 0; j < line.y.size(); ++j) line.x.push_back(static_cast<double>(j + 1));
+    series.push_back(std::move(line));
+  }
+  if (series.empty()) return {};
+  ChartOptions options;
+  options.title = "Spectrum of the queries, by layer";
+  options.x.label = "eigenvalue of the query second moment, largest first";
+  options.y.label = "over their mean";
+  options.y.log_scale = true;
+  return LineChart(series, options);
+}
+
+}  // namespace
+
+std::string RenderEvalReport(const EvalResults& results) {
+  const std::vector<std::string> tasks = TaskNames(results);
+  std::string body = fmt::format(
+      "<p>Model <b>{}</b>. Prefill: {}. Strict: the whole reference output is what the model "
+      "produces; answer: what follows the last &lt;/think&gt;.",
+      EscapeHtml(results.model), EscapeHtml(results.prefill));
+  if (!results.short_tasks.empty()) {
+    body += " “Long” leaves out tasks that end before anything leaves the default BF16 windows:";
+    for (size_t i = 0; i < results.short_tasks.size(); ++i) {
+      body += (i == 0 ? " " : ", ") + EscapeHtml(results.short_tasks[i]);
+    }
+    body += ".";
+  }
+  body += "</p>\n<p class=\"note\">";
+  for (const auto& [key, value] : results.settings) {
+    body += fmt::format("{}: {}. ", EscapeHtml(key), EscapeHtml(value));
+  }
+  body += "</p>\n" + Table(results);
+  if (const std::string pareto = Pareto(results); !pareto.empty()) {
+    body += "<h2>Accuracy and bits</h2>\n" + pareto;
+  }
+  if (!tasks.empty()) {
+    body += "<h2>Tasks</h2>\n" + TaskTable(results, tasks) + Bars(results, tasks);
+  }
+  const std::string k_map = LayerMap(results, true), v_map = LayerMap(results, false);
+  if (!k_map.empty()) {
+    body +=
+        "<h2>Layers</h2>\n<p class=\"note\">On prose, over quantised tokens; rows go through "
+        "the method's own pages.</p>\n<div class=\"charts\"><div>" +
+        k_map + "</div><div>" + v_map + "</div></div>\n";
+  }
+  const std::string bits = BitsByLength(results), spectra = Spectra(results);
+  if (!bits.empty() || !spectra.empty()) {
+    body += "<h2>Memory and spectra</h2>\n<div class=\"charts\"><div>" + bits + "</div><div>" +
+            spectra + "</div></div>\n";
+  }
+  if (!results.warnings.empty()) {
+    body += "<h2>Warnings</h2>\n<ul>\n";
+    for (const std::string& warning : results.warnings) {
+      body += fmt::format("<li>{}</li>\n", EscapeHtml(warning));
+    }
+    body += "</ul>\n";
+  }
+  return HtmlPage("Evaluation of KV-cache methods", body);
+}
+
+}  // namespace oscar

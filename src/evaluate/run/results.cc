@@ -1,0 +1,512 @@
+#include "run/results.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <numeric>
+#include <set>
+#include <type_traits>
+#include <utility>
+
+#include "base/json.h"
+#include "base/progress.h"
+
+namespace oscar {
+namespace {
+
+using nlohmann::json;
+using nlohmann::ordered_json;
+
+// Characters of all task columns of the terminal's table; beyond it tasks are rows.
+constexpr size_t kMaxTaskColumns = 120;
+
+template <typename T>
+ordered_json OrNull(const std::optional<T>& value) {
+  return value.has_value() ? ordered_json(*value) : ordered_json();
+}
+
+std::optional<double> NumberOrNone(const json& object, const char* key) {
+  const auto found = object.find(key);
+  if (found == object.end() || !found->is_number()) return std::nullopt;
+  return found->get<double>();
+}
+
+// None where the type does not hold it: 1e300, or -1 of an unsigned one.
+template <typename T>
+std::optional<T> WholeNumber(const json& value) {
+  if (!value.is_number_integer()) return std::nullopt;
+  if (value.is_number_unsigned()) {
+    const auto number = value.get<uint64_t>();
+    return std::in_range<T>(number) ? std::optional(static_cast<T>(number)) : std::nullopt;
+  }
+  const auto number = value.get<int64_t>();
+  return std::in_range<T>(number) ? std::optional(static_cast<T>(number)) : std::nullopt;
+}
+
+// A field of the expected type, or the default: results.json may be of an older version.
+template <typename T>
+T Field(const json& object, const char* key, T fallback) {
+  if (!object.is_object()) return fallback;
+  const auto found = object.find(key);
+  if (found == object.end()) return fallback;
+  if constexpr (std::is_same_v<T, std::string>) {
+    return found->is_string() ? found->get<T>() : fallback;
+  } else if constexpr (std::is_same_v<T, bool>) {
+    return found->is_boolean() ? found->get<T>() : fallback;
+  } else if constexpr (std::is_floating_point_v<T>) {
+    return found->is_number() ? found->get<T>() : fallback;
+  } else {
+    return WholeNumber<T>(*found).value_or(fallback);
+  }
+}
+
+std::optional<double> Mean(const std::vector<double>& values) {
+  if (values.empty()) return std::nullopt;
+  double sum = 0;
+  for (double value : values) sum += value;
+  return sum / static_cast<double>(values.size());
+}
+
+std::optional<double> Deviation(const std::vector<double>& values) {
+  if (values.size() < 2) return std::nullopt;
+  const double mean = *Mean(values);
+  double sum = 0;
+  for (double value : values) sum += (value - mean) * (value - mean);
+  return std::sqrt(sum / static_cast<double>(values.size() - 1));
+}
+
+// One score of every task that has it, in percent, and the variance of that among draws of items.
+struct TaskScores {
+  std::vector<double> values, variances;
+
+  std::optional<double> ErrorOfMean() const {
+    if (values.empty()) return std::nullopt;
+    return std::sqrt(std::accumulate(variances.begin(), variances.end(), 0.0)) /
+           static_cast<double>(values.size());
+  }
+};
+
+TaskScores ScoresOf(const MethodScore& method, std::optional<double> TaskScore::*score,
+                    const std::vector<std::string>& without) {
+  TaskScores out;
+  for (const auto& [name, task] : method.tasks) {
+    if (std::find(without.begin(), without.end(), name) != without.end()) continue;
+    const std::optional<double>& value = task.*score;
+    if (!value.has_value()) continue;
+    out.values.push_back(*value);
+    out.variances.push_back(*value * (100 - *value) /
+                            static_cast<double>(std::max<int64_t>(task.items, 1)));
+  }
+  return out;
+}
+
+// A star where some of it was never measured.
+std::string Percent(const std::optional<double>& value, const std::optional<double>& deviation,
+                    int64_t failed) {
+  if (!value.has_value()) return "-";
+  const char* mark = failed > 0 ? "*" : "";
+  return deviation.has_value() ? fmt::format("{:.1f}±{:.1f}{}", *value, *deviation, mark)
+                               : fmt::format("{:.1f}{}", *value, mark);
+}
+
+std::string CsvCell(const std::string& text) {
+  if (text.find_first_of(",\"\n") == std::string::npos) return text;
+  std::string out = "\"";
+  for (char c : text) out += c == '"' ? std::string("\"\"") : std::string(1, c);
+  return out + "\"";
+}
+
+// Tasks without a reference show what their answers scored.
+std::string TaskCell(const MethodScore& method, const std::string& name) {
+  const auto found = method.tasks.find(name);
+  const TaskScore score = found == method.tasks.end() ? TaskScore{} : found->second;
+  const bool use_answer = !score.strict.has_value();
+  return Percent(use_answer ? score.answer : score.strict,
+                 use_answer ? score.answer_sd : score.strict_sd, score.failed);
+}
+
+ordered_json TaskToJson(const TaskScore& score, bool is_remote) {
+  return {{"items", score.items},
+          {"failed", score.failed},
+          {"strict", OrNull(score.strict)},
+          {"answer", OrNull(score.answer)},
+          {"strict_sd", OrNull(score.strict_sd)},
+          {"answer_sd", OrNull(score.answer_sd)},
+          {"bits_per_element", is_remote ? ordered_json() : ordered_json(score.bits)},
+          {"mean_tokens", score.mean_tokens},
+          {"peak_cache_bytes", is_remote ? ordered_json() : ordered_json(score.peak_bytes)}};
+}
+
+ordered_json MethodToJson(const MethodScore& method, const std::vector<std::string>& short_tasks) {
+  ordered_json out = {{"method", method.label},
+                      {"description", method.description},
+                      {"simulated", nullptr},
+                      {"history_bits", nullptr}};
+  if (!method.is_remote) {
+    out["simulated"] = method.simulated;
+    out["history_bits"] = method.history_bits;
+  }
+  for (const auto& [length, bits] : method.stored_bits) {
+    out["stored_bits"][std::to_string(length)] = bits;
+  }
+  out["mean_strict"] = OrNull(method.MeanStrict());
+  out["mean_strict_without_short"] = OrNull(method.MeanStrict(short_tasks));
+  out["mean_answer"] = OrNull(method.MeanAnswer());
+  out["peak_cache_bytes"] = method.is_remote ? ordered_json() : ordered_json(method.PeakBytes());
+  if (method.text.has_value()) {
+    out["text"] = {{"nll", method.text->nll},
+                   {"perplexity", method.text->perplexity},
+                   {"tokens", method.text->tokens},
+                   {"kl_to_bf16", method.text->kl},
+                   {"top1_agreement", method.text->top1},
+                   {"compared", method.text->compared}};
+  }
+  for (const auto& [name, score] : method.tasks) {
+    out["tasks"][name] = TaskToJson(score, method.is_remote);
+  }
+  for (const auto& [k, v] : method.layer_errors) out["layer_errors"].push_back({k, v});
+  return out;
+}
+
+MethodScore MethodFromJson(const json& object) {
+  MethodScore out;
+  out.label = Field<std::string>(object, "method", "");
+  out.description = Field<std::string>(object, "description", "");
+  out.simulated = Field(object, "simulated", false);
+  out.is_remote = object.contains("simulated") && object["simulated"].is_null();
+  out.history_bits = Field(object, "history_bits", 0.0);
+  if (const json bits = object.value("stored_bits", json::object()); bits.is_object()) {
+    for (const auto& [length, value] : bits.items()) {
+      if (value.is_number()) out.stored_bits[std::atoll(length.c_str())] = value.get<double>();
+    }
+  }
+  if (const json text = object.value("text", json()); text.is_object()) {
+    out.text = TextMetrics{Field(text, "nll", 0.0),           Field(text, "perplexity", 0.0),
+                           Field(text, "kl_to_bf16", 0.0),    Field(text, "top1_agreement", 0.0),
+                           Field<int64_t>(text, "tokens", 0), Field<int64_t>(text, "compared", 0)};
+  }
+  if (const json tasks = object.value("tasks", json::object()); tasks.is_object()) {
+    for (const auto& [name, task] : tasks.items()) {
+      if (!task.is_object()) continue;
+      TaskScore& score = out.tasks[name];
+      score.items = Field<int64_t>(task, "items", 0);
+      score.failed = Field<int64_t>(task, "failed", 0);
+      score.strict = NumberOrNone(task, "strict");
+      score.answer = NumberOrNone(task, "answer");
+      score.strict_sd = NumberOrNone(task, "strict_sd");
+      score.answer_sd = NumberOrNone(task, "answer_sd");
+      score.bits = Field(task, "bits_per_element", 0.0);
+      score.peak_bytes = Field<uint64_t>(task, "peak_cache_bytes", 0);
+      score.mean_tokens = Field(task, "mean_tokens", 0.0);
+    }
+  }
+  if (const json layers = object.value("layer_errors", json::array()); layers.is_array()) {
+    for (const json& pair : layers) {
+      if (pair.is_array() && pair.size() == 2 && pair[0].is_number() && pair[1].is_number()) {
+        out.layer_errors.emplace_back(pair[0].get<double>(), pair[1].get<double>());
+      }
+    }
+  }
+  return out;
+}
+
+}  // namespace
+
+std::string ToJsonLine(const ItemRecord& r) {
+  ordered_json out = {{"settings", r.settings},
+                      {"method", r.method},
+                      {"task", r.task},
+                      {"id", r.id},
+                      {"repeat", r.repeat},
+                      {"strict", OrNull(r.strict)},
+                      {"answer", OrNull(r.answer)},
+                      {"first_wrong", r.first_wrong},
+                      {"prompt_tokens", r.prompt_tokens},
+                      {"output_tokens", r.output_tokens},
+                      {"bits", r.bits},
+                      {"cache_bytes", r.cache_bytes},
+                      {"output", r.output}};
+  for (const TokenMargin& m : r.margins) {
+    out["margins"].push_back({m.token, std::round(m.margin * 1e4) / 1e4});
+  }
+  if (!r.bucket.empty()) out["bucket"] = r.bucket;
+  return out.dump(-1, ' ', false, ordered_json::error_handler_t::replace) + "\n";
+}
+
+Result<ItemRecord> ParseItemRecord(std::string_view line) {
+  OSCAR_ASSIGN_OR_RETURN(const json object, ParseJson(line, "item record"));
+  if (!object.is_object() || !object.contains("method") || !object.contains("id")) {
+    return Unexpected(InvalidArgument("not an item record"));
+  }
+  ItemRecord r;
+  r.settings = Field<std::string>(object, "settings", "");
+  r.method = Field<std::string>(object, "method", "");
+  r.task = Field<std::string>(object, "task", "");
+  r.id = Field<std::string>(object, "id", "");
+  r.repeat = Field(object, "repeat", 0);
+  if (const auto strict = object.find("strict"); strict != object.end() && strict->is_boolean()) {
+    r.strict = strict->get<bool>();
+  }
+  r.answer = NumberOrNone(object, "answer");
+  r.first_wrong = Field<int64_t>(object, "first_wrong", -1);
+  r.prompt_tokens = Field<int64_t>(object, "prompt_tokens", 0);
+  r.output_tokens = Field<int64_t>(object, "output_tokens", 0);
+  r.bits = Field(object, "bits", 0.0);
+  r.cache_bytes = Field<uint64_t>(object, "cache_bytes", 0);
+  if (const json margins = object.value("margins", json::array()); margins.is_array()) {
+    for (const json& pair : margins) {
+      if (!pair.is_array() || pair.size() != 2 || !pair[1].is_number()) continue;
+      const auto token = WholeNumber<int64_t>(pair[0]);
+      if (token.has_value()) r.margins.push_back({*token, pair[1].get<double>()});
+    }
+  }
+  r.bucket = Field<std::string>(object, "bucket", "");
+  r.output = Field<std::string>(object, "output", "");
+  return r;
+}
+
+TaskScore ScoreTask(const std::vector<const ItemRecord*>& records) {
+  TaskScore out;
+  std::set<std::string> ids;
+  // By repeat and bucket.
+  std::map<int, std::map<std::string, std::vector<double>>> strict, answer;
+  for (const ItemRecord* record : records) {
+    ids.insert(record->id);
+    if (record->strict.has_value()) {
+      strict[record->repeat][record->bucket].push_back(*record->strict ? 100.0 : 0.0);
+    }
+    if (record->answer.has_value()) {
+      answer[record->repeat][record->bucket].push_back(*record->answer * 100.0);
+    }
+    if (record->failed) {
+      ++out.failed;
+      continue;
+    }
+    out.bits += record->bits;
+    out.mean_tokens += static_cast<double>(record->prompt_tokens + record->output_tokens);
+    out.peak_bytes = std::max(out.peak_bytes, record->cache_bytes);
+  }
+  out.items = static_cast<int64_t>(ids.size());
+  if (const auto done = static_cast<double>(records.size()) - static_cast<double>(out.failed);
+      done > 0) {
+    out.bits /= done;
+    out.mean_tokens /= done;
+  }
+  const auto over_repeats = [](const auto& by_repeat) {
+    std::vector<double> means;
+    for (const auto& [repeat, buckets] : by_repeat) {
+      std::vector<double> of_buckets;
+      for (const auto& [bucket, values] : buckets) of_buckets.push_back(*Mean(values));
+      means.push_back(*Mean(of_buckets));
+    }
+    return means;
+  };
+  const std::vector<double> strict_means = over_repeats(strict), answers = over_repeats(answer);
+  out.strict = Mean(strict_means), out.strict_sd = Deviation(strict_means);
+  out.answer = Mean(answers), out.answer_sd = Deviation(answers);
+  return out;
+}
+
+std::optional<double> MethodScore::MeanStrict(const std::vector<std::string>& without) const {
+  return Mean(ScoresOf(*this, &TaskScore::strict, without).values);
+}
+
+std::optional<double> MethodScore::MeanAnswer() const {
+  return Mean(ScoresOf(*this, &TaskScore::answer, {}).values);
+}
+
+std::optional<double> MethodScore::StrictError(const std::vector<std::string>& without) const {
+  return ScoresOf(*this, &TaskScore::strict, without).ErrorOfMean();
+}
+
+std::optional<double> MethodScore::AnswerError() const {
+  return ScoresOf(*this, &TaskScore::answer, {}).ErrorOfMean();
+}
+
+double MethodScore::MeanBits() const {
+  std::vector<double> values;
+  for (const auto& [name, score] : tasks) values.push_back(score.bits);
+  return Mean(values).value_or(0.0);
+}
+
+uint64_t MethodScore::PeakBytes() const {
+  uint64_t peak = 0;
+  for (const auto& [name, score] : tasks) peak = std::max(peak, score.peak_bytes);
+  return peak;
+}
+
+int64_t MethodScore::Failed() const {
+  int64_t failed = 0;
+  for (const auto& [name, score] : tasks) failed += score.failed;
+  return failed;
+}
+
+std::vector<std::string> TaskNames(const EvalResults& results) {
+  std::set<std::string> unique;
+  for (const MethodScore& method : results.methods) {
+    for (const auto& [name, score] : method.tasks) unique.insert(name);
+  }
+  const auto key = [](const std::string& name) {
+    const size_t at = name.rfind('@');
+    int64_t length = -1;
+    if (at != std::string::npos) {
+      const auto [stop, error] =
+          std::from_chars(name.data() + at + 1, name.data() + name.size(), length);
+      if (error != std::errc() || stop != name.data() + name.size()) length = -1;
+    }
+    return std::tuple(length < 0 ? name : name.substr(0, at), length);
+  };
+  std::vector<std::string> names(unique.begin(), unique.end());
+  std::stable_sort(names.begin(), names.end(),
+                   [&](const std::string& a, const std::string& b) { return key(a) < key(b); });
+  return names;
+}
+
+std::string ResultsToJson(const EvalResults& results) {
+  ordered_json out = {
+      {"format", "oscar-eval-1"}, {"model", results.model}, {"prefill", results.prefill}};
+  for (const auto& [key, value] : results.settings) out["settings"][key] = value;
+  out["short_tasks"] = results.short_tasks;
+  out["warnings"] = results.warnings;
+  for (const MethodScore& method : results.methods) {
+    out["methods"].push_back(MethodToJson(method, results.short_tasks));
+  }
+  if (!results.spectra.empty()) out["query_spectra"] = results.spectra;
+  return out.dump(2, ' ', false, ordered_json::error_handler_t::replace) + "\n";
+}
+
+Result<EvalResults> ResultsFromJson(std::string_view text, std::string_view what) {
+  OSCAR_ASSIGN_OR_RETURN(const json object, ParseJson(text, what));
+  if (Field<std::string>(object, "format", "") != "oscar-eval-1") {
+    return Unexpected(InvalidArgument(
+        fmt::format("{}: not results of oscar eval (\"format\" is not oscar-eval-1)", what)));
+  }
+  EvalResults out;
+  out.model = Field<std::string>(object, "model", "");
+  out.prefill = Field<std::string>(object, "prefill", "");
+  const auto strings = [&](const char* key) {
+    std::vector<std::string> list;
+    const json values = object.value(key, json::array());
+    for (const json& value : values) {
+      if (value.is_string()) list.push_back(value.get<std::string>());
+    }
+    return list;
+  };
+  out.short_tasks = strings("short_tasks");
+  out.warnings = strings("warnings");
+  if (const json settings = object.value("settings", json::object()); settings.is_object()) {
+    for (const auto& [key, value] : settings.items()) {
+      if (value.is_string()) out.settings.emplace_back(key, value.get<std::string>());
+    }
+  }
+  const json methods = object.value("methods", json::array());
+  for (const json& method : methods) {
+    if (method.is_object()) out.methods.push_back(MethodFromJson(method));
+  }
+  for (const json& layer : object.value("query_spectra", json::array())) {
+    std::vector<double>& values = out.spectra.emplace_back();
+    for (const json& value : layer) {
+      if (value.is_number()) values.push_back(value.get<double>());
+    }
+  }
+  return out;
+}
+
+std::string ResultsToCsv(const EvalResults& results) {
+  std::string out =
+      "method,real_or_simulated,task,items,strict,strict_sd,answer,answer_sd,bits_per_element,"
+      "bits_at_128k,peak_cache_bytes,mean_tokens,failed\n";
+  const auto number = [](const std::optional<double>& value) {
+    return value.has_value() ? fmt::format("{:.4f}", *value) : std::string();
+  };
+  for (const MethodScore& method : results.methods) {
+    const auto long_bits = method.stored_bits.find(131072);
+    for (const auto& [name, score] : method.tasks) {
+      out += fmt::format(
+          "{},{},{},{},{},{},{},{},{},{},{},{:.1f},{}\n", CsvCell(method.label),
+          method.is_remote   ? ""
+          : method.simulated ? "simulated"
+                             : "real",
+          CsvCell(name), score.items, number(score.strict), number(score.strict_sd),
+          number(score.answer), number(score.answer_sd),
+          method.is_remote ? "" : fmt::format("{:.4f}", score.bits),
+          long_bits == method.stored_bits.end() ? "" : fmt::format("{:.4f}", long_bits->second),
+          method.is_remote ? "" : std::to_string(score.peak_bytes), score.mean_tokens,
+          score.failed);
+    }
+  }
+  return out;
+}
+
+std::string ResultsToTable(const EvalResults& results) {
+  const std::vector<std::string> names = TaskNames(results);
+  size_t width = 12, names_width = 0, task_width = 4;
+  for (const MethodScore& method : results.methods) width = std::max(width, method.label.size());
+  for (const std::string& name : names) {
+    names_width += 1 + std::max<size_t>(6, name.size());
+    task_width = std::max(task_width, name.size());
+  }
+  const bool is_tall = names_width > kMaxTaskColumns;
+  std::string out = fmt::format("prefill: {}; strict scores in percent", results.prefill);
+  if (!results.short_tasks.empty()) {
+    out += fmt::format("; \"long\" leaves out {}", fmt::format("{}", results.short_tasks[0]));
+    for (size_t i = 1; i < results.short_tasks.size(); ++i) out += ", " + results.short_tasks[i];
+  }
+  out +=
+      fmt::format("\n{:<{}} {:>6} {:>6} {:>6} {:>6} {:>7} {:>7} {:>8} {:>6} {:>9}", "method", width,
+                  "mean", "long", "answer", "128K", "history", "ppl", "KL", "top1", "cache");
+  for (const std::string& name : names) {
+    if (!is_tall) out += fmt::format(" {:>{}}", name, std::max<size_t>(6, name.size()));
+  }
+  out += "\n";
+  int64_t failed = 0;
+  for (const MethodScore& method : results.methods) {
+    const auto long_bits = method.stored_bits.find(131072);
+    failed += method.Failed();
+    out += fmt::format(
+        "{:<{}} {:>6} {:>6} {:>6} {:>6} {:>7} {:>7} {:>8} {:>6} {:>9}", method.label, width,
+        Percent(method.MeanStrict(), {}, method.Failed()),
+        Percent(method.MeanStrict(results.short_tasks), {}, method.Failed()),
+        Percent(method.MeanAnswer(), {}, method.Failed()),
+        long_bits == method.stored_bits.end() ? "-" : fmt::format("{:.2f}", long_bits->second),
+        method.history_bits > 0 ? fmt::format("{:.2f}", method.history_bits) : "-",
+        method.text.has_value() ? fmt::format("{:.3f}", method.text->perplexity) : "-",
+        method.text.has_value() && method.text->compared > 0
+            ? fmt::format("{:.4f}", method.text->kl)
+            : "-",
+        method.text.has_value() && method.text->compared > 0
+            ? fmt::format("{:.1f}", 100 * method.text->top1)
+            : "-",
+        method.PeakBytes() > 0 ? FormatBytes(method.PeakBytes()) : "-");
+    for (const std::string& name : names) {
+      if (is_tall) break;
+      out += fmt::format(" {:>{}}", TaskCell(method, name), std::max<size_t>(6, name.size()));
+    }
+    out += method.simulated ? "  (simulated)\n" : "\n";
+  }
+  if (is_tall) {
+    // One row a task where one row a method would not fit a screen.
+    out += fmt::format("\n{:<{}}", "task", task_width);
+    for (const MethodScore& method : results.methods) {
+      out += fmt::format(" {:>{}}", method.label, std::max<size_t>(9, method.label.size()));
+    }
+    for (const std::string& name : names) {
+      out += fmt::format("\n{:<{}}", name, task_width);
+      for (const MethodScore& method : results.methods) {
+        out += fmt::format(" {:>{}}", TaskCell(method, name),
+                           std::max<size_t>(9, method.label.size()));
+      }
+    }
+    out += "\n";
+  }
+  if (failed > 0) {
+    out +=
+        fmt::format("* {} outputs are missing and count as wrong; the warnings say why\n", failed);
+  }
+  return out;
+}
+
+}  // namespace oscar

@@ -1,0 +1,481 @@
+#include "tasks/benchmarks.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <array>
+#include <nlohmann/json.hpp>
+
+#include "base/file.h"
+#include "base/json.h"
+#include "sandbox/sandbox.h"
+#include "tasks/python_random.h"
+
+namespace oscar {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+constexpr std::array<std::string_view, 7> kNames = {
+    "gsm8k", "math500", "aime25", "humaneval", "gpqa", "livecodebench", "longbench-e"};
+
+// The published OSCAR table: 32K tokens of generation, five seeds.
+constexpr int64_t kReasoningTokens = 32768;
+constexpr int kReasoningRepeats = 5;
+constexpr uint64_t kMaxCsvBytes = uint64_t{1} << 28;
+constexpr int64_t kLongBenchInput = 32768;
+
+constexpr char kBoxedInstruction[] =
+    "Please reason step by step, and put your final answer within \\boxed{}.";
+
+SamplingOptions ReasoningSampling() {
+  SamplingOptions out;
+  out.temperature = 1.0f;
+  out.top_p = 0.95f;
+  out.top_k = 40;
+  return out;
+}
+
+void SetReasoning(EvalTask& task) {
+  task.sampling = ReasoningSampling();
+  task.repeats = kReasoningRepeats;
+}
+
+Result<json> ParseObject(std::string_view line) {
+  OSCAR_ASSIGN_OR_RETURN(json record, ParseJson(line, "record"));
+  if (!record.is_object()) return Unexpected(InvalidArgument("a record must be an object"));
+  return record;
+}
+
+// Scores of two items with one id would be one.
+Status CheckNew(const EvalTask& task, const std::string& id) {
+  const bool is_new = std::none_of(task.items.begin(), task.items.end(),
+                                   [&](const EvalItem& item) { return item.id == id; });
+  return is_new ? Status() : InvalidArgument(fmt::format("id \"{}\" is there twice", id));
+}
+
+Result<std::string> Text(const json& record, const char* name) {
+  const auto found = record.find(name);
+  if (found != record.end() && found->is_string()) return found->get<std::string>();
+  if (found != record.end() && found->is_number()) return found->dump();
+  return Unexpected(InvalidArgument(fmt::format("\"{}\" must be a string", name)));
+}
+
+// The code of an answer is run. Users hear before hours of generation, not after, that this cannot
+// be done here or is done with less than usual.
+void WarnOfSandbox(const EvalTask& task, std::vector<std::string>& warnings) {
+  const Result<SandboxResult> trial = RunPython({{"trial.py", "pass"}}, {});
+  const std::string warning =
+      trial.has_value() ? SandboxWarning() : "no answer can be scored: " + trial.error().message();
+  if (!warning.empty()) warnings.push_back(task.name + ": " + warning);
+}
+
+Result<EvalTask> ReadGsm8k(const fs::path& path, const SuiteOptions& options,
+                           std::vector<std::string>& warnings) {
+  EvalTask task;
+  task.name = "gsm8k";
+  task.scorer = Scorer::kNumber;
+  OSCAR_RETURN_IF_ERROR(
+      ReadJsonLines(path, options.LimitOf(task.name), warnings,
+                    [&](std::string_view line, int64_t index) -> Status {
+                      OSCAR_ASSIGN_OR_RETURN(const json record, ParseObject(line));
+                      OSCAR_ASSIGN_OR_RETURN(const std::string question, Text(record, "question"));
+                      OSCAR_ASSIGN_OR_RETURN(const std::string answer, Text(record, "answer"));
+                      const size_t mark = answer.rfind("####");
+                      if (mark == std::string::npos)
+                        return InvalidArgument("\"answer\" has no #### line");
+                      EvalItem item;
+                      item.id = fmt::format("gsm8k/{}", index);
+                      item.prompt = question + "\n" + kBoxedInstruction;
+                      item.answer = FinalAnswer(std::string_view(answer).substr(mark + 4));
+                      if (item.answer.empty()) return InvalidArgument("nothing follows ####");
+                      item.max_tokens = 2048;
+                      task.items.push_back(std::move(item));
+                      return {};
+                    }));
+  return task;
+}
+
+Result<EvalTask> ReadMath(std::string_view name, const fs::path& path, const SuiteOptions& options,
+                          std::vector<std::string>& warnings) {
+  EvalTask task;
+  task.name = name;
+  task.scorer = Scorer::kMath;
+  SetReasoning(task);
+  OSCAR_RETURN_IF_ERROR(ReadJsonLines(
+      path, options.LimitOf(task.name), warnings,
+      [&](std::string_view line, int64_t index) -> Status {
+        OSCAR_ASSIGN_OR_RETURN(const json record, ParseObject(line));
+        EvalItem item;
+        OSCAR_ASSIGN_OR_RETURN(item.prompt,
+                               Text(record, record.contains("problem") ? "problem" : "question"));
+        item.prompt += std::string("\n") + kBoxedInstruction;
+        OSCAR_ASSIGN_OR_RETURN(item.answer, Text(record, "answer"));
+        if (FinalAnswer(item.answer).empty()) return InvalidArgument("\"answer\" is empty");
+        item.id = fmt::format("{}/{}", name, index);
+        item.max_tokens = kReasoningTokens;
+        task.items.push_back(std::move(item));
+        return {};
+      }));
+  return task;
+}
+
+Result<EvalTask> ReadHumanEval(const fs::path& path, const SuiteOptions& options,
+                               std::vector<std::string>& warnings) {
+  EvalTask task;
+  task.name = "humaneval";
+  task.scorer = Scorer::kHumanEval;
+  SetReasoning(task);
+  WarnOfSandbox(task, warnings);
+  OSCAR_RETURN_IF_ERROR(ReadJsonLines(
+      path, options.LimitOf(task.name), warnings, [&](std::string_view line, int64_t) -> Status {
+        OSCAR_ASSIGN_OR_RETURN(const json record, ParseObject(line));
+        EvalItem item;
+        OSCAR_ASSIGN_OR_RETURN(item.id, Text(record, "task_id"));
+        if (Status status = CheckNew(task, item.id); !status.ok()) return status;
+        OSCAR_ASSIGN_OR_RETURN(item.tests_prompt, Text(record, "prompt"));
+        OSCAR_ASSIGN_OR_RETURN(item.tests, Text(record, "test"));
+        OSCAR_ASSIGN_OR_RETURN(item.entry_point, Text(record, "entry_point"));
+        item.prompt =
+            "Read the following function signature and docstring, and fully implement the function "
+            "described. Your response should only contain the code for this function.\n" +
+            item.tests_prompt;
+        item.max_tokens = kReasoningTokens;
+        task.items.push_back(std::move(item));
+        return {};
+      }));
+  return task;
+}
+
+Result<EvalTask> ReadGpqa(const fs::path& path, const SuiteOptions& options,
+                          std::vector<std::string>& warnings) {
+  EvalTask task;
+  task.name = "gpqa";
+  task.scorer = Scorer::kChoice;
+  SetReasoning(task);
+  OSCAR_ASSIGN_OR_RETURN(const std::string text, ReadFile(path, kMaxCsvBytes));
+  const std::vector<std::vector<std::string>> rows = ParseCsv(text);
+  constexpr std::array<std::string_view, 5> kColumns = {"Question", "Correct Answer",
+                                                        "Incorrect Answer 1", "Incorrect Answer 2",
+                                                        "Incorrect Answer 3"};
+  std::array<size_t, 5> columns;
+  for (size_t i = 0; i < kColumns.size(); ++i) {
+    const auto found = rows.empty() ? decltype(rows[0].begin()){}
+                                    : std::find(rows[0].begin(), rows[0].end(), kColumns[i]);
+    if (rows.empty() || found == rows[0].end()) {
+      return Unexpected(InvalidArgument(
+          fmt::format("{}: has no column \"{}\"; give GPQA's own CSV, such as gpqa_diamond.csv",
+                      path.string(), kColumns[i])));
+    }
+    columns[i] = static_cast<size_t>(found - rows[0].begin());
+  }
+  // One permutation a row in file order, as simple-evals draws them.
+  PythonRandom random(0);
+  const int64_t limit = options.LimitOf(task.name);
+  for (size_t r = 1; r < rows.size(); ++r) {
+    const std::vector<uint32_t> order = random.Sample(4, 4);
+    if (limit > 0 && static_cast<int64_t>(task.items.size()) == limit) break;
+    if (rows[r].size() < rows[0].size()) {
+      warnings.push_back(fmt::format("{}: record {}: left out: {} fields of {}", path.string(), r,
+                                     rows[r].size(), rows[0].size()));
+      continue;
+    }
+    const auto field = [&](size_t i) -> const std::string& { return rows[r][columns[i]]; };
+    std::array<std::string, 4> choices;
+    for (size_t i = 0; i < 4; ++i) {
+      choices[i] = field(1 + order[i]);
+    }
+    const auto correct = std::find(choices.begin(), choices.end(), field(1)) - choices.begin();
+    EvalItem item;
+    item.id = fmt::format("gpqa/{}", r - 1);
+    item.system = "You are a helpful assistant.";
+    item.prompt = fmt::format(
+        "Answer the following multiple choice question. The last line of your response should be "
+        "of the following format: 'Answer: $LETTER' (without quotes) where LETTER is one of ABCD. "
+        "Think step by step before answering.\n\n{}\n\nA) {}\nB) {}\nC) {}\nD) {}",
+        field(0), choices[0], choices[1], choices[2], choices[3]);
+    item.answer = std::string(1, static_cast<char>('A' + correct));
+    item.max_tokens = kReasoningTokens;
+    task.items.push_back(std::move(item));
+  }
+  return task;
+}
+
+Result<EvalTask> ReadLiveCode(const fs::path& path, const SuiteOptions& options,
+                              std::vector<std::string>& warnings) {
+  EvalTask task;
+  task.name = "livecodebench";
+  task.scorer = Scorer::kLiveCode;
+  SetReasoning(task);
+  WarnOfSandbox(task, warnings);
+  OSCAR_RETURN_IF_ERROR(ReadJsonLines(
+      path, options.LimitOf(task.name), warnings, [&](std::string_view line, int64_t) -> Status {
+        OSCAR_ASSIGN_OR_RETURN(const json record, ParseObject(line));
+        EvalItem item;
+        OSCAR_ASSIGN_OR_RETURN(item.id, Text(record, "question_id"));
+        if (Status status = CheckNew(task, item.id); !status.ok()) return status;
+        OSCAR_ASSIGN_OR_RETURN(const std::string question, Text(record, "question_content"));
+        OSCAR_ASSIGN_OR_RETURN(const std::string starter, Text(record, "starter_code"));
+        OSCAR_ASSIGN_OR_RETURN(const std::string public_tests, Text(record, "public_test_cases"));
+        OSCAR_ASSIGN_OR_RETURN(const std::string private_tests, Text(record, "private_test_cases"));
+        std::string function;
+        if (const auto metadata = record.find("metadata");
+            metadata != record.end() && metadata->is_string()) {
+          const Result<json> parsed = ParseJson(metadata->get<std::string>(), "metadata");
+          if (parsed.has_value() && parsed->is_object()) {
+            const json name = parsed->value("func_name", json());
+            if (name.is_string()) function = name.get<std::string>();
+          }
+        }
+        item.system =
+            "You are an expert Python programmer. You will be given a question (problem "
+            "specification) and will generate a correct Python program that matches the "
+            "specification and passes all tests.";
+        item.prompt = "### Question:\n" + question + "\n\n";
+        if (starter.empty()) {
+          item.prompt +=
+              "### Format: Read the inputs from stdin solve the problem and write the answer to "
+              "stdout (do not directly test on the sample inputs). Enclose your code within "
+              "delimiters as follows. Ensure that when the python program runs, it reads the "
+              "inputs, runs the algorithm and writes output to STDOUT.\n```python\n# YOUR CODE "
+              "HERE\n```\n\n";
+        } else {
+          item.prompt +=
+              "### Format: You will use the following starter code to write the solution to the "
+              "problem and enclose your code within delimiters.\n```python\n" +
+              starter + "\n```\n\n";
+        }
+        item.prompt += "### Answer: (use the provided format with backticks)\n\n";
+        item.tests = json{
+            {"public", public_tests},
+            {"private", private_tests},
+            {"function", function},
+            {"seconds",
+             6}}.dump(-1, ' ', false, json::error_handler_t::replace);
+        // Packed private tests cannot be counted here; problems have some tens of them.
+        const Result<json> listed = ParseJson(private_tests, "private_test_cases");
+        item.num_tests = listed.has_value() && listed->is_array()
+                             ? static_cast<int64_t>(listed->size()) + 3
+                             : 40;
+        item.max_tokens = kReasoningTokens;
+        task.items.push_back(std::move(item));
+        return {};
+      }));
+  return task;
+}
+
+struct LongBenchSet {
+  std::string_view name;
+  Scorer scorer;
+  int64_t max_tokens;
+  bool use_template;  // few-shot and completion prompts go to the model as they are
+  std::string_view prompt;
+};
+
+constexpr std::array<LongBenchSet, 13> kLongBench = {{
+    {"qasper", Scorer::kTokenF1, 128, true,
+     "You are given a scientific article and a question. Answer the question as concisely as you "
+     "can, using a single phrase or sentence if possible. If the question cannot be answered based "
+     "on the information in the article, write \"unanswerable\". If the question is a yes/no "
+     "question, answer \"yes\", \"no\", or \"unanswerable\". Do not provide any "
+     "explanation.\n\nArticle: {context}\n\n Answer the question based on the above article as "
+     "concisely as you can, using a single phrase or sentence if possible. If the question cannot "
+     "be answered based on the information in the article, write \"unanswerable\". If the question "
+     "is a yes/no question, answer \"yes\", \"no\", or \"unanswerable\". Do not provide any "
+     "explanation.\n\nQuestion: {input}\n\nAnswer:"},
+    {"multifieldqa_en", Scorer::kTokenF1, 64, true,
+     "Read the following text and answer briefly.\n\n{context}\n\nNow, answer the following "
+     "question based on the above text, only give me the answer and do not output any other "
+     "words.\n\nQuestion: {input}\nAnswer:"},
+    {"hotpotqa", Scorer::kTokenF1, 32, true,
+     "Answer the question based on the given passages. Only give me the answer and do not output "
+     "any other words.\n\nThe following are given passages.\n{context}\n\nAnswer the question "
+     "based on the given passages. Only give me the answer and do not output any other "
+     "words.\n\nQuestion: {input}\nAnswer:"},
+    {"2wikimqa", Scorer::kTokenF1, 32, true,
+     "Answer the question based on the given passages. Only give me the answer and do not output "
+     "any other words.\n\nThe following are given passages.\n{context}\n\nAnswer the question "
+     "based on the given passages. Only give me the answer and do not output any other "
+     "words.\n\nQuestion: {input}\nAnswer:"},
+    {"gov_report", Scorer::kRougeL, 512, true,
+     "You are given a report by a government agency. Write a one-page summary of the "
+     "report.\n\nReport:\n{context}\n\nNow, write a one-page summary of the report.\n\nSummary:"},
+    {"multi_news", Scorer::kRougeL, 512, true,
+     "You are given several news passages. Write a one-page summary of all news. "
+     "\n\nNews:\n{context}\n\nNow, write a one-page summary of all the news.\n\nSummary:"},
+    {"trec", Scorer::kClass, 64, false,
+     "Please determine the type of the question below. Here are some examples of "
+     "questions.\n\n{context}\n{input}"},
+    {"triviaqa", Scorer::kTokenF1FirstLine, 32, false,
+     "Answer the question based on the given passage. Only give me the answer and do not output "
+     "any other words. The following are some examples.\n\n{context}\n\n{input}"},
+    {"samsum", Scorer::kRougeLFirstLine, 128, false,
+     "Summarize the dialogue into a few short sentences. The following are some "
+     "examples.\n\n{context}\n\n{input}"},
+    {"passage_count", Scorer::kNumbersNamed, 32, true,
+     "There are some paragraphs below sourced from Wikipedia. Some of them may be duplicates. "
+     "Please carefully read these paragraphs and determine how many unique paragraphs there are "
+     "after removing duplicates. In other words, how many non-repeating paragraphs are there in "
+     "total?\n\n{context}\n\nPlease enter the final count of unique paragraphs after removing "
+     "duplicates. The output format should only contain the number, such as 1, 2, 3, and so "
+     "on.\n\nThe final answer is: "},
+    {"passage_retrieval_en", Scorer::kNumbersNamed, 32, true,
+     "Here are 30 paragraphs from Wikipedia, along with an abstract. Please determine which "
+     "paragraph the abstract is from.\n\n{context}\n\nThe following is an "
+     "abstract.\n\n{input}\n\nPlease enter the number of the paragraph that the abstract is from. "
+     "The answer format must be like \"Paragraph 1\", \"Paragraph 2\", etc.\n\nThe answer is: "},
+    {"lcc", Scorer::kCodeSimilarity, 64, false,
+     "Please complete the code given below. \n{context}Next line of code:\n"},
+    {"repobench-p", Scorer::kCodeSimilarity, 64, false,
+     "Please complete the code given below. \n{context}{input}Next line of code:\n"},
+}};
+
+std::string FillPrompt(std::string_view prompt, std::string_view context, std::string_view input) {
+  std::string out;
+  for (size_t at = 0; at < prompt.size();) {
+    const auto take = [&](std::string_view name, std::string_view text) {
+      if (prompt.substr(at, name.size()) != name) return false;
+      out += text;
+      at += name.size();
+      return true;
+    };
+    if (take("{context}", context) || take("{input}", input)) continue;
+    out += prompt[at++];
+  }
+  return out;
+}
+
+Result<std::vector<std::string>> Texts(const json& record, const char* name) {
+  std::vector<std::string> out;
+  const json values = record.value(name, json());
+  if (values.is_null()) return out;
+  if (!values.is_array()) {
+    return Unexpected(InvalidArgument(fmt::format("\"{}\" must be a list", name)));
+  }
+  for (const json& value : values) {
+    if (!value.is_string()) {
+      return Unexpected(InvalidArgument(fmt::format("\"{}\" must hold strings", name)));
+    }
+    out.push_back(value.get<std::string>());
+  }
+  return out;
+}
+
+Result<EvalTask> ReadLongBenchSet(const LongBenchSet& set, const fs::path& path,
+                                  const SuiteOptions& options, std::vector<std::string>& warnings) {
+  EvalTask task;
+  task.name = fmt::format("{}_e", set.name);
+  task.scorer = set.scorer;
+  task.max_input = kLongBenchInput;
+  OSCAR_RETURN_IF_ERROR(
+      ReadJsonLines(path, options.LimitOf(task.name), warnings,
+                    [&](std::string_view line, int64_t index) -> Status {
+                      OSCAR_ASSIGN_OR_RETURN(const json record, ParseObject(line));
+                      EvalItem item;
+                      item.id = fmt::format("{}/{}", task.name, index);
+                      OSCAR_ASSIGN_OR_RETURN(const std::string context, Text(record, "context"));
+                      OSCAR_ASSIGN_OR_RETURN(const std::string input, Text(record, "input"));
+                      OSCAR_ASSIGN_OR_RETURN(item.answers, Texts(record, "answers"));
+                      if (item.answers.empty()) return InvalidArgument("\"answers\" holds none");
+                      OSCAR_ASSIGN_OR_RETURN(item.classes, Texts(record, "all_classes"));
+                      const json length = record.value("length", json());
+                      if (!length.is_number())
+                        return InvalidArgument("\"length\" must be a number");
+                      const auto words = length.get<double>();
+                      item.bucket = words < 4000 ? "0-4k" : words < 8000 ? "4-8k" : "8k+";
+                      item.prompt = FillPrompt(set.prompt, context, input);
+                      item.use_template = set.use_template;
+                      item.max_tokens = set.max_tokens;
+                      task.items.push_back(std::move(item));
+                      return {};
+                    }));
+  return task;
+}
+
+Result<EvalSuite> ReadLongBench(const fs::path& path, const SuiteOptions& options) {
+  EvalSuite suite;
+  for (const LongBenchSet& set : kLongBench) {
+    const fs::path file = path / fmt::format("{}_e.jsonl", set.name);
+    suite.names.push_back(fmt::format("{}_e", set.name));
+    if (!options.Takes(suite.names.back())) continue;
+    if (!Exists(file)) {
+      suite.warnings.push_back(
+          fmt::format("{}: not there, so {} is left out", file.string(), set.name));
+      continue;
+    }
+    OSCAR_ASSIGN_OR_RETURN(EvalTask task, ReadLongBenchSet(set, file, options, suite.warnings));
+    suite.tasks.push_back(std::move(task));
+  }
+  if (suite.tasks.empty() && !suite.warnings.empty()) {
+    return Unexpected(NotFound(fmt::format(
+        "{}: holds none of LongBench-E's files, such as qasper_e.jsonl", path.string())));
+  }
+  return suite;
+}
+
+}  // namespace
+
+std::span<const std::string_view> BenchmarkNames() { return kNames; }
+
+bool IsBenchmark(std::string_view name) {
+  return std::find(kNames.begin(), kNames.end(), name) != kNames.end();
+}
+
+Result<EvalSuite> ReadBenchmark(std::string_view name, const fs::path& path,
+                                const SuiteOptions& options) {
+  if (name == "longbench-e") return ReadLongBench(path, options);
+  EvalSuite suite;
+  suite.names.emplace_back(name);
+  if (!options.Takes(name)) return suite;
+  Result<EvalTask> task = name == "gsm8k"           ? ReadGsm8k(path, options, suite.warnings)
+                          : name == "humaneval"     ? ReadHumanEval(path, options, suite.warnings)
+                          : name == "gpqa"          ? ReadGpqa(path, options, suite.warnings)
+                          : name == "livecodebench" ? ReadLiveCode(path, options, suite.warnings)
+                                                    : ReadMath(name, path, options, suite.warnings);
+  if (!task.has_value()) return Unexpected(task.error());
+  if (task->items.empty()) {
+    return Unexpected(InvalidArgument(
+        fmt::format("{}: holds no record of {}{}", path.string(), name,
+                    suite.warnings.empty() ? "" : "; first problem: " + suite.warnings.front())));
+  }
+  suite.tasks.push_back(std::move(*task));
+  return suite;
+}
+
+std::vector<std::vector<std::string>> ParseCsv(std::string_view text) {
+  std::vector<std::vector<std::string>> rows(1);
+  std::string field;
+  bool quoted = false;
+  if (text.starts_with("\xEF\xBB\xBF")) text.remove_prefix(3);
+  for (size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    if (quoted) {
+      if (c != '"') {
+        field += c;
+      } else if (i + 1 < text.size() && text[i + 1] == '"') {
+        field += '"';
+        ++i;
+      } else {
+        quoted = false;
+      }
+    } else if (c == '"') {
+      quoted = true;
+    } else if (c == ',') {
+      rows.back().push_back(std::move(field));
+      field.clear();
+    } else if (c == '\n') {
+      rows.back().push_back(std::move(field));
+      field.clear();
+      rows.emplace_back();
+    } else if (c != '\r') {
+      field += c;
+    }
+  }
+  if (!field.empty() || !rows.back().empty()) rows.back().push_back(std::move(field));
+  std::erase_if(rows,
+                [](const auto& row) { return row.empty() || (row.size() == 1 && row[0].empty()); });
+  return rows;
+}
+
+}  // namespace oscar
