@@ -9,7 +9,7 @@
 
 #include "base/rng.h"
 #include "base/thread_pool.h"
-#include "simd/attention_bench.h"
+#include "bench/attention_bench.h"
 #include "simd/gemm.h"
 #include "simd/gemm_kernels.h"
 

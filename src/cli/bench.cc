@@ -8,16 +8,16 @@
 
 #include "base/file.h"
 #include "base/thread_pool.h"
+#include "bench/attention_bench.h"
 #include "cache/block_codec.h"
 #include "cli/command.h"
-#include "simd/attention_bench.h"
 #include "simd/dispatch.h"
 
 namespace oscar::cli {
 namespace {
 
 struct AttentionOptions {
-  simd::AttentionBenchOptions bench;
+  AttentionBenchOptions bench;
   int threads = 0;
   std::string json;
 };
@@ -26,8 +26,7 @@ const char* Name(BlockKind kind) {
   return kind == BlockKind::kInt2 ? "int2" : kind == BlockKind::kInt4 ? "int4" : "bf16";
 }
 
-nlohmann::ordered_json ToJson(const AttentionOptions& options,
-                              const simd::AttentionBenchReport& report) {
+nlohmann::ordered_json ToJson(const AttentionOptions& options, const AttentionBenchReport& report) {
   nlohmann::ordered_json out = {{"q_heads", options.bench.q_heads},
                                 {"kv_heads", options.bench.kv_heads},
                                 {"head_dim", options.bench.head_dim},
@@ -36,7 +35,7 @@ nlohmann::ordered_json ToJson(const AttentionOptions& options,
                                 {"target", report.target},
                                 {"read_bytes_per_second", report.read_bytes_per_second},
                                 {"rows", nlohmann::ordered_json::array()}};
-  for (const simd::AttentionBenchRow& row : report.rows) {
+  for (const AttentionBenchRow& row : report.rows) {
     out["rows"].push_back({{"kv", Name(row.kind)},
                            {"context", row.context},
                            {"bytes", row.bytes},
@@ -64,26 +63,24 @@ Status RunAttention(const AttentionOptions& options) {
   }
   ThreadPool pool(options.threads);
   bool header = false;
-  const auto report =
-      simd::RunAttentionBench(pool, bench, [&](const simd::AttentionBenchReport& so_far) {
-        if (!header) {
-          fmt::print(
-              "decode attention, one layer: {} query heads, {} KV heads, head dim {}, group {}\n"
-              "{} threads, {}; read bandwidth {:.1f} GB/s\n\n{:>9} {:>5} {:>10} {:>10} {:>10} "
-              "{:>9} {:>7} {:>8}\n",
-              bench.q_heads, bench.kv_heads, bench.head_dim, bench.group_dims, so_far.threads,
-              so_far.target, so_far.read_bytes_per_second / 1e9, "context", "kv", "MB", "best ms",
-              "median ms", "GB/s", "of roof", "vs bf16");
-          header = true;
-        }
-        const auto& row = so_far.rows.back();
-        fmt::print("{:>9} {:>5} {:>10.2f} {:>10.3f} {:>10.3f} {:>9.2f} {:>6.0f}% {:>7.2f}x\n",
-                   row.context, Name(row.kind), static_cast<double>(row.bytes) / 1e6,
-                   row.best_seconds * 1e3, row.seconds * 1e3, row.bytes_per_second / 1e9,
-                   100.0 * row.bytes_per_second / so_far.read_bytes_per_second,
-                   row.speedup_vs_bf16);
-        std::fflush(stdout);
-      });
+  const auto report = RunAttentionBench(pool, bench, [&](const AttentionBenchReport& so_far) {
+    if (!header) {
+      fmt::print(
+          "decode attention, one layer: {} query heads, {} KV heads, head dim {}, group {}\n"
+          "{} threads, {}; read bandwidth {:.1f} GB/s\n\n{:>9} {:>5} {:>10} {:>10} {:>10} "
+          "{:>9} {:>7} {:>8}\n",
+          bench.q_heads, bench.kv_heads, bench.head_dim, bench.group_dims, so_far.threads,
+          so_far.target, so_far.read_bytes_per_second / 1e9, "context", "kv", "MB", "best ms",
+          "median ms", "GB/s", "of roof", "vs bf16");
+      header = true;
+    }
+    const auto& row = so_far.rows.back();
+    fmt::print("{:>9} {:>5} {:>10.2f} {:>10.3f} {:>10.3f} {:>9.2f} {:>6.0f}% {:>7.2f}x\n",
+               row.context, Name(row.kind), static_cast<double>(row.bytes) / 1e6,
+               row.best_seconds * 1e3, row.seconds * 1e3, row.bytes_per_second / 1e9,
+               100.0 * row.bytes_per_second / so_far.read_bytes_per_second, row.speedup_vs_bf16);
+    std::fflush(stdout);
+  });
   if (!options.json.empty()) {
     return WriteFileAtomically(options.json, ToJson(options, report).dump(2) + "\n");
   }

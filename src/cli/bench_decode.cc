@@ -12,11 +12,11 @@
 #include "base/file.h"
 #include "base/log.h"
 #include "base/progress.h"
+#include "bench/decode_bench.h"
 #include "cli/byte_size.h"
 #include "cli/command.h"
 #include "cli/model_options.h"
 #include "cli/validators.h"
-#include "engine/decode_bench.h"
 #include "report/charts.h"
 
 namespace oscar::cli {

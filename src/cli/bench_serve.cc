@@ -12,12 +12,12 @@
 #include "base/file.h"
 #include "base/log.h"
 #include "base/progress.h"
+#include "bench/load_bench.h"
 #include "cli/command.h"
 #include "cli/model_options.h"
 #include "engine/page_budget.h"
 #include "server/api_server.h"
 #include "server/http_server.h"
-#include "server/load_bench.h"
 #include "server/model_host.h"
 
 namespace oscar::cli {
@@ -39,7 +39,7 @@ struct Row {
   int clients = 0;
   int64_t shared = 0;
   int64_t fit = -1;  // conversations of these lengths with nothing shared; -1: unknown
-  server::LoadReport report;
+  LoadReport report;
 };
 
 constexpr const char* kCsvHeader =
@@ -49,7 +49,7 @@ constexpr const char* kCsvHeader =
     "kv_budget_bytes";
 
 std::string CsvLine(const ServeBenchOptions& options, const Row& row) {
-  const server::LoadReport& r = row.report;
+  const LoadReport& r = row.report;
   return fmt::format(
       "{},{},{},{},{},{},{},{:.3f},{:.2f},{:.2f},{:.4f},{:.4f},{:.5f},{:.5f},{:.4f},"
       "{},{:.0f},{:.0f},{:.0f},{:.0f}",
@@ -60,7 +60,7 @@ std::string CsvLine(const ServeBenchOptions& options, const Row& row) {
 }
 
 nlohmann::ordered_json ToJson(const ServeBenchOptions& options, const Row& row) {
-  const server::LoadReport& r = row.report;
+  const LoadReport& r = row.report;
   return {{"kv", row.method},
           {"clients", row.clients},
           {"shared_tokens", row.shared},
@@ -83,7 +83,7 @@ nlohmann::ordered_json ToJson(const ServeBenchOptions& options, const Row& row) 
 }
 
 void PrintRow(const Row& row) {
-  const server::LoadReport& r = row.report;
+  const LoadReport& r = row.report;
   const auto known = [](double value) {
     return value < 0.0 ? std::string("-") : fmt::format("{:.0f}", value);
   };
@@ -102,7 +102,7 @@ void PrintRow(const Row& row) {
 // A server under test: one of a method in this process, over real connections, or another one.
 struct Target {
   std::string method;
-  server::Endpoint endpoint;
+  ServerAddress address;
   int vocab_size = 8192;
   uint64_t budget = 0;
   std::unique_ptr<LoadedModel> plan;  // null: unknown
@@ -144,13 +144,13 @@ Result<std::unique_ptr<Target>> StartTarget(const ServeBenchOptions& options,
   OSCAR_ASSIGN_OR_RETURN(target->http, server::HttpServer::Bind(http));
   target->http->Start(*target->api);
   target->api->SetModel(target->host->served());
-  target->endpoint.port = target->http->port();
+  target->address.port = target->http->port();
   return target;
 }
 
 Result<Row> RunRow(const ServeBenchOptions& options, const Target& target, int64_t shared,
                    int clients, uint64_t seed) {
-  server::LoadOptions load;
+  LoadOptions load;
   load.clients = clients;
   load.requests = clients * options.rounds;
   load.prompt_tokens = options.prompt_tokens;
@@ -165,8 +165,7 @@ Result<Row> RunRow(const ServeBenchOptions& options, const Target& target, int64
           shared,
           target.Fit(shared + options.prompt_tokens + options.max_tokens),
           {}};
-  OSCAR_ASSIGN_OR_RETURN(row.report,
-                         server::RunLoad(target.endpoint, load, [&] { progress.Add(1); }));
+  OSCAR_ASSIGN_OR_RETURN(row.report, RunLoad(target.address, load, [&] { progress.Add(1); }));
   return row;
 }
 
@@ -194,8 +193,8 @@ Status RunServeBench(const ServeBenchOptions& options) {
   if (!options.url.empty()) {
     auto target = std::make_unique<Target>();
     target->method = "url";
-    OSCAR_ASSIGN_OR_RETURN(target->endpoint, server::ParseEndpoint(options.url));
-    target->endpoint.api_key = options.api_key;
+    OSCAR_ASSIGN_OR_RETURN(target->address, ParseServerAddress(options.url));
+    target->address.api_key = options.api_key;
     targets.push_back(std::move(target));
   } else {
     for (const std::string& method : options.methods) {

@@ -7,9 +7,9 @@
 #include <thread>
 #include <vector>
 
+#include "bench/load_bench.h"
 #include "server/api_server.h"
 #include "server/http_server.h"
-#include "server/load_bench.h"
 #include "server/model_host.h"
 #include "server/server_fixture.h"
 
@@ -40,8 +40,8 @@ TEST(ServerStress, HundredStreamsAtOnce) {
   ASSERT_TRUE(http.has_value());
   (*http)->Start(api);
   api.SetModel((*host)->served());
-  Endpoint endpoint;
-  endpoint.port = (*http)->port();
+  ServerAddress address;
+  address.port = (*http)->port();
 
   // Besides: clients that leave in the middle, and one that looks at everything.
   std::atomic<bool> stop{false};
@@ -62,7 +62,7 @@ TEST(ServerStress, HundredStreamsAtOnce) {
   others.emplace_back([&] {
     while (!stop) {
       for (const char* path : {"/health", "/metrics", "/v1/oscar/cache", "/props"}) {
-        EXPECT_TRUE(HttpGet(endpoint, path).has_value()) << path;
+        EXPECT_TRUE(HttpGet(address, path).has_value()) << path;
       }
       std::this_thread::sleep_for(std::chrono::milliseconds(20));
     }
@@ -73,7 +73,7 @@ TEST(ServerStress, HundredStreamsAtOnce) {
   load.prompt_tokens = 40;
   load.shared_tokens = 70;
   load.max_tokens = 6;
-  const auto report = RunLoad(endpoint, load);
+  const auto report = RunLoad(address, load);
   stop = true;
   others.clear();
   ASSERT_TRUE(report.has_value()) << report.error().ToString();

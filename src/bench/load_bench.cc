@@ -1,4 +1,4 @@
-#include "server/load_bench.h"
+#include "bench/load_bench.h"
 
 #include <fmt/core.h>
 #include <netdb.h>
@@ -19,7 +19,7 @@
 #include "base/json.h"
 #include "base/rng.h"
 
-namespace oscar::server {
+namespace oscar {
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -39,12 +39,12 @@ class Connection {
     if (fd_ >= 0) ::close(fd_);
   }
 
-  Status Open(const Endpoint& endpoint) {
+  Status Open(const ServerAddress& address) {
     addrinfo hints{}, *found = nullptr;
     hints.ai_socktype = SOCK_STREAM;
-    const std::string port = std::to_string(endpoint.port);
-    if (::getaddrinfo(endpoint.host.c_str(), port.c_str(), &hints, &found) != 0) {
-      return Unavailable(fmt::format("{}: the name is unknown", endpoint.host));
+    const std::string port = std::to_string(address.port);
+    if (::getaddrinfo(address.host.c_str(), port.c_str(), &hints, &found) != 0) {
+      return Unavailable(fmt::format("{}: the name is unknown", address.host));
     }
     for (const addrinfo* at = found; at != nullptr && fd_ < 0; at = at->ai_next) {
       fd_ = ::socket(at->ai_family, at->ai_socktype | SOCK_CLOEXEC, at->ai_protocol);
@@ -55,7 +55,7 @@ class Connection {
     }
     ::freeaddrinfo(found);
     if (fd_ < 0) {
-      return Unavailable(fmt::format("{}:{}: nobody answers", endpoint.host, endpoint.port));
+      return Unavailable(fmt::format("{}:{}: nobody answers", address.host, address.port));
     }
     const int on = 1;
     ::setsockopt(fd_, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
@@ -133,11 +133,11 @@ class Connection {
   std::string buffer_;
 };
 
-std::string Head(const Endpoint& endpoint, std::string_view method, std::string_view path) {
+std::string Head(const ServerAddress& address, std::string_view method, std::string_view path) {
   std::string head = fmt::format("{} {} HTTP/1.1\r\nHost: {}:{}\r\nConnection: close\r\n", method,
-                                 path, endpoint.host, endpoint.port);
-  if (!endpoint.api_key.empty()) {
-    head += fmt::format("Authorization: Bearer {}\r\n", endpoint.api_key);
+                                 path, address.host, address.port);
+  if (!address.api_key.empty()) {
+    head += fmt::format("Authorization: Bearer {}\r\n", address.api_key);
   }
   return head;
 }
@@ -178,13 +178,13 @@ Result<bool> TakeEvent(std::string_view line, LoadAnswer* answer) {
   return choices != event.end() && choices->is_array() && !choices->empty();
 }
 
-Status Stream(const Endpoint& endpoint, const std::string& body, LoadAnswer* answer) {
+Status Stream(const ServerAddress& address, const std::string& body, LoadAnswer* answer) {
   const auto start = Clock::now();
   Connection connection;
-  OSCAR_RETURN_IF_ERROR(connection.Open(endpoint));
+  OSCAR_RETURN_IF_ERROR(connection.Open(address));
   OSCAR_RETURN_IF_ERROR(connection.Send(
       fmt::format("{}Content-Type: application/json\r\nContent-Length: {}\r\n\r\n{}",
-                  Head(endpoint, "POST", "/v1/completions"), body.size(), body)));
+                  Head(address, "POST", "/v1/completions"), body.size(), body)));
   OSCAR_RETURN_IF_ERROR(connection.ReadHead());
   std::string pending;
   if (connection.status() != 200) {
@@ -247,7 +247,7 @@ std::string RequestBody(const LoadOptions& options, uint64_t number, int64_t own
 // Reads the server's own numbers while the load runs.
 class Observer {
  public:
-  explicit Observer(const Endpoint& endpoint) : endpoint_(endpoint) {
+  explicit Observer(const ServerAddress& address) : address_(address) {
     before_ = Preemptions(&report_);
     thread_ = std::jthread([this](const std::stop_token& stop) {
       while (!stop.stop_requested()) {
@@ -268,7 +268,7 @@ class Observer {
 
  private:
   double Preemptions(LoadReport* seen) const {
-    const auto text = HttpGet(endpoint_, "/metrics");
+    const auto text = HttpGet(address_, "/metrics");
     if (!text.has_value()) return -1.0;
     const auto metrics = ParseMetrics(*text);
     const auto value = [&](const char* name) {
@@ -281,7 +281,7 @@ class Observer {
     return value("oscar_preemptions_total");
   }
 
-  const Endpoint& endpoint_;
+  const ServerAddress& address_;
   LoadReport report_;
   double before_ = -1.0;
   std::jthread thread_;
@@ -289,8 +289,8 @@ class Observer {
 
 }  // namespace
 
-Result<Endpoint> ParseEndpoint(std::string_view url) {
-  Endpoint endpoint;
+Result<ServerAddress> ParseServerAddress(std::string_view url) {
+  ServerAddress address;
   const auto refuse = [&] {
     return Unexpected(InvalidArgument(
         fmt::format("'{}' is not the address of a server; expected http://HOST:PORT", url)));
@@ -303,32 +303,32 @@ Result<Endpoint> ParseEndpoint(std::string_view url) {
   const std::string_view path = rest.substr(authority.size());
   if (!path.empty() && path != "/" && path != "/v1" && path != "/v1/") return refuse();
   const size_t colon = authority.rfind(':');
-  endpoint.port = 80;
+  address.port = 80;
   if (colon != std::string_view::npos && authority.find(']', colon) == std::string_view::npos) {
     const std::string_view port = authority.substr(colon + 1);
-    const auto parsed = std::from_chars(port.data(), port.data() + port.size(), endpoint.port);
+    const auto parsed = std::from_chars(port.data(), port.data() + port.size(), address.port);
     if (parsed.ec != std::errc() || parsed.ptr != port.data() + port.size()) return refuse();
-    if (endpoint.port < 1 || endpoint.port > 65535) return refuse();
+    if (address.port < 1 || address.port > 65535) return refuse();
     authority = authority.substr(0, colon);
   }
   if (authority.starts_with('[') && authority.ends_with(']')) {
     authority = authority.substr(1, authority.size() - 2);
   }
   if (authority.empty()) return refuse();
-  endpoint.host = authority;
-  return endpoint;
+  address.host = authority;
+  return address;
 }
 
-LoadAnswer StreamCompletion(const Endpoint& endpoint, const std::string& body) {
+LoadAnswer StreamCompletion(const ServerAddress& address, const std::string& body) {
   LoadAnswer answer;
-  answer.status = Stream(endpoint, body, &answer);
+  answer.status = Stream(address, body, &answer);
   return answer;
 }
 
-Result<std::string> HttpGet(const Endpoint& endpoint, const std::string& path) {
+Result<std::string> HttpGet(const ServerAddress& address, const std::string& path) {
   Connection connection;
-  OSCAR_RETURN_IF_ERROR(connection.Open(endpoint));
-  OSCAR_RETURN_IF_ERROR(connection.Send(Head(endpoint, "GET", path) + "\r\n"));
+  OSCAR_RETURN_IF_ERROR(connection.Open(address));
+  OSCAR_RETURN_IF_ERROR(connection.Send(Head(address, "GET", path) + "\r\n"));
   OSCAR_RETURN_IF_ERROR(connection.ReadHead());
   std::string body;
   OSCAR_RETURN_IF_ERROR(ReadAll(connection, &body));
@@ -352,18 +352,18 @@ std::map<std::string, double> ParseMetrics(std::string_view text) {
   return samples;
 }
 
-Result<LoadReport> RunLoad(const Endpoint& endpoint, const LoadOptions& options,
+Result<LoadReport> RunLoad(const ServerAddress& address, const LoadOptions& options,
                            const std::function<void()>& on_answer) {
   if (options.shared_tokens > 0) {
     const LoadAnswer warm =
-        StreamCompletion(endpoint, RequestBody(options, 1'000'000, 1, /*max_tokens=*/1));
+        StreamCompletion(address, RequestBody(options, 1'000'000, 1, /*max_tokens=*/1));
     if (!warm.status.ok()) return Unexpected(warm.status);
   }
   std::vector<LoadAnswer> answers(static_cast<size_t>(options.requests));
   std::atomic<size_t> next{0};
   LoadReport report;
   {
-    Observer observer(endpoint);
+    Observer observer(address);
     const auto start = Clock::now();
     {
       std::vector<std::jthread> clients;
@@ -372,7 +372,7 @@ Result<LoadReport> RunLoad(const Endpoint& endpoint, const LoadOptions& options,
           for (size_t n = next++; n < answers.size(); n = next++) {
             const std::string body =
                 RequestBody(options, n, options.prompt_tokens, options.max_tokens);
-            answers[n] = StreamCompletion(endpoint, body);
+            answers[n] = StreamCompletion(address, body);
             if (on_answer) on_answer();
           }
         });
@@ -410,4 +410,4 @@ Result<LoadReport> RunLoad(const Endpoint& endpoint, const LoadOptions& options,
   return report;
 }
 
-}  // namespace oscar::server
+}  // namespace oscar

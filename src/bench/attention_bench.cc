@@ -1,4 +1,4 @@
-#include "simd/attention_bench.h"
+#include "bench/attention_bench.h"
 
 #include <algorithm>
 #include <chrono>
@@ -12,7 +12,7 @@
 #include "simd/dispatch.h"
 #include "simd/gemm.h"
 
-namespace oscar::simd {
+namespace oscar {
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -40,7 +40,7 @@ std::vector<std::byte> RandomBlock(const BlockLayout& layout, uint64_t stream) {
   const auto kf = RandomRow(size, 2 * stream), vf = RandomRow(size, 2 * stream + 1);
   for (size_t i = 0; i < size; ++i) k[i] = ToBf16(kf[i]), v[i] = ToBf16(vf[i]);
   std::vector<std::byte> block(layout.block_bytes());
-  WriteBlock(layout, BlockRules{.k_clip_ratio = 0.96f, .v_clip_ratio = 0.92f}, k, v, block);
+  simd::WriteBlock(layout, BlockRules{.k_clip_ratio = 0.96f, .v_clip_ratio = 0.92f}, k, v, block);
   return block;
 }
 
@@ -57,7 +57,7 @@ AttentionBenchRow MeasureRow(ThreadPool& pool, const AttentionBenchOptions& opti
   // A handful of distinct blocks, repeated: the arithmetic does not look at the values.
   std::vector<std::vector<std::byte>> patterns;
   for (uint64_t i = 0; i < 16; ++i) patterns.push_back(RandomBlock(layout, i));
-  AlignedBuffer<std::byte> memory(layer_bytes * layers);
+  simd::AlignedBuffer<std::byte> memory(layer_bytes * layers);
   const size_t blocks = num_pages * heads;
   pool.ParallelFor(static_cast<int64_t>(layers * num_pages), [&](int64_t page, int) {
     for (size_t h = 0; h < heads; ++h) {
@@ -70,24 +70,24 @@ AttentionBenchRow MeasureRow(ThreadPool& pool, const AttentionBenchOptions& opti
   for (size_t i = 0; i < pages.size(); ++i) pages[i] = memory.data() + i * page_bytes;
   const std::vector<uint8_t> sealed(num_pages, 1);
 
-  const AttentionLayer layer{
+  const simd::AttentionLayer layer{
       .q_heads = options.q_heads,
       .kv_heads = options.kv_heads,
       .softmax_scale = 1.0f / std::sqrt(static_cast<float>(options.head_dim)),
       .open = BlockLayout(BlockKind::kBf16, CodeOrder::kCpu, options.head_dim, options.head_dim),
       .sealed = layout,
-      .bf16_products = DefaultGemmPath() != GemmPath::kFma};
+      .bf16_products = simd::DefaultGemmPath() != simd::GemmPath::kFma};
   const auto q = RandomRow(static_cast<size_t>(options.q_heads * options.head_dim), 999);
   std::vector<float> out(q.size());
-  AttentionWorkspace workspace;
+  simd::AttentionWorkspace workspace;
   std::vector<double> times;
   const Clock::time_point start = Clock::now();
   while (times.size() < 3 || SecondsSince(start) < options.seconds_per_row) {
     for (size_t l = 0; l < layers; ++l) {
       const Clock::time_point begin = Clock::now();
-      const DecodeQuery query{
+      const simd::DecodeQuery query{
           {pages.data() + l * num_pages, sealed.data()}, context, q.data(), out.data()};
-      DecodeAttention(pool, workspace, layer, {&query, 1});
+      simd::DecodeAttention(pool, workspace, layer, {&query, 1});
       times.push_back(SecondsSince(begin));
     }
   }
@@ -100,7 +100,7 @@ AttentionBenchRow MeasureRow(ThreadPool& pool, const AttentionBenchOptions& opti
 }  // namespace
 
 double MeasureReadBandwidth(ThreadPool& pool, uint64_t bytes) {
-  AlignedBuffer<uint64_t> memory(bytes / sizeof(uint64_t));
+  simd::AlignedBuffer<uint64_t> memory(bytes / sizeof(uint64_t));
   constexpr size_t kChunk = size_t{1} << 18;  // 2 MiB
   const size_t chunks = memory.size() / kChunk;
   pool.ParallelFor(static_cast<int64_t>(chunks), [&](int64_t c, int) {
@@ -134,7 +134,7 @@ AttentionBenchReport RunAttentionBench(
     const std::function<void(const AttentionBenchReport&)>& on_row) {
   AttentionBenchReport report;
   report.threads = pool.num_threads();
-  report.target = TargetName(ActiveTarget());
+  report.target = simd::TargetName(simd::ActiveTarget());
   report.read_bytes_per_second = MeasureReadBandwidth(pool, options.footprint_bytes);
   for (const int64_t context : options.contexts) {
     double bf16_seconds = 0.0;  // best, as for the others
@@ -149,4 +149,4 @@ AttentionBenchReport RunAttentionBench(
   return report;
 }
 
-}  // namespace oscar::simd
+}  // namespace oscar

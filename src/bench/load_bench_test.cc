@@ -1,23 +1,28 @@
-#include "server/load_bench.h"
+#include "bench/load_bench.h"
 
 #include <gtest/gtest.h>
 
 #include "server/server_fixture.h"
 
-namespace oscar::server {
+namespace oscar {
 namespace {
 
+using server::FakeEngine;
+using server::Ids;
+using server::Says;
+using server::TestServer;
+
 TEST(LoadBench, ReadsAddresses) {
-  const auto plain = ParseEndpoint("http://localhost:8000");
+  const auto plain = ParseServerAddress("http://localhost:8000");
   ASSERT_TRUE(plain.has_value());
   EXPECT_EQ(plain->host, "localhost");
   EXPECT_EQ(plain->port, 8000);
-  EXPECT_EQ(ParseEndpoint("http://[::1]:81/v1")->host, "::1");
-  EXPECT_EQ(ParseEndpoint("http://[::1]:81/v1")->port, 81);
-  EXPECT_EQ(ParseEndpoint("http://h/")->port, 80);
+  EXPECT_EQ(ParseServerAddress("http://[::1]:81/v1")->host, "::1");
+  EXPECT_EQ(ParseServerAddress("http://[::1]:81/v1")->port, 81);
+  EXPECT_EQ(ParseServerAddress("http://h/")->port, 80);
   for (const char* bad : {"", "h:80", "https://h:80", "http://", "http://:80", "http://h:0",
                           "http://h:70000", "http://h:8x", "http://h/chat"}) {
-    EXPECT_FALSE(ParseEndpoint(bad).has_value()) << bad;
+    EXPECT_FALSE(ParseServerAddress(bad).has_value()) << bad;
   }
 }
 
@@ -32,8 +37,8 @@ TEST(LoadBench, ReadsMetrics) {
 
 TEST(LoadBench, CountsWhatClientsSee) {
   TestServer server(Says("one two three four five six seven", /*token_delay_ms=*/2));
-  Endpoint endpoint;
-  endpoint.port = server.http->port();
+  ServerAddress address;
+  address.port = server.http->port();
   LoadOptions options;
   options.clients = 4;
   options.requests = 10;
@@ -43,7 +48,7 @@ TEST(LoadBench, CountsWhatClientsSee) {
   options.vocab_size = 4096;
   int answers = 0;
   std::mutex mutex;
-  const auto report = RunLoad(endpoint, options, [&] {
+  const auto report = RunLoad(address, options, [&] {
     const std::lock_guard lock(mutex);
     ++answers;
   });
@@ -71,7 +76,7 @@ TEST(LoadBench, CountsWhatClientsSee) {
 }
 
 TEST(LoadBench, TellsFailuresApart) {
-  Endpoint nobody;
+  ServerAddress nobody;
   nobody.port = 1;
   EXPECT_FALSE(StreamCompletion(nobody, "{}").status.ok());
   EXPECT_FALSE(HttpGet(nobody, "/metrics").has_value());
@@ -83,21 +88,21 @@ TEST(LoadBench, TellsFailuresApart) {
     script.failure = Internal("a fault");
     return script;
   });
-  Endpoint endpoint;
-  endpoint.port = server.http->port();
-  const LoadAnswer refused = StreamCompletion(endpoint, R"({"prompt": 5, "stream": true})");
+  ServerAddress address;
+  address.port = server.http->port();
+  const LoadAnswer refused = StreamCompletion(address, R"({"prompt": 5, "stream": true})");
   EXPECT_NE(refused.status.message().find("HTTP 400"), std::string::npos)
       << refused.status.message();
-  const LoadAnswer broken = StreamCompletion(endpoint, R"({"prompt": "x", "stream": true})");
+  const LoadAnswer broken = StreamCompletion(address, R"({"prompt": "x", "stream": true})");
   EXPECT_FALSE(broken.status.ok());
   LoadOptions options;
   options.requests = 2;
-  const auto report = RunLoad(endpoint, options);
+  const auto report = RunLoad(address, options);
   ASSERT_TRUE(report.has_value());
   EXPECT_EQ(report->failed, 2);
   EXPECT_FALSE(report->first_error.empty());
-  EXPECT_FALSE(HttpGet(endpoint, "/nothing").has_value());
+  EXPECT_FALSE(HttpGet(address, "/nothing").has_value());
 }
 
 }  // namespace
-}  // namespace oscar::server
+}  // namespace oscar

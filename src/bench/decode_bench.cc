@@ -1,4 +1,4 @@
-#include "engine/decode_bench.h"
+#include "bench/decode_bench.h"
 
 #include <fmt/core.h>
 

@@ -14,16 +14,16 @@
 
 #include "oscar/status.h"
 
-namespace oscar::server {
+namespace oscar {
 
 // Where a server listens. Plain HTTP only.
-struct Endpoint {
+struct ServerAddress {
   std::string host = "127.0.0.1";
   int port = 8000;
   std::string api_key;  // empty: none is sent
 };
 // "http://host:port", with or without "/v1".
-Result<Endpoint> ParseEndpoint(std::string_view url);
+Result<ServerAddress> ParseServerAddress(std::string_view url);
 
 // One answer as its client saw it; seconds from the moment the request was sent.
 struct LoadAnswer {
@@ -34,9 +34,9 @@ struct LoadAnswer {
 };
 
 // Streams one completion: POST /v1/completions with `body` (a JSON object, "stream" set).
-LoadAnswer StreamCompletion(const Endpoint& endpoint, const std::string& body);
+LoadAnswer StreamCompletion(const ServerAddress& address, const std::string& body);
 // The body of a 200, else an error with the status.
-Result<std::string> HttpGet(const Endpoint& endpoint, const std::string& path);
+Result<std::string> HttpGet(const ServerAddress& address, const std::string& path);
 // Every sample of a Prometheus text by its name with labels.
 std::map<std::string, double> ParseMetrics(std::string_view text);
 
@@ -66,7 +66,7 @@ struct LoadReport {
 };
 
 // Sends the shared prefix once before the clock starts where there is one: it is then cached.
-Result<LoadReport> RunLoad(const Endpoint& endpoint, const LoadOptions& options,
+Result<LoadReport> RunLoad(const ServerAddress& address, const LoadOptions& options,
                            const std::function<void()>& on_answer = {});
 
-}  // namespace oscar::server
+}  // namespace oscar

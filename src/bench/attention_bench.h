@@ -1,6 +1,6 @@
 // Measures decode attention over INT2, INT4 and BF16 pages beside the machine's own read bandwidth,
-// all in one run, for `oscar bench attention` and bench/attention_bench. Layers are rotated through
-// a footprint larger than the caches, as a model of many layers does.
+// all in one run. Layers are rotated through a footprint larger than the caches, as a model of many
+// layers does.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 #include "base/thread_pool.h"
 #include "cache/block_layout.h"
 
-namespace oscar::simd {
+namespace oscar {
 
 struct AttentionBenchOptions {
   int q_heads = 32;
@@ -49,4 +49,4 @@ AttentionBenchReport RunAttentionBench(
     ThreadPool& pool, const AttentionBenchOptions& options,
     const std::function<void(const AttentionBenchReport&)>& on_row = {});
 
-}  // namespace oscar::simd
+}  // namespace oscar
