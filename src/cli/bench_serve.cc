@@ -16,9 +16,9 @@
 #include "cli/command.h"
 #include "cli/model_options.h"
 #include "engine/page_budget.h"
+#include "generation/model_host.h"
+#include "http/http_server.h"
 #include "server/api_server.h"
-#include "server/http_server.h"
-#include "server/model_host.h"
 
 namespace oscar::cli {
 namespace {

@@ -18,7 +18,7 @@
 #include "cli/validators.h"
 #include "engine/loaded_model.h"
 #include "engine/page_budget.h"
-#include "server/model_host.h"
+#include "generation/model_host.h"
 
 namespace oscar::cli {
 namespace {

@@ -13,14 +13,14 @@
 #include <string_view>
 #include <vector>
 
+#include "generation/generation.h"
+#include "generation/served_model.h"
+#include "http/auth.h"
+#include "http/http.h"
+#include "http/http_server.h"
+#include "openai/api_error.h"
 #include "oscar/status.h"
-#include "server/api_error.h"
-#include "server/auth.h"
-#include "server/generation.h"
-#include "server/http.h"
-#include "server/http_server.h"
 #include "server/metrics.h"
-#include "server/served_model.h"
 
 namespace oscar::server {
 

@@ -9,8 +9,8 @@
 #include <utility>
 
 #include "base/log.h"
+#include "openai/response.h"
 #include "server/api_server.h"
-#include "server/openai_response.h"
 
 namespace oscar::server {
 namespace {
@@ -348,7 +348,7 @@ HttpResponse ApiServer::Generate(const Context& context, std::string endpoint,
   plan.prompt_logprobs = (plan.echo && params.logprobs) || plan.keep_prompt_logprobs;
   plan.top_logprobs = static_cast<size_t>(params.top_logprobs);
   plan.prompt_top_logprobs = static_cast<size_t>(params.prompt_logprobs.value_or(0));
-  plan.inter_token = &metrics_.inter_token;
+  plan.on_gap = [this](double seconds) { metrics_.inter_token.Observe(seconds); };
   EngineRequest& engine = plan.prototype;
   engine.sampling = params.sampling;
   // A chat without a limit takes what each prompt leaves; 0 says so.

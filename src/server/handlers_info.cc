@@ -6,9 +6,9 @@
 #include <vector>
 
 #include "base/json.h"
+#include "openai/response.h"
 #include "oscar/version.h"
 #include "server/api_server.h"
-#include "server/openai_response.h"
 #include "server/web_page.h"
 
 namespace oscar::server {

@@ -6,9 +6,9 @@
 #include <functional>
 #include <memory>
 
+#include "http/http_server.h"
 #include "oscar/status.h"
 #include "server/api_server.h"
-#include "server/http_server.h"
 
 namespace oscar::server {
 

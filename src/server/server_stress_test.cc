@@ -8,17 +8,10 @@
 #include <vector>
 
 #include "bench/load_bench.h"
+#include "generation/model_host.h"
+#include "http/http_server.h"
 #include "server/api_server.h"
-#include "server/http_server.h"
-#include "server/model_host.h"
 #include "server/server_fixture.h"
-
-// The HTTP library is not built for ThreadSanitizer, which therefore cannot see that the library's
-// own statics are guarded.
-extern "C" const char* __tsan_default_suppressions();
-extern "C" const char* __tsan_default_suppressions() {
-  return "called_from_lib:libcpp-httplib.so\n";
-}
 
 namespace oscar::server {
 namespace {

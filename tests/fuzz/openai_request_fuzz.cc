@@ -3,7 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "fuzz_util.h"
-#include "server/openai_request.h"
+#include "openai/request.h"
 
 namespace {
 

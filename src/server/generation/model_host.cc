@@ -1,4 +1,4 @@
-#include "server/model_host.h"
+#include "generation/model_host.h"
 
 #include <fmt/core.h>
 #include <xxhash.h>

@@ -1,4 +1,4 @@
-#include "server/chat_messages.h"
+#include "openai/chat_messages.h"
 
 #include <fmt/core.h>
 
@@ -9,7 +9,7 @@
 #include <string_view>
 
 #include "base/json.h"
-#include "server/field_reader.h"
+#include "openai/field_reader.h"
 
 namespace oscar::server {
 namespace {

@@ -11,33 +11,13 @@
 #include <vector>
 
 #include "engine/service.h"
-#include "server/stop_matcher.h"
+#include "generation/stop_matcher.h"
+#include "openai/response.h"
 #include "text/detokenizer.h"
 #include "text/reasoning.h"
 #include "text/tokenizer.h"
 
 namespace oscar::server {
-
-struct LogprobCandidate {
-  std::string bytes;  // exact bytes of the token, perhaps part of a character
-  float logprob = 0.0f;
-};
-
-struct LogprobEntry {
-  std::string bytes;
-  std::optional<float> logprob;  // none for the first token of a prompt
-  std::vector<LogprobCandidate> top;
-  bool hidden = false;  // a special token that the text leaves out
-};
-
-struct ChoicePiece {
-  std::string content;
-  std::string reasoning;
-  std::vector<LogprobEntry> logprobs;
-  std::vector<int32_t> token_ids;
-  bool empty() const { return content.empty() && reasoning.empty(); }
-  void Append(ChoicePiece&& other);
-};
 
 struct ChoiceOptions {
   std::vector<std::string> stop;

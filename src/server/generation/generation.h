@@ -4,15 +4,15 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "engine/service.h"
-#include "server/api_error.h"
-#include "server/choice.h"
-#include "server/metrics.h"
-#include "server/openai_response.h"
+#include "generation/choice.h"
+#include "openai/api_error.h"
+#include "openai/response.h"
 
 namespace oscar::server {
 
@@ -38,8 +38,8 @@ struct GenerationPlan {
   bool keep_prompt_logprobs = false;
   // max_tokens 0: the engine draws one token, which nobody sees.
   bool prefill_only = false;
-  // Gaps between the tokens of a choice, in seconds; null: nobody wants them.
-  Histogram* inter_token = nullptr;
+  // Called with every gap between the tokens of a choice, in seconds; empty: nobody wants them.
+  std::function<void(double)> on_gap;
 };
 
 // Mixes the seed of a request with the number of a choice; choice 0 keeps the seed itself.

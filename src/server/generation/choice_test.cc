@@ -1,11 +1,11 @@
-#include "server/choice.h"
+#include "generation/choice.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <random>
 
-#include "server/stop_matcher.h"
+#include "generation/stop_matcher.h"
 
 namespace oscar::server {
 namespace {

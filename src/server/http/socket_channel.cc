@@ -1,4 +1,4 @@
-#include "server/socket_channel.h"
+#include "http/socket_channel.h"
 
 #include <netdb.h>
 #include <netinet/in.h>

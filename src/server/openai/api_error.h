@@ -7,8 +7,8 @@
 #include <string_view>
 #include <tl/expected.hpp>
 
+#include "http/http.h"
 #include "oscar/status.h"
-#include "server/http.h"
 
 namespace oscar::server {
 

@@ -8,9 +8,29 @@
 #include <string_view>
 #include <vector>
 
-#include "server/choice.h"
-
 namespace oscar::server {
+
+struct LogprobCandidate {
+  std::string bytes;  // exact bytes of the token, perhaps part of a character
+  float logprob = 0.0f;
+};
+
+struct LogprobEntry {
+  std::string bytes;
+  std::optional<float> logprob;  // none for the first token of a prompt
+  std::vector<LogprobCandidate> top;
+  bool hidden = false;  // a special token that the text leaves out
+};
+
+// New text of a choice, with what is told of its tokens.
+struct ChoicePiece {
+  std::string content;
+  std::string reasoning;
+  std::vector<LogprobEntry> logprobs;
+  std::vector<int32_t> token_ids;
+  bool empty() const { return content.empty() && reasoning.empty(); }
+  void Append(ChoicePiece&& other);
+};
 
 // What all chunks of one response repeat.
 struct ResponseHead {

@@ -12,8 +12,8 @@
 #include <string_view>
 #include <vector>
 
+#include "openai/api_error.h"
 #include "oscar/options.h"
-#include "server/api_error.h"
 
 namespace oscar::server {
 

@@ -11,8 +11,8 @@
 #include <string_view>
 #include <vector>
 
+#include "http/http.h"
 #include "oscar/status.h"
-#include "server/http.h"
 
 namespace oscar::server {
 

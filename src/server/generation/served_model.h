@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "engine/service.h"
-#include "server/openai_request.h"
+#include "openai/request.h"
 #include "text/reasoning.h"
 #include "text/tokenizer.h"
 

@@ -1,4 +1,4 @@
-#include "server/generation.h"
+#include "generation/generation.h"
 
 #include <fmt/core.h>
 
@@ -105,9 +105,8 @@ bool Generation::Poll(size_t index, milliseconds timeout, Update* update) {
       if (!choice.timing.has_token) {
         choice.timing.has_token = true;
         choice.timing.first_token = now;
-      } else if (plan_.inter_token != nullptr) {
-        plan_.inter_token->Observe(
-            std::chrono::duration<double>(now - choice.timing.last_token).count());
+      } else if (plan_.on_gap) {
+        plan_.on_gap(std::chrono::duration<double>(now - choice.timing.last_token).count());
       }
       choice.timing.last_token = now;
       if (plan_.prefill_only) return false;

@@ -1,6 +1,6 @@
 // Hostile and merely odd traffic: every answer is the standard error object, nothing is held for
 // long, nobody else is kept waiting.
-#include "server/http_server.h"
+#include "http/http_server.h"
 
 #include <fmt/core.h>
 #include <gmock/gmock.h>
@@ -8,15 +8,7 @@
 
 #include <thread>
 
-#include "server/serve.h"
 #include "server/server_fixture.h"
-
-// The HTTP library is not built for ThreadSanitizer, which therefore cannot see that the library's
-// own statics are guarded.
-extern "C" const char* __tsan_default_suppressions();
-extern "C" const char* __tsan_default_suppressions() {
-  return "called_from_lib:libcpp-httplib.so\n";
-}
 
 namespace oscar::server {
 namespace {
@@ -275,29 +267,6 @@ TEST(HttpServer, AClientThatDoesNotReadIsCancelled) {
   }
   EXPECT_EQ(server.engine.running(), 0);
   EXPECT_GT(server.engine.cancelled(), 0);
-}
-
-TEST(Serve, AddressesCanBeUsedAsPrinted) {
-  EXPECT_EQ(ServerUrl("127.0.0.1", 8000), "http://127.0.0.1:8000");
-  EXPECT_EQ(ServerUrl("::1", 8000), "http://[::1]:8000");
-}
-
-TEST(Serve, AFailedEngineEndsTheServerWithAnError) {
-  FakeEngine engine(Says("x"));
-  auto model = std::make_shared<ServedModel>();
-  model->names = {"demo"};
-  model->engine = &engine;
-  ServeOptions options;
-  options.http.port = 0;
-  options.failure_grace = milliseconds(50);
-  std::thread fails([&] {
-    std::this_thread::sleep_for(milliseconds(150));
-    engine.SetHealth(Unavailable("the engine has failed: a step: illegal memory access"));
-  });
-  const Status status = RunServer(options, [&]() -> Result<Loaded> { return Loaded{model, {}}; });
-  fails.join();
-  EXPECT_EQ(status.code(), StatusCode::kInternal);
-  EXPECT_THAT(status.message(), HasSubstr("illegal memory access"));
 }
 
 }  // namespace

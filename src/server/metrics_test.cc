@@ -1,19 +1,12 @@
-#include <gmock/gmock.h>
+#include "server/metrics.h"
+
 #include <gtest/gtest.h>
 
-#include <cstdio>
-#include <filesystem>
-#include <fstream>
 #include <limits>
 #include <thread>
 
-#include "server/auth.h"
-#include "server/metrics.h"
-
 namespace oscar::server {
 namespace {
-
-using testing::HasSubstr;
 
 TEST(Histogram, BucketsAreCumulativeAndBoundsInclusive) {
   const double bounds[] = {1.0, 2.0, 4.0};
@@ -69,47 +62,6 @@ TEST(Exposition, FamiliesLabelsAndEscapes) {
             "oscar_queue_seconds_bucket{le=\"+Inf\"} 2\n"
             "oscar_queue_seconds_sum 2.25\n"
             "oscar_queue_seconds_count 2\n");
-}
-
-HttpRequest With(const char* header, const char* value) {
-  HttpRequest request;
-  request.headers.emplace_back(header, value);
-  return request;
-}
-
-TEST(KeyRing, AcceptsItsKeysAndNothingElse) {
-  KeyRing keys;
-  ASSERT_TRUE(keys.Add("alpha-1").ok());
-  ASSERT_TRUE(keys.Add("beta-2").ok());
-  const auto alpha = keys.Check(With("Authorization", "Bearer alpha-1"));
-  const auto beta = keys.Check(With("x-api-key", "beta-2"));
-  ASSERT_TRUE(alpha.has_value() && beta.has_value());
-  EXPECT_NE(*alpha, *beta);
-  EXPECT_EQ(alpha->find("alpha"), std::string::npos);
-  EXPECT_TRUE(keys.Check(With("authorization", "bearer  beta-2 ")).has_value());
-  for (const char* bad :
-       {"Bearer alpha-", "Bearer alpha-12", "Bearer ", "Bearer", "alpha-1", "Basic alpha-1", ""}) {
-    EXPECT_FALSE(keys.Check(With("Authorization", bad)).has_value()) << bad;
-  }
-  EXPECT_FALSE(keys.Check(HttpRequest{}).has_value());
-  EXPECT_FALSE(keys.Add("").ok());
-  EXPECT_FALSE(keys.Add("a b").ok());
-}
-
-TEST(KeyRing, ReadsFiles) {
-  const auto path = std::filesystem::path(testing::TempDir()) / "oscar_keys.txt";
-  std::ofstream(path) << "# ours\n\n  one \r\ntwo\n";
-  KeyRing keys;
-  ASSERT_TRUE(keys.AddFile(path).ok());
-  EXPECT_EQ(keys.size(), 2u);
-  EXPECT_TRUE(keys.Check(With("X-Api-Key", "one")).has_value());
-  std::ofstream(path) << "ok\nnot ok\n";
-  const Status status = KeyRing().AddFile(path);
-  EXPECT_THAT(status.message(), HasSubstr(":2"));
-  EXPECT_THAT(status.message(), testing::Not(HasSubstr("not ok")));
-  std::ofstream(path) << "# none\n";
-  EXPECT_FALSE(KeyRing().AddFile(path).ok());
-  std::filesystem::remove(path);
 }
 
 }  // namespace

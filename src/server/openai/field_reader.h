@@ -11,7 +11,7 @@
 #include <string_view>
 #include <vector>
 
-#include "server/api_error.h"
+#include "openai/api_error.h"
 
 namespace oscar::server {
 

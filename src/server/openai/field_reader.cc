@@ -1,4 +1,4 @@
-#include "server/field_reader.h"
+#include "openai/field_reader.h"
 
 #include <fmt/core.h>
 

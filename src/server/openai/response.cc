@@ -1,8 +1,10 @@
-#include "server/openai_response.h"
+#include "openai/response.h"
 
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -230,6 +232,13 @@ void WriteChoice(const ResponseHead& head, const ChoiceResult& choice, std::stri
 }
 
 }  // namespace
+
+void ChoicePiece::Append(ChoicePiece&& other) {
+  content += other.content;
+  reasoning += other.reasoning;
+  std::ranges::move(other.logprobs, std::back_inserter(logprobs));
+  std::ranges::move(other.token_ids, std::back_inserter(token_ids));
+}
 
 std::string ResponseBody(const ResponseHead& head, const std::vector<ChoiceResult>& choices,
                          const Usage& usage) {

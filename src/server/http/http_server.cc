@@ -1,4 +1,4 @@
-#include "server/http_server.h"
+#include "http/http_server.h"
 
 #include <fcntl.h>
 #include <fmt/core.h>
@@ -23,7 +23,7 @@
 #include <thread>
 
 #include "base/log.h"
-#include "server/socket_channel.h"
+#include "http/socket_channel.h"
 
 namespace oscar::server {
 

@@ -1,4 +1,4 @@
-#include "server/auth.h"
+#include "http/auth.h"
 
 #include <fmt/core.h>
 #include <openssl/crypto.h>

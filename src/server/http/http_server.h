@@ -12,8 +12,8 @@
 #include <memory>
 #include <string>
 
+#include "http/http.h"
 #include "oscar/status.h"
-#include "server/http.h"
 
 namespace oscar::server {
 

@@ -1,7 +1,6 @@
-#include "server/choice.h"
+#include "generation/choice.h"
 
 #include <algorithm>
-#include <iterator>
 #include <utility>
 
 namespace oscar::server {
@@ -11,19 +10,7 @@ bool Contains(const std::vector<int32_t>& ids, int32_t id) {
   return std::find(ids.begin(), ids.end(), id) != ids.end();
 }
 
-template <typename T>
-void MoveAppend(std::vector<T>& to, std::vector<T>&& from) {
-  to.insert(to.end(), std::make_move_iterator(from.begin()), std::make_move_iterator(from.end()));
-}
-
 }  // namespace
-
-void ChoicePiece::Append(ChoicePiece&& other) {
-  content += other.content;
-  reasoning += other.reasoning;
-  MoveAppend(logprobs, std::move(other.logprobs));
-  MoveAppend(token_ids, std::move(other.token_ids));
-}
 
 LogprobEntry MakeLogprobEntry(const Tokenizer& tokenizer, const GeneratedToken& token,
                               bool skip_special) {

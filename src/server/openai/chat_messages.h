@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <nlohmann/json_fwd.hpp>
 
-#include "server/api_error.h"
+#include "openai/api_error.h"
 
 namespace oscar::server {
 

@@ -9,7 +9,7 @@
 
 #include "engine/loaded_model.h"
 #include "engine/service.h"
-#include "server/served_model.h"
+#include "generation/served_model.h"
 #include "text/chat.h"
 #include "text/tokenizer.h"
 

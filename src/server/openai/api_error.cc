@@ -1,4 +1,4 @@
-#include "server/api_error.h"
+#include "openai/api_error.h"
 
 #include <fmt/core.h>
 

@@ -1,4 +1,4 @@
-#include "server/openai_request.h"
+#include "openai/request.h"
 
 #include <fmt/core.h>
 
@@ -9,8 +9,8 @@
 
 #include "base/json.h"
 #include "base/log.h"
-#include "server/chat_messages.h"
-#include "server/field_reader.h"
+#include "openai/chat_messages.h"
+#include "openai/field_reader.h"
 
 namespace oscar::server {
 namespace {
