@@ -120,7 +120,7 @@ void BM_RenderChat(benchmark::State& state) {
     messages.push_back({{"role", i % 2 == 0 ? "user" : "assistant"},
                         {"content", "Message " + std::to_string(i) + std::string(200, 'x')}});
   }
-  ChatRequest request;
+  TemplateInput request;
   request.messages = &messages;
   for (auto _ : state) benchmark::DoNotOptimize(chat.Render(request).has_value());
 }

@@ -46,11 +46,11 @@ class Collector {
 
 Result<std::vector<int32_t>> EncodeChat(const ordered_json& messages, bool generation_prompt,
                                         const Tokenizer& tokenizer, const ChatTemplate& chat) {
-  ChatRequest request;
-  request.messages = &messages;
-  request.add_generation_prompt = generation_prompt;
-  request.now = 0;  // templates that print the date print the same one every time
-  return chat.Encode(request, tokenizer);
+  TemplateInput input;
+  input.messages = &messages;
+  input.add_generation_prompt = generation_prompt;
+  input.now = 0;  // templates that print the date print the same one every time
+  return chat.Encode(input, tokenizer);
 }
 
 Result<std::vector<int32_t>> EncodeLine(std::string_view line, const Tokenizer& tokenizer,

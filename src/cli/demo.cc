@@ -69,9 +69,9 @@ double SecondsSince(Clock::time_point start) {
 Result<std::vector<int32_t>> Encode(const ChatTemplate& chat, const Tokenizer& tokenizer,
                                     const std::string& content) {
   const ordered_json messages = {{{"role", "user"}, {"content", content}}};
-  ChatRequest request;
-  request.messages = &messages;
-  OSCAR_ASSIGN_OR_RETURN(const std::vector<TokenId> tokens, chat.Encode(request, tokenizer));
+  TemplateInput input;
+  input.messages = &messages;
+  OSCAR_ASSIGN_OR_RETURN(const std::vector<TokenId> tokens, chat.Encode(input, tokenizer));
   return std::vector<int32_t>(tokens.begin(), tokens.end());
 }
 

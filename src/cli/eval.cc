@@ -161,10 +161,10 @@ Result<std::function<Result<int64_t>(std::string_view)>> MakeTokenCounter(const 
   const Result<ChatTemplate> chat = ChatTemplate::Load(model);
   if (chat.has_value()) {
     const nlohmann::ordered_json messages = {{{"role", "user"}, {"content", "x"}}};
-    ChatRequest request;
-    request.messages = &messages;
-    request.now = 0;
-    OSCAR_ASSIGN_OR_RETURN(const std::vector<TokenId> tokens, chat->Encode(request, *tokenizer));
+    TemplateInput input;
+    input.messages = &messages;
+    input.now = 0;
+    OSCAR_ASSIGN_OR_RETURN(const std::vector<TokenId> tokens, chat->Encode(input, *tokenizer));
     overhead = static_cast<int64_t>(tokens.size());
   } else if (chat.error().code() != StatusCode::kNotFound) {
     return Unexpected(chat.error());

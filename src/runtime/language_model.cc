@@ -45,16 +45,16 @@ class LoadedLanguageModel : public LanguageModel {
                            ParseOrderedJson(messages_json, "messages"));
     OSCAR_RETURN_IF_ERROR(CheckIntegersFit(messages_json, "messages"));
     nlohmann::ordered_json arguments;
-    ChatRequest request;
-    request.messages = &messages;
+    TemplateInput input;
+    input.messages = &messages;
     if (!options.template_arguments.empty()) {
       OSCAR_ASSIGN_OR_RETURN(arguments,
                              ParseOrderedJson(options.template_arguments, "template arguments"));
       OSCAR_RETURN_IF_ERROR(CheckIntegersFit(options.template_arguments, "template arguments"));
-      request.template_arguments = &arguments;
+      input.template_arguments = &arguments;
     }
-    OSCAR_ASSIGN_OR_RETURN(const ChatPrompt prompt, chat_->Render(request));
-    OSCAR_ASSIGN_OR_RETURN(std::vector<TokenId> tokens, EncodePrompt(prompt, tokenizer_));
+    OSCAR_ASSIGN_OR_RETURN(const ChatPrompt prompt, chat_->Render(input));
+    OSCAR_ASSIGN_OR_RETURN(std::vector<TokenId> tokens, tokenizer_.Encode(prompt.segments));
     return Run(std::move(tokens), options, on_text, reasoning_, prompt.opens_reasoning);
   }
 

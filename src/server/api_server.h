@@ -107,7 +107,7 @@ class ApiServer final : public HttpHandler {
 
 // A rendered conversation and its ids.
 struct TokenizedChat {
-  RenderedChat rendered;
+  ChatPrompt prompt;
   std::vector<int32_t> tokens;
 };
 ApiResult<TokenizedChat> TokenizeChat(const ServedModel& model, const ChatRequest& request,

@@ -416,17 +416,19 @@ ApiResult<TokenizedChat> TokenizeChat(const ServedModel& model, const ChatReques
                      fmt::format("this model has no chat template ({}); use /v1/completions",
                                  model.no_chat_reason)));
   }
-  auto rendered = model.chat->Render(request);
+  TemplateInput input;
+  input.messages = request.messages.get();
+  input.tools = request.tools.get();
+  input.template_arguments = request.template_kwargs.get();
+  input.add_generation_prompt = request.add_generation_prompt;
+  input.continue_final_message = request.continue_final_message;
+  auto rendered = model.chat->Render(input);
   if (!rendered.has_value()) {
     ApiError error = FromStatus(rendered.error(), request_id);
     if (error.http_status == 400 && error.param.empty()) error.param = "messages";
     return tl::unexpected(std::move(error));
   }
-  std::vector<TextSegment> segments;
-  for (const PromptSegment& segment : rendered->segments) {
-    segments.push_back({segment.text, segment.trusted});
-  }
-  auto tokens = model.tokenizer->Encode(segments);
+  auto tokens = model.tokenizer->Encode(rendered->segments);
   if (!tokens.has_value()) return tl::unexpected(FromStatus(tokens.error(), request_id));
   return TokenizedChat{std::move(*rendered), std::move(*tokens)};
 }
@@ -442,7 +444,7 @@ HttpResponse ApiServer::HandleChat(const Context& context) {
   plan.chat = true;
   plan.prompts.push_back({std::move(chat->tokens), ""});
   plan.choice.reasoning = served.chat->reasoning();
-  plan.choice.starts_in_reasoning = chat->rendered.opens_reasoning;
+  plan.choice.starts_in_reasoning = chat->prompt.opens_reasoning;
   return Generate(context, "chat", request->params, std::move(plan));
 }
 

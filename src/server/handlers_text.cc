@@ -65,7 +65,7 @@ HttpResponse ApiServer::HandleApplyTemplate(const Context& context) {
   if (!chat.has_value()) return ErrorResponse(chat.error());
   std::string prompt;
   Json segments = Json::array();
-  for (const PromptSegment& segment : chat->rendered.segments) {
+  for (const TextSegment& segment : chat->prompt.segments) {
     prompt += segment.text;
     segments.push_back({{"text", segment.text}, {"from_request", !segment.trusted}});
   }

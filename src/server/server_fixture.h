@@ -42,24 +42,22 @@ inline const Tokenizer& DemoTokenizer() {
 
 inline std::vector<int32_t> Ids(std::string_view text) { return *DemoTokenizer().Encode(text); }
 
-class ChatMl final : public ChatFormat {
- public:
-  Result<RenderedChat> Render(const ChatRequest& request) const override {
-    RenderedChat chat;
-    std::vector<PromptSegment>& out = chat.segments;
-    for (const Json& message : *request.messages) {
-      if (message["content"] == "refuse me") {
-        return Unexpected(InvalidArgument("the template refuses"));
-      }
-      out.push_back({"<|im_start|>" + message["role"].get<std::string>() + "\n", true});
-      out.push_back({message["content"].get<std::string>(), false});
-      out.push_back({"<|im_end|>\n", true});
-    }
-    out.push_back({"<|im_start|>assistant\n", true});
-    return chat;
-  }
-  std::optional<ReasoningFormat> reasoning() const override { return ReasoningFormat{}; }
-};
+inline const ChatTemplate& ChatMl() {
+  static const ChatTemplate chat = [] {
+    TokenizerConfig config;
+    config.chat_templates = {{"default",
+                              "{#- reasons between <think> and </think> #}"
+                              "{% for message in messages %}"
+                              "{% if message.content == 'refuse me' %}"
+                              "{{ raise_exception('the template refuses') }}{% endif %}"
+                              "{{ '<|im_start|>' + message.role + '\n' }}{{ message.content }}"
+                              "{{ '<|im_end|>\n' }}{% endfor %}{{ '<|im_start|>assistant\n' }}"}};
+    auto created = ChatTemplate::Create(config);
+    EXPECT_TRUE(created.has_value());
+    return std::move(*created);
+  }();
+  return chat;
+}
 
 struct RawReply {
   int status = 0;
@@ -188,7 +186,7 @@ struct TestServer {
     model->root = "demo";
     model->engine = &engine;
     model->tokenizer = &DemoTokenizer();
-    model->chat = &chat;
+    model->chat = &ChatMl();
     model->limits = limits;
     model->limits.vocab_size = DemoTokenizer().vocab_size();
     model->stop_tokens = {*DemoTokenizer().FindToken("<|im_end|>")};
@@ -221,7 +219,6 @@ struct TestServer {
     return body;
   }
 
-  ChatMl chat;
   FakeEngine engine;
   RequestLimits limits;  // as SetReady finds them
   std::unique_ptr<ApiServer> handler;

@@ -37,7 +37,7 @@ Result<std::string> JoinParts(const ordered_json& parts, const std::string& wher
 }
 
 // Templates want the arguments of a call as an object; clients send them as JSON text.
-Status NormalizeToolCalls(ordered_json* calls, const std::string& where) {
+Status ToolCallsForTemplate(ordered_json* calls, const std::string& where) {
   if (!calls->is_array()) return BadField(where, "must be a list");
   for (size_t i = 0; i < calls->size(); ++i) {
     auto& call = (*calls)[i];
@@ -64,7 +64,7 @@ Status NormalizeToolCalls(ordered_json* calls, const std::string& where) {
   return {};
 }
 
-Result<ordered_json> NormalizeMessages(const ordered_json& messages, bool keep_parts) {
+Result<ordered_json> MessagesForTemplate(const ordered_json& messages, bool keep_parts) {
   if (!messages.is_array()) return Unexpected(BadField("messages", "must be a list"));
   ordered_json out = messages;
   for (size_t i = 0; i < out.size(); ++i) {
@@ -104,7 +104,7 @@ Result<ordered_json> NormalizeMessages(const ordered_json& messages, bool keep_p
       if (calls->is_null() || (calls->is_array() && calls->empty())) {
         message.erase("tool_calls");
       } else {
-        OSCAR_RETURN_IF_ERROR(NormalizeToolCalls(&*calls, where + ".tool_calls"));
+        OSCAR_RETURN_IF_ERROR(ToolCallsForTemplate(&*calls, where + ".tool_calls"));
       }
     }
   }
@@ -188,20 +188,20 @@ bool ChatTemplate::supports_parts() const { return rep_->supports_parts; }
 
 std::string ChatPrompt::Text() const {
   std::string text;
-  for (const Piece& piece : pieces) text += piece.text;
+  for (const TextSegment& segment : segments) text += segment.text;
   return text;
 }
 
-Result<ChatPrompt> ChatTemplate::Render(const ChatRequest& request) const {
-  if (request.messages == nullptr) return Unexpected(BadField("messages", "is required"));
-  if (request.continue_final_message && request.add_generation_prompt) {
+Result<ChatPrompt> ChatTemplate::Render(const TemplateInput& input) const {
+  if (input.messages == nullptr) return Unexpected(BadField("messages", "is required"));
+  if (input.continue_final_message && input.add_generation_prompt) {
     return Unexpected(BadField("continue_final_message", "excludes add_generation_prompt"));
   }
   ordered_json variables = ordered_json::object();
   OSCAR_ASSIGN_OR_RETURN(variables["messages"],
-                         NormalizeMessages(*request.messages, rep_->supports_parts));
+                         MessagesForTemplate(*input.messages, rep_->supports_parts));
   for (const auto& [key, value] :
-       {std::pair("tools", request.tools), std::pair("documents", request.documents)}) {
+       {std::pair("tools", input.tools), std::pair("documents", input.documents)}) {
     variables[key] = value != nullptr ? *value : ordered_json();
     if (!variables[key].is_null() && !variables[key].is_array()) {
       return Unexpected(BadField(key, "must be a list"));
@@ -209,12 +209,12 @@ Result<ChatPrompt> ChatTemplate::Render(const ChatRequest& request) const {
   }
   const bool has_tools = variables["tools"].is_array() && !variables["tools"].empty();
   if (!has_tools) variables["tools"] = nullptr;
-  variables["add_generation_prompt"] = request.add_generation_prompt;
-  if (request.template_arguments != nullptr && !request.template_arguments->is_null()) {
-    if (!request.template_arguments->is_object()) {
+  variables["add_generation_prompt"] = input.add_generation_prompt;
+  if (input.template_arguments != nullptr && !input.template_arguments->is_null()) {
+    if (!input.template_arguments->is_object()) {
       return Unexpected(BadField("chat_template_kwargs", "must be an object"));
     }
-    for (const auto& [key, value] : request.template_arguments->items()) {
+    for (const auto& [key, value] : input.template_arguments->items()) {
       if (variables.contains(key) || rep_->trusted.contains(key)) {
         return Unexpected(
             BadField("chat_template_kwargs." + key, "cannot be set: the name is taken"));
@@ -223,7 +223,7 @@ Result<ChatPrompt> ChatTemplate::Render(const ChatRequest& request) const {
     }
   }
   jinja::RenderOptions options;
-  options.now = request.now;
+  options.now = input.now;
   auto rendered = rep_->Choose(has_tools).Render(variables, rep_->trusted, options);
   if (!rendered.has_value()) {
     // What a template rejects (raise_exception, a missing field) is the request's fault.
@@ -232,7 +232,7 @@ Result<ChatPrompt> ChatTemplate::Render(const ChatRequest& request) const {
     return Unexpected(std::move(status).WithParam("messages"));
   }
   jinja::MarkedText text = std::move(rendered).value();
-  if (request.continue_final_message) {
+  if (input.continue_final_message) {
     const auto& messages = variables["messages"];
     const bool has_text = !messages.empty() && messages.back()["content"].is_string();
     const std::string_view content =
@@ -250,21 +250,21 @@ Result<ChatPrompt> ChatTemplate::Render(const ChatRequest& request) const {
     text = text.Slice(0, at + kept.size());
   }
   ChatPrompt prompt;
-  text.ForEachSegment([&](std::string_view piece, bool is_input) {
-    prompt.pieces.push_back({std::string(piece), !is_input});
+  text.ForEachSegment([&](std::string_view part, bool is_input) {
+    prompt.segments.push_back({std::string(part), !is_input});
   });
-  if (rep_->reasoning.has_value() && !prompt.pieces.empty() && prompt.pieces.back().trusted) {
-    std::string_view tail = prompt.pieces.back().text;
+  if (rep_->reasoning.has_value() && !prompt.segments.empty() && prompt.segments.back().trusted) {
+    std::string_view tail = prompt.segments.back().text;
     tail = tail.substr(0, tail.find_last_not_of(" \t\r\n") + 1);
     prompt.opens_reasoning = tail.ends_with(rep_->reasoning->open);
   }
   return prompt;
 }
 
-Result<std::vector<TokenId>> ChatTemplate::Encode(const ChatRequest& request,
+Result<std::vector<TokenId>> ChatTemplate::Encode(const TemplateInput& input,
                                                   const Tokenizer& tokenizer) const {
-  OSCAR_ASSIGN_OR_RETURN(const ChatPrompt prompt, Render(request));
-  return EncodePrompt(prompt, tokenizer);
+  OSCAR_ASSIGN_OR_RETURN(const ChatPrompt prompt, Render(input));
+  return tokenizer.Encode(prompt.segments);
 }
 
 std::optional<ReasoningFormat> DetectReasoning(const ChatTemplate* chat,
@@ -277,13 +277,6 @@ std::optional<ReasoningFormat> DetectReasoning(const ChatTemplate* chat,
     close |= token.content == format.close;
   }
   return open && close ? std::optional(format) : std::nullopt;
-}
-
-Result<std::vector<TokenId>> EncodePrompt(const ChatPrompt& prompt, const Tokenizer& tokenizer) {
-  std::vector<TextSegment> segments;
-  segments.reserve(prompt.pieces.size());
-  for (const auto& piece : prompt.pieces) segments.push_back({piece.text, piece.trusted});
-  return tokenizer.Encode(segments);
 }
 
 }  // namespace oscar

@@ -18,7 +18,8 @@
 
 namespace oscar {
 
-struct ChatRequest {
+// What a template is rendered with.
+struct TemplateInput {
   // Required: a list of messages as in OpenAI's API. The pointers must outlive the call; null
   // means absent.
   const nlohmann::ordered_json* messages = nullptr;
@@ -36,11 +37,7 @@ struct ChatRequest {
 
 // A rendered prompt.
 struct ChatPrompt {
-  struct Piece {
-    std::string text;
-    bool trusted = false;
-  };
-  std::vector<Piece> pieces;
+  std::vector<TextSegment> segments;
   // The generation starts inside a block of reasoning that the prompt opened.
   bool opens_reasoning = false;
 
@@ -57,8 +54,9 @@ class ChatTemplate {
   ~ChatTemplate();
 
   // Errors of the request carry the name of the field at fault (Status::param).
-  Result<ChatPrompt> Render(const ChatRequest& request) const;
-  Result<std::vector<TokenId>> Encode(const ChatRequest& request, const Tokenizer& tokenizer) const;
+  Result<ChatPrompt> Render(const TemplateInput& input) const;
+  // Nothing is added to the prompt: a template that wants a begin token writes it.
+  Result<std::vector<TokenId>> Encode(const TemplateInput& input, const Tokenizer& tokenizer) const;
 
   // The marks of reasoning that the template itself writes, if any. See DetectReasoning.
   const std::optional<ReasoningFormat>& reasoning() const;
@@ -75,8 +73,5 @@ class ChatTemplate {
 // tokens of its own. `chat` may be null. Nothing for models that do not reason aloud.
 std::optional<ReasoningFormat> DetectReasoning(const ChatTemplate* chat,
                                                const Tokenizer& tokenizer);
-
-// The ids of a prompt. Nothing is added: a template that wants a begin token writes it.
-Result<std::vector<TokenId>> EncodePrompt(const ChatPrompt& prompt, const Tokenizer& tokenizer);
 
 }  // namespace oscar

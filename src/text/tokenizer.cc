@@ -207,7 +207,7 @@ Result<Tokenizer> Tokenizer::FromJson(std::string_view json, std::string_view na
 
 Result<std::vector<TokenId>> Tokenizer::Encode(std::string_view text,
                                                const EncodeOptions& options) const {
-  const TextSegment segment{text, options.parse_special};
+  const TextSegment segment{std::string(text), options.parse_special};
   return Encode(std::span(&segment, 1), options);
 }
 

@@ -23,8 +23,8 @@
 namespace oscar {
 
 struct TextSegment {
-  std::string_view text;
-  bool trusted = false;
+  std::string text;
+  bool trusted = false;  // written by a template: may hold special tokens
 };
 
 struct AddedToken {

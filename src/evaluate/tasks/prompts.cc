@@ -58,10 +58,10 @@ Result<std::vector<int32_t>> PromptEncoder::EncodeWhole(const EvalItem& item,
     nlohmann::ordered_json messages = nlohmann::ordered_json::array();
     if (!item.system.empty()) messages.push_back({{"role", "system"}, {"content", item.system}});
     messages.push_back({{"role", "user"}, {"content", text}});
-    ChatRequest request;
-    request.messages = &messages;
-    request.now = 0;  // templates that print the date print the same one every time
-    OSCAR_ASSIGN_OR_RETURN(out, chat_->Encode(request, tokenizer_));
+    TemplateInput input;
+    input.messages = &messages;
+    input.now = 0;  // templates that print the date print the same one every time
+    OSCAR_ASSIGN_OR_RETURN(out, chat_->Encode(input, tokenizer_));
   } else {
     const std::string whole = item.system.empty() ? text : item.system + "\n\n" + text;
     OSCAR_ASSIGN_OR_RETURN(out, tokenizer_.Encode(whole, {.add_special = true}));

@@ -19,31 +19,6 @@ namespace fs = std::filesystem;
 
 constexpr uint64_t kMaxTemplateBytes = uint64_t{1} << 20;
 
-class TemplateFormat final : public ChatFormat {
- public:
-  explicit TemplateFormat(ChatTemplate chat) : chat_(std::move(chat)) {}
-
-  Result<RenderedChat> Render(const ChatRequest& request) const override {
-    oscar::ChatRequest input;
-    input.messages = request.messages.get();
-    input.tools = request.tools.get();
-    input.template_arguments = request.template_kwargs.get();
-    input.add_generation_prompt = request.add_generation_prompt;
-    input.continue_final_message = request.continue_final_message;
-    OSCAR_ASSIGN_OR_RETURN(ChatPrompt prompt, chat_.Render(input));
-    RenderedChat out;
-    out.opens_reasoning = prompt.opens_reasoning;
-    for (ChatPrompt::Piece& piece : prompt.pieces) {
-      out.segments.push_back({std::move(piece.text), piece.trusted});
-    }
-    return out;
-  }
-  std::optional<ReasoningFormat> reasoning() const override { return chat_.reasoning(); }
-
- private:
-  ChatTemplate chat_;
-};
-
 Result<ChatTemplate> LoadTemplate(const fs::path& directory, const fs::path& given) {
   if (given.empty()) return ChatTemplate::Load(directory);
   OSCAR_ASSIGN_OR_RETURN(TokenizerConfig config, LoadTokenizerConfig(directory));
@@ -114,8 +89,8 @@ Result<std::unique_ptr<ModelHost>> ModelHost::Load(const ModelOptions& load,
   auto served = std::make_shared<ServedModel>();
   auto chat = LoadTemplate(directory, options.chat_template);
   if (chat.has_value()) {
-    host->chat_ = std::make_unique<TemplateFormat>(std::move(*chat));
-    served->chat = host->chat_.get();
+    host->chat_ = std::move(*chat);
+    served->chat = &*host->chat_;
   } else if (options.chat_template.empty()) {
     served->no_chat_reason = chat.error().message();
     LogWarning("chat requests will be refused: {}", chat.error().message());

@@ -34,7 +34,7 @@ class ModelHost {
   ModelHost() = default;
   std::unique_ptr<LoadedModel> loaded_;
   std::optional<Tokenizer> tokenizer_;
-  std::unique_ptr<ChatFormat> chat_;
+  std::optional<ChatTemplate> chat_;
   std::unique_ptr<EngineService> engine_;  // after what it uses
   std::shared_ptr<const ServedModel> served_;
 };

@@ -1,5 +1,5 @@
-// ServedModel: everything the handlers need of a loaded model, behind small interfaces, so that
-// tests serve a fake one. Immutable once published; what it points to must outlive the server.
+// ServedModel: everything the handlers need of a loaded model; tests serve a fake engine. Immutable
+// once published; what it points to must outlive the server.
 #pragma once
 
 #include <algorithm>
@@ -10,30 +10,10 @@
 
 #include "engine/service.h"
 #include "openai/request.h"
-#include "text/reasoning.h"
+#include "text/chat.h"
 #include "text/tokenizer.h"
 
 namespace oscar::server {
-
-struct PromptSegment {
-  std::string text;
-  bool trusted = false;  // written by the template: may hold special tokens
-};
-
-struct RenderedChat {
-  std::vector<PromptSegment> segments;
-  bool opens_reasoning = false;  // the answer starts inside a block of reasoning
-};
-
-// Turns messages into a prompt. Safe from any thread.
-class ChatFormat {
- public:
-  virtual ~ChatFormat() = default;
-  // kInvalidArgument with the template's own words where it refuses the messages.
-  virtual Result<RenderedChat> Render(const ChatRequest& request) const = 0;
-  // How the model marks its reasoning; nothing where it does not.
-  virtual std::optional<ReasoningFormat> reasoning() const { return std::nullopt; }
-};
 
 struct ServedModel {
   std::vector<std::string> names;  // the first is the one responses carry
@@ -41,8 +21,8 @@ struct ServedModel {
   int64_t created = 0;
   EngineService* engine = nullptr;
   const Tokenizer* tokenizer = nullptr;
-  const ChatFormat* chat = nullptr;  // null: the model has no template
-  std::string no_chat_reason;        // why
+  const ChatTemplate* chat = nullptr;  // null: the model has no template
+  std::string no_chat_reason;          // why
   RequestLimits limits;
   std::vector<int32_t> stop_tokens;  // end of text or turn
   std::string fingerprint;           // build, model and cache format

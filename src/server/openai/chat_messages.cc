@@ -110,7 +110,7 @@ ApiResult<Json> ReadMessage(const Json& message, const std::string& param) {
 
 }  // namespace
 
-ApiResult<Json> NormalizeMessages(const Json& messages, size_t max_messages) {
+ApiResult<Json> ParseMessages(const Json& messages, size_t max_messages) {
   if (!messages.is_array()) {
     return Wrong("messages", fmt::format("must be a list, not {}", JsonTypeName(messages)));
   }

@@ -12,7 +12,7 @@ namespace oscar::server {
 // Developer messages become system messages, lists of text parts one string joined by newlines,
 // and "arguments" of tool calls that hold an object as text that object. Errors name the message:
 // "messages[2].content".
-ApiResult<nlohmann::ordered_json> NormalizeMessages(const nlohmann::ordered_json& messages,
-                                                    size_t max_messages);
+ApiResult<nlohmann::ordered_json> ParseMessages(const nlohmann::ordered_json& messages,
+                                                size_t max_messages);
 
 }  // namespace oscar::server

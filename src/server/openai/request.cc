@@ -244,7 +244,7 @@ void ReadTemplateFields(FieldReader& fields, ChatRequest* request) {
 void ReadMessages(FieldReader& fields, const RequestLimits& limits, ChatRequest* request) {
   const Json* messages = fields.Find("messages");
   if (messages == nullptr) return fields.Fail(MissingParameter("messages"));
-  auto normalized = NormalizeMessages(*messages, limits.max_messages);
+  auto normalized = ParseMessages(*messages, limits.max_messages);
   if (!normalized.has_value()) return fields.Fail(normalized.error());
   request->messages = std::make_shared<const Json>(std::move(*normalized));
 }
