@@ -4,8 +4,10 @@
 
 #include <algorithm>
 #include <array>
+#include <functional>
 #include <nlohmann/json.hpp>
 
+#include "base/check.h"
 #include "base/file.h"
 #include "base/json.h"
 #include "sandbox/sandbox.h"
@@ -17,9 +19,6 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-constexpr std::array<std::string_view, 7> kNames = {
-    "gsm8k", "math500", "aime25", "humaneval", "gpqa", "livecodebench", "longbench-e"};
-
 // The published OSCAR table: 32K tokens of generation, five seeds.
 constexpr int64_t kReasoningTokens = 32768;
 constexpr int kReasoningRepeats = 5;
@@ -29,30 +28,24 @@ constexpr int64_t kLongBenchInput = 32768;
 constexpr char kBoxedInstruction[] =
     "Please reason step by step, and put your final answer within \\boxed{}.";
 
-SamplingOptions ReasoningSampling() {
-  SamplingOptions out;
-  out.temperature = 1.0f;
-  out.top_p = 0.95f;
-  out.top_k = 40;
-  return out;
-}
-
-void SetReasoning(EvalTask& task) {
-  task.sampling = ReasoningSampling();
-  task.repeats = kReasoningRepeats;
-}
-
-Result<json> ParseObject(std::string_view line) {
-  OSCAR_ASSIGN_OR_RETURN(json record, ParseJson(line, "record"));
-  if (!record.is_object()) return Unexpected(InvalidArgument("a record must be an object"));
-  return record;
-}
-
-// Scores of two items with one id would be one.
-Status CheckNew(const EvalTask& task, const std::string& id) {
-  const bool is_new = std::none_of(task.items.begin(), task.items.end(),
-                                   [&](const EvalItem& item) { return item.id == id; });
-  return is_new ? Status() : InvalidArgument(fmt::format("id \"{}\" is there twice", id));
+// Makes an item of each record of a JSONL file.
+Status ReadRecords(const fs::path& path, int64_t limit,
+                   const std::function<Status(const json& record, EvalItem& item)>& fill,
+                   EvalTask& task, std::vector<std::string>& warnings) {
+  return ReadJsonLines(path, limit, warnings, [&](std::string_view line, int64_t index) -> Status {
+    OSCAR_ASSIGN_OR_RETURN(const json record, ParseJson(line, "record"));
+    if (!record.is_object()) return InvalidArgument("a record must be an object");
+    EvalItem item;
+    item.id = fmt::format("{}/{}", task.name, index);
+    OSCAR_RETURN_IF_ERROR(fill(record, item));
+    // Scores of two items with one id would be one.
+    const auto is_same = [&](const EvalItem& other) { return other.id == item.id; };
+    if (std::ranges::any_of(task.items, is_same)) {
+      return InvalidArgument(fmt::format("id \"{}\" is there twice", item.id));
+    }
+    task.items.push_back(std::move(item));
+    return {};
+  });
 }
 
 Result<std::string> Text(const json& record, const char* name) {
@@ -71,89 +64,38 @@ void WarnOfSandbox(const EvalTask& task, std::vector<std::string>& warnings) {
   if (!warning.empty()) warnings.push_back(task.name + ": " + warning);
 }
 
-Result<EvalTask> ReadGsm8k(const fs::path& path, const SuiteOptions& options,
-                           std::vector<std::string>& warnings) {
-  EvalTask task;
-  task.name = "gsm8k";
-  task.scorer = Scorer::kNumber;
-  OSCAR_RETURN_IF_ERROR(
-      ReadJsonLines(path, options.LimitOf(task.name), warnings,
-                    [&](std::string_view line, int64_t index) -> Status {
-                      OSCAR_ASSIGN_OR_RETURN(const json record, ParseObject(line));
-                      OSCAR_ASSIGN_OR_RETURN(const std::string question, Text(record, "question"));
-                      OSCAR_ASSIGN_OR_RETURN(const std::string answer, Text(record, "answer"));
-                      const size_t mark = answer.rfind("####");
-                      if (mark == std::string::npos)
-                        return InvalidArgument("\"answer\" has no #### line");
-                      EvalItem item;
-                      item.id = fmt::format("gsm8k/{}", index);
-                      item.prompt = question + "\n" + kBoxedInstruction;
-                      item.answer = FinalAnswer(std::string_view(answer).substr(mark + 4));
-                      if (item.answer.empty()) return InvalidArgument("nothing follows ####");
-                      item.max_tokens = 2048;
-                      task.items.push_back(std::move(item));
-                      return {};
-                    }));
-  return task;
+Status FillGsm8k(const json& record, EvalItem& item) {
+  OSCAR_ASSIGN_OR_RETURN(const std::string question, Text(record, "question"));
+  OSCAR_ASSIGN_OR_RETURN(const std::string answer, Text(record, "answer"));
+  const size_t mark = answer.rfind("####");
+  if (mark == std::string::npos) return InvalidArgument("\"answer\" has no #### line");
+  item.prompt = question + "\n" + kBoxedInstruction;
+  item.answer = FinalAnswer(std::string_view(answer).substr(mark + 4));
+  return item.answer.empty() ? InvalidArgument("nothing follows ####") : Status();
 }
 
-Result<EvalTask> ReadMath(std::string_view name, const fs::path& path, const SuiteOptions& options,
-                          std::vector<std::string>& warnings) {
-  EvalTask task;
-  task.name = name;
-  task.scorer = Scorer::kMath;
-  SetReasoning(task);
-  OSCAR_RETURN_IF_ERROR(ReadJsonLines(
-      path, options.LimitOf(task.name), warnings,
-      [&](std::string_view line, int64_t index) -> Status {
-        OSCAR_ASSIGN_OR_RETURN(const json record, ParseObject(line));
-        EvalItem item;
-        OSCAR_ASSIGN_OR_RETURN(item.prompt,
-                               Text(record, record.contains("problem") ? "problem" : "question"));
-        item.prompt += std::string("\n") + kBoxedInstruction;
-        OSCAR_ASSIGN_OR_RETURN(item.answer, Text(record, "answer"));
-        if (FinalAnswer(item.answer).empty()) return InvalidArgument("\"answer\" is empty");
-        item.id = fmt::format("{}/{}", name, index);
-        item.max_tokens = kReasoningTokens;
-        task.items.push_back(std::move(item));
-        return {};
-      }));
-  return task;
+Status FillMath(const json& record, EvalItem& item) {
+  OSCAR_ASSIGN_OR_RETURN(item.prompt,
+                         Text(record, record.contains("problem") ? "problem" : "question"));
+  item.prompt += std::string("\n") + kBoxedInstruction;
+  OSCAR_ASSIGN_OR_RETURN(item.answer, Text(record, "answer"));
+  return FinalAnswer(item.answer).empty() ? InvalidArgument("\"answer\" is empty") : Status();
 }
 
-Result<EvalTask> ReadHumanEval(const fs::path& path, const SuiteOptions& options,
-                               std::vector<std::string>& warnings) {
-  EvalTask task;
-  task.name = "humaneval";
-  task.scorer = Scorer::kHumanEval;
-  SetReasoning(task);
-  WarnOfSandbox(task, warnings);
-  OSCAR_RETURN_IF_ERROR(ReadJsonLines(
-      path, options.LimitOf(task.name), warnings, [&](std::string_view line, int64_t) -> Status {
-        OSCAR_ASSIGN_OR_RETURN(const json record, ParseObject(line));
-        EvalItem item;
-        OSCAR_ASSIGN_OR_RETURN(item.id, Text(record, "task_id"));
-        if (Status status = CheckNew(task, item.id); !status.ok()) return status;
-        OSCAR_ASSIGN_OR_RETURN(item.tests_prompt, Text(record, "prompt"));
-        OSCAR_ASSIGN_OR_RETURN(item.tests, Text(record, "test"));
-        OSCAR_ASSIGN_OR_RETURN(item.entry_point, Text(record, "entry_point"));
-        item.prompt =
-            "Read the following function signature and docstring, and fully implement the function "
-            "described. Your response should only contain the code for this function.\n" +
-            item.tests_prompt;
-        item.max_tokens = kReasoningTokens;
-        task.items.push_back(std::move(item));
-        return {};
-      }));
-  return task;
+Status FillHumanEval(const json& record, EvalItem& item) {
+  OSCAR_ASSIGN_OR_RETURN(item.id, Text(record, "task_id"));
+  OSCAR_ASSIGN_OR_RETURN(item.tests_prompt, Text(record, "prompt"));
+  OSCAR_ASSIGN_OR_RETURN(item.tests, Text(record, "test"));
+  OSCAR_ASSIGN_OR_RETURN(item.entry_point, Text(record, "entry_point"));
+  item.prompt =
+      "Read the following function signature and docstring, and fully implement the function "
+      "described. Your response should only contain the code for this function.\n" +
+      item.tests_prompt;
+  return {};
 }
 
-Result<EvalTask> ReadGpqa(const fs::path& path, const SuiteOptions& options,
-                          std::vector<std::string>& warnings) {
-  EvalTask task;
-  task.name = "gpqa";
-  task.scorer = Scorer::kChoice;
-  SetReasoning(task);
+Status ReadGpqa(const fs::path& path, int64_t limit, EvalTask& task,
+                std::vector<std::string>& warnings) {
   OSCAR_ASSIGN_OR_RETURN(const std::string text, ReadFile(path, kMaxCsvBytes));
   const std::vector<std::vector<std::string>> rows = ParseCsv(text);
   constexpr std::array<std::string_view, 5> kColumns = {"Question", "Correct Answer",
@@ -164,15 +106,14 @@ Result<EvalTask> ReadGpqa(const fs::path& path, const SuiteOptions& options,
     const auto found = rows.empty() ? decltype(rows[0].begin()){}
                                     : std::find(rows[0].begin(), rows[0].end(), kColumns[i]);
     if (rows.empty() || found == rows[0].end()) {
-      return Unexpected(InvalidArgument(
+      return InvalidArgument(
           fmt::format("{}: has no column \"{}\"; give GPQA's own CSV, such as gpqa_diamond.csv",
-                      path.string(), kColumns[i])));
+                      path.string(), kColumns[i]));
     }
     columns[i] = static_cast<size_t>(found - rows[0].begin());
   }
   // One permutation a row in file order, as simple-evals draws them.
   PythonRandom random(0);
-  const int64_t limit = options.LimitOf(task.name);
   for (size_t r = 1; r < rows.size(); ++r) {
     const std::vector<uint32_t> order = random.Sample(4, 4);
     if (limit > 0 && static_cast<int64_t>(task.items.size()) == limit) break;
@@ -196,73 +137,56 @@ Result<EvalTask> ReadGpqa(const fs::path& path, const SuiteOptions& options,
         "Think step by step before answering.\n\n{}\n\nA) {}\nB) {}\nC) {}\nD) {}",
         field(0), choices[0], choices[1], choices[2], choices[3]);
     item.answer = std::string(1, static_cast<char>('A' + correct));
-    item.max_tokens = kReasoningTokens;
     task.items.push_back(std::move(item));
   }
-  return task;
+  return {};
 }
 
-Result<EvalTask> ReadLiveCode(const fs::path& path, const SuiteOptions& options,
-                              std::vector<std::string>& warnings) {
-  EvalTask task;
-  task.name = "livecodebench";
-  task.scorer = Scorer::kLiveCode;
-  SetReasoning(task);
-  WarnOfSandbox(task, warnings);
-  OSCAR_RETURN_IF_ERROR(ReadJsonLines(
-      path, options.LimitOf(task.name), warnings, [&](std::string_view line, int64_t) -> Status {
-        OSCAR_ASSIGN_OR_RETURN(const json record, ParseObject(line));
-        EvalItem item;
-        OSCAR_ASSIGN_OR_RETURN(item.id, Text(record, "question_id"));
-        if (Status status = CheckNew(task, item.id); !status.ok()) return status;
-        OSCAR_ASSIGN_OR_RETURN(const std::string question, Text(record, "question_content"));
-        OSCAR_ASSIGN_OR_RETURN(const std::string starter, Text(record, "starter_code"));
-        OSCAR_ASSIGN_OR_RETURN(const std::string public_tests, Text(record, "public_test_cases"));
-        OSCAR_ASSIGN_OR_RETURN(const std::string private_tests, Text(record, "private_test_cases"));
-        std::string function;
-        if (const auto metadata = record.find("metadata");
-            metadata != record.end() && metadata->is_string()) {
-          const Result<json> parsed = ParseJson(metadata->get<std::string>(), "metadata");
-          if (parsed.has_value() && parsed->is_object()) {
-            const json name = parsed->value("func_name", json());
-            if (name.is_string()) function = name.get<std::string>();
-          }
-        }
-        item.system =
-            "You are an expert Python programmer. You will be given a question (problem "
-            "specification) and will generate a correct Python program that matches the "
-            "specification and passes all tests.";
-        item.prompt = "### Question:\n" + question + "\n\n";
-        if (starter.empty()) {
-          item.prompt +=
-              "### Format: Read the inputs from stdin solve the problem and write the answer to "
-              "stdout (do not directly test on the sample inputs). Enclose your code within "
-              "delimiters as follows. Ensure that when the python program runs, it reads the "
-              "inputs, runs the algorithm and writes output to STDOUT.\n```python\n# YOUR CODE "
-              "HERE\n```\n\n";
-        } else {
-          item.prompt +=
-              "### Format: You will use the following starter code to write the solution to the "
-              "problem and enclose your code within delimiters.\n```python\n" +
-              starter + "\n```\n\n";
-        }
-        item.prompt += "### Answer: (use the provided format with backticks)\n\n";
-        item.tests = json{
-            {"public", public_tests},
-            {"private", private_tests},
-            {"function", function},
-            {"seconds",
-             6}}.dump(-1, ' ', false, json::error_handler_t::replace);
-        // Packed private tests cannot be counted here; problems have some tens of them.
-        const Result<json> listed = ParseJson(private_tests, "private_test_cases");
-        item.num_tests = listed.has_value() && listed->is_array()
-                             ? static_cast<int64_t>(listed->size()) + 3
-                             : 40;
-        item.max_tokens = kReasoningTokens;
-        task.items.push_back(std::move(item));
-        return {};
-      }));
-  return task;
+Status FillLiveCode(const json& record, EvalItem& item) {
+  OSCAR_ASSIGN_OR_RETURN(item.id, Text(record, "question_id"));
+  OSCAR_ASSIGN_OR_RETURN(const std::string question, Text(record, "question_content"));
+  OSCAR_ASSIGN_OR_RETURN(const std::string starter, Text(record, "starter_code"));
+  OSCAR_ASSIGN_OR_RETURN(const std::string public_tests, Text(record, "public_test_cases"));
+  OSCAR_ASSIGN_OR_RETURN(const std::string private_tests, Text(record, "private_test_cases"));
+  std::string function;
+  if (const auto metadata = record.find("metadata");
+      metadata != record.end() && metadata->is_string()) {
+    const Result<json> parsed = ParseJson(metadata->get<std::string>(), "metadata");
+    if (parsed.has_value() && parsed->is_object()) {
+      const json name = parsed->value("func_name", json());
+      if (name.is_string()) function = name.get<std::string>();
+    }
+  }
+  item.system =
+      "You are an expert Python programmer. You will be given a question (problem "
+      "specification) and will generate a correct Python program that matches the "
+      "specification and passes all tests.";
+  item.prompt = "### Question:\n" + question + "\n\n";
+  if (starter.empty()) {
+    item.prompt +=
+        "### Format: Read the inputs from stdin solve the problem and write the answer to "
+        "stdout (do not directly test on the sample inputs). Enclose your code within "
+        "delimiters as follows. Ensure that when the python program runs, it reads the "
+        "inputs, runs the algorithm and writes output to STDOUT.\n```python\n# YOUR CODE "
+        "HERE\n```\n\n";
+  } else {
+    item.prompt +=
+        "### Format: You will use the following starter code to write the solution to the "
+        "problem and enclose your code within delimiters.\n```python\n" +
+        starter + "\n```\n\n";
+  }
+  item.prompt += "### Answer: (use the provided format with backticks)\n\n";
+  item.tests = json{
+      {"public", public_tests},
+      {"private", private_tests},
+      {"function", function},
+      {"seconds",
+       6}}.dump(-1, ' ', false, json::error_handler_t::replace);
+  // Packed private tests cannot be counted here; problems have some tens of them.
+  const Result<json> listed = ParseJson(private_tests, "private_test_cases");
+  item.num_tests =
+      listed.has_value() && listed->is_array() ? static_cast<int64_t>(listed->size()) + 3 : 40;
+  return {};
 }
 
 struct LongBenchSet {
@@ -362,35 +286,20 @@ Result<std::vector<std::string>> Texts(const json& record, const char* name) {
   return out;
 }
 
-Result<EvalTask> ReadLongBenchSet(const LongBenchSet& set, const fs::path& path,
-                                  const SuiteOptions& options, std::vector<std::string>& warnings) {
-  EvalTask task;
-  task.name = fmt::format("{}_e", set.name);
-  task.scorer = set.scorer;
-  task.max_input = kLongBenchInput;
-  OSCAR_RETURN_IF_ERROR(
-      ReadJsonLines(path, options.LimitOf(task.name), warnings,
-                    [&](std::string_view line, int64_t index) -> Status {
-                      OSCAR_ASSIGN_OR_RETURN(const json record, ParseObject(line));
-                      EvalItem item;
-                      item.id = fmt::format("{}/{}", task.name, index);
-                      OSCAR_ASSIGN_OR_RETURN(const std::string context, Text(record, "context"));
-                      OSCAR_ASSIGN_OR_RETURN(const std::string input, Text(record, "input"));
-                      OSCAR_ASSIGN_OR_RETURN(item.answers, Texts(record, "answers"));
-                      if (item.answers.empty()) return InvalidArgument("\"answers\" holds none");
-                      OSCAR_ASSIGN_OR_RETURN(item.classes, Texts(record, "all_classes"));
-                      const json length = record.value("length", json());
-                      if (!length.is_number())
-                        return InvalidArgument("\"length\" must be a number");
-                      const auto words = length.get<double>();
-                      item.bucket = words < 4000 ? "0-4k" : words < 8000 ? "4-8k" : "8k+";
-                      item.prompt = FillPrompt(set.prompt, context, input);
-                      item.use_template = set.use_template;
-                      item.max_tokens = set.max_tokens;
-                      task.items.push_back(std::move(item));
-                      return {};
-                    }));
-  return task;
+Status FillLongBench(const LongBenchSet& set, const json& record, EvalItem& item) {
+  OSCAR_ASSIGN_OR_RETURN(const std::string context, Text(record, "context"));
+  OSCAR_ASSIGN_OR_RETURN(const std::string input, Text(record, "input"));
+  OSCAR_ASSIGN_OR_RETURN(item.answers, Texts(record, "answers"));
+  if (item.answers.empty()) return InvalidArgument("\"answers\" holds none");
+  OSCAR_ASSIGN_OR_RETURN(item.classes, Texts(record, "all_classes"));
+  const json length = record.value("length", json());
+  if (!length.is_number()) return InvalidArgument("\"length\" must be a number");
+  const auto words = length.get<double>();
+  item.bucket = words < 4000 ? "0-4k" : words < 8000 ? "4-8k" : "8k+";
+  item.prompt = FillPrompt(set.prompt, context, input);
+  item.use_template = set.use_template;
+  item.max_tokens = set.max_tokens;
+  return {};
 }
 
 Result<EvalSuite> ReadLongBench(const fs::path& path, const SuiteOptions& options) {
@@ -404,7 +313,14 @@ Result<EvalSuite> ReadLongBench(const fs::path& path, const SuiteOptions& option
           fmt::format("{}: not there, so {} is left out", file.string(), set.name));
       continue;
     }
-    OSCAR_ASSIGN_OR_RETURN(EvalTask task, ReadLongBenchSet(set, file, options, suite.warnings));
+    EvalTask task;
+    task.name = suite.names.back();
+    task.scorer = set.scorer;
+    task.max_input = kLongBenchInput;
+    OSCAR_RETURN_IF_ERROR(ReadRecords(
+        file, options.LimitOf(task.name),
+        [&](const json& record, EvalItem& item) { return FillLongBench(set, record, item); }, task,
+        suite.warnings));
     suite.tasks.push_back(std::move(task));
   }
   if (suite.tasks.empty() && !suite.warnings.empty()) {
@@ -414,32 +330,70 @@ Result<EvalSuite> ReadLongBench(const fs::path& path, const SuiteOptions& option
   return suite;
 }
 
+struct Benchmark {
+  std::string_view name;
+  Scorer scorer = {};
+  int64_t max_tokens = 0;
+  bool reasons = false;                                          // sampled, several times
+  bool runs_code = false;                                        // of answers, to score them
+  Status (*fill)(const json& record, EvalItem& item) = nullptr;  // null: not one JSONL file
+};
+
+constexpr std::array<Benchmark, 7> kBenchmarks = {{
+    {"gsm8k", Scorer::kNumber, 2048, false, false, FillGsm8k},
+    {"math500", Scorer::kMath, kReasoningTokens, true, false, FillMath},
+    {"aime25", Scorer::kMath, kReasoningTokens, true, false, FillMath},
+    {"humaneval", Scorer::kHumanEval, kReasoningTokens, true, true, FillHumanEval},
+    {"gpqa", Scorer::kChoice, kReasoningTokens, true},
+    {"livecodebench", Scorer::kLiveCode, kReasoningTokens, true, true, FillLiveCode},
+    {"longbench-e"},
+}};
+
 }  // namespace
 
-std::span<const std::string_view> BenchmarkNames() { return kNames; }
+std::span<const std::string_view> BenchmarkNames() {
+  static constexpr auto kNames = [] {
+    std::array<std::string_view, kBenchmarks.size()> names;
+    std::ranges::transform(kBenchmarks, names.begin(), &Benchmark::name);
+    return names;
+  }();
+  return kNames;
+}
 
 bool IsBenchmark(std::string_view name) {
-  return std::find(kNames.begin(), kNames.end(), name) != kNames.end();
+  return std::ranges::find(kBenchmarks, name, &Benchmark::name) != kBenchmarks.end();
 }
 
 Result<EvalSuite> ReadBenchmark(std::string_view name, const fs::path& path,
                                 const SuiteOptions& options) {
   if (name == "longbench-e") return ReadLongBench(path, options);
+  OSCAR_CHECK(IsBenchmark(name));
+  const Benchmark& benchmark = *std::ranges::find(kBenchmarks, name, &Benchmark::name);
   EvalSuite suite;
   suite.names.emplace_back(name);
   if (!options.Takes(name)) return suite;
-  Result<EvalTask> task = name == "gsm8k"           ? ReadGsm8k(path, options, suite.warnings)
-                          : name == "humaneval"     ? ReadHumanEval(path, options, suite.warnings)
-                          : name == "gpqa"          ? ReadGpqa(path, options, suite.warnings)
-                          : name == "livecodebench" ? ReadLiveCode(path, options, suite.warnings)
-                                                    : ReadMath(name, path, options, suite.warnings);
-  if (!task.has_value()) return Unexpected(task.error());
-  if (task->items.empty()) {
+  EvalTask task;
+  task.name = name;
+  task.scorer = benchmark.scorer;
+  if (benchmark.reasons) {
+    task.sampling.emplace();
+    task.sampling->temperature = 1.0f;
+    task.sampling->top_p = 0.95f;
+    task.sampling->top_k = 40;
+    task.repeats = kReasoningRepeats;
+  }
+  if (benchmark.runs_code) WarnOfSandbox(task, suite.warnings);
+  const int64_t limit = options.LimitOf(task.name);
+  OSCAR_RETURN_IF_ERROR(benchmark.fill != nullptr
+                            ? ReadRecords(path, limit, benchmark.fill, task, suite.warnings)
+                            : ReadGpqa(path, limit, task, suite.warnings));
+  for (EvalItem& item : task.items) item.max_tokens = benchmark.max_tokens;
+  if (task.items.empty()) {
     return Unexpected(InvalidArgument(
         fmt::format("{}: holds no record of {}{}", path.string(), name,
                     suite.warnings.empty() ? "" : "; first problem: " + suite.warnings.front())));
   }
-  suite.tasks.push_back(std::move(*task));
+  suite.tasks.push_back(std::move(task));
   return suite;
 }
 

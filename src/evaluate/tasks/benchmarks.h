@@ -26,7 +26,7 @@ namespace oscar {
 std::span<const std::string_view> BenchmarkNames();
 bool IsBenchmark(std::string_view name);
 
-// The tasks of one benchmark; `path` is its file or directory.
+// The tasks of one benchmark; `path` is its file or directory. REQUIRES: IsBenchmark(name).
 Result<EvalSuite> ReadBenchmark(std::string_view name, const std::filesystem::path& path,
                                 const SuiteOptions& options);
 
