@@ -1,12 +1,8 @@
 #include "bench/load_bench.h"
 
 #include <fmt/core.h>
-#include <netdb.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
-#include <poll.h>
-#include <sys/socket.h>
-#include <unistd.h>
+#include <httplib.h>
+#include <signal.h>
 
 #include <algorithm>
 #include <atomic>
@@ -25,128 +21,47 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using Json = nlohmann::ordered_json;
 
-constexpr int kSilenceMs = 600'000;  // a queue may be long
-constexpr size_t kMaxHead = size_t{1} << 16;
+constexpr std::chrono::seconds kSilence{600};  // a queue may be long
 constexpr size_t kMaxBody = size_t{64} << 20;
 constexpr auto kPollInterval = std::chrono::milliseconds(50);
 
 double Seconds(Clock::duration duration) { return std::chrono::duration<double>(duration).count(); }
 
-// One request, one response, then the connection ends.
-class Connection {
- public:
-  ~Connection() {
-    if (fd_ >= 0) ::close(fd_);
-  }
-
-  Status Open(const ServerAddress& address) {
-    addrinfo hints{}, *found = nullptr;
-    hints.ai_socktype = SOCK_STREAM;
-    const std::string port = std::to_string(address.port);
-    if (::getaddrinfo(address.host.c_str(), port.c_str(), &hints, &found) != 0) {
-      return Unavailable(fmt::format("{}: the name is unknown", address.host));
-    }
-    for (const addrinfo* at = found; at != nullptr && fd_ < 0; at = at->ai_next) {
-      fd_ = ::socket(at->ai_family, at->ai_socktype | SOCK_CLOEXEC, at->ai_protocol);
-      if (fd_ >= 0 && ::connect(fd_, at->ai_addr, at->ai_addrlen) != 0) {
-        ::close(fd_);
-        fd_ = -1;
-      }
-    }
-    ::freeaddrinfo(found);
-    if (fd_ < 0) {
-      return Unavailable(fmt::format("{}:{}: nobody answers", address.host, address.port));
-    }
-    const int on = 1;
-    ::setsockopt(fd_, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
-    return {};
-  }
-
-  Status Send(std::string_view bytes) {
-    while (!bytes.empty()) {
-      const ssize_t sent = ::send(fd_, bytes.data(), bytes.size(), MSG_NOSIGNAL);
-      if (sent <= 0) return Unavailable("the connection broke while sending");
-      bytes.remove_prefix(static_cast<size_t>(sent));
-    }
-    return {};
-  }
-
-  Status ReadHead() {
-    size_t end = 0;
-    while ((end = buffer_.find("\r\n\r\n")) == std::string::npos) {
-      if (buffer_.size() > kMaxHead) return DataLoss("the response's head does not end");
-      OSCAR_RETURN_IF_ERROR(More());
-    }
-    const std::string head = buffer_.substr(0, end + 2);
-    buffer_.erase(0, end + 4);
-    if (head.size() < 12 || !head.starts_with("HTTP/1.")) return DataLoss("not an HTTP response");
-    std::from_chars(head.data() + 9, head.data() + 12, status_);
-    chunked_ = head.find("\r\nTransfer-Encoding: chunked") != std::string::npos;
-    if (const size_t at = head.find("\r\nContent-Length: "); at != std::string::npos) {
-      std::from_chars(head.data() + at + 18, head.data() + head.size(), left_);
-    }
-    return {};
-  }
-  int status() const { return status_; }
-
-  // Appends the next piece of the body; false at its end.
-  Result<bool> ReadBody(std::string* out) {
-    if (out->size() > kMaxBody) return Unexpected(DataLoss("the response is too long"));
-    if (chunked_ && left_ == 0) {
-      if (started_) OSCAR_RETURN_IF_ERROR(Skip(2));
-      size_t end = 0;
-      while ((end = buffer_.find("\r\n")) == std::string::npos) OSCAR_RETURN_IF_ERROR(More());
-      const auto parsed = std::from_chars(buffer_.data(), buffer_.data() + end, left_, 16);
-      if (parsed.ec != std::errc()) return Unexpected(DataLoss("a chunk has no length"));
-      buffer_.erase(0, end + 2);
-      started_ = true;
-    }
-    if (left_ == 0) return false;
-    if (buffer_.empty()) OSCAR_RETURN_IF_ERROR(More());
-    const size_t count = std::min<size_t>(left_, buffer_.size());
-    out->append(buffer_, 0, count);
-    buffer_.erase(0, count);
-    left_ -= count;
-    return true;
-  }
-
- private:
-  Status Skip(size_t count) {
-    while (buffer_.size() < count) OSCAR_RETURN_IF_ERROR(More());
-    buffer_.erase(0, count);
-    return {};
-  }
-  Status More() {
-    pollfd entry = {fd_, POLLIN, 0};
-    if (::poll(&entry, 1, kSilenceMs) <= 0) return Unavailable("the server is silent");
-    char chunk[16384];
-    const ssize_t got = ::recv(fd_, chunk, sizeof(chunk), 0);
-    if (got <= 0) return Unavailable("the server closed the connection");
-    buffer_.append(chunk, static_cast<size_t>(got));
-    return {};
-  }
-
-  int fd_ = -1;
-  int status_ = 0;
-  bool chunked_ = false, started_ = false;
-  size_t left_ = 0;  // of the body, or of the chunk
-  std::string buffer_;
-};
-
-std::string Head(const ServerAddress& address, std::string_view method, std::string_view path) {
-  std::string head = fmt::format("{} {} HTTP/1.1\r\nHost: {}:{}\r\nConnection: close\r\n", method,
-                                 path, address.host, address.port);
+// Sends one request on a connection of its own and appends the response's body to `body` as it
+// comes; `on_data` sees the status after every piece. The status at the end.
+Result<int> Send(const ServerAddress& address, httplib::Request request, std::string* body,
+                 const std::function<Status(int)>& on_data = {}) {
+  // The library's sends raise it where a server hangs up.
+  sigset_t broken_pipe;
+  sigemptyset(&broken_pipe);
+  sigaddset(&broken_pipe, SIGPIPE);
+  pthread_sigmask(SIG_BLOCK, &broken_pipe, nullptr);
   if (!address.api_key.empty()) {
-    head += fmt::format("Authorization: Bearer {}\r\n", address.api_key);
+    request.set_header("Authorization", "Bearer " + address.api_key);
   }
-  return head;
-}
-
-Status ReadAll(Connection& connection, std::string* body) {
-  while (true) {
-    OSCAR_ASSIGN_OR_RETURN(const bool more, connection.ReadBody(body));
-    if (!more) return {};
+  int http_status = 0;
+  Status status;
+  request.response_handler = [&](const httplib::Response& response) {
+    http_status = response.status;
+    return true;
+  };
+  request.content_receiver = [&](const char* data, size_t size, uint64_t, uint64_t) {
+    body->append(data, size);
+    if (body->size() > kMaxBody) status = DataLoss("the response is too long");
+    if (status.ok() && on_data) status = on_data(http_status);
+    return status.ok();
+  };
+  httplib::Client client(address.host, address.port);
+  client.set_read_timeout(kSilence);
+  client.set_write_timeout(kSilence);
+  client.set_tcp_nodelay(true);
+  const httplib::Result result = client.send(request);
+  OSCAR_RETURN_IF_ERROR(status);
+  if (!result) {
+    return Unexpected(Unavailable(fmt::format("{}:{}: {} error", address.host, address.port,
+                                              httplib::to_string(result.error()))));
   }
+  return http_status;
 }
 
 Status ErrorOf(int status, const std::string& body) {
@@ -180,22 +95,15 @@ Result<bool> TakeEvent(std::string_view line, LoadAnswer* answer) {
 
 Status Stream(const ServerAddress& address, const std::string& body, LoadAnswer* answer) {
   const auto start = Clock::now();
-  Connection connection;
-  OSCAR_RETURN_IF_ERROR(connection.Open(address));
-  OSCAR_RETURN_IF_ERROR(connection.Send(
-      fmt::format("{}Content-Type: application/json\r\nContent-Length: {}\r\n\r\n{}",
-                  Head(address, "POST", "/v1/completions"), body.size(), body)));
-  OSCAR_RETURN_IF_ERROR(connection.ReadHead());
+  httplib::Request request;
+  request.method = "POST";
+  request.path = "/v1/completions";
+  request.body = body;
+  request.set_header("Content-Type", "application/json");
   std::string pending;
-  if (connection.status() != 200) {
-    OSCAR_RETURN_IF_ERROR(ReadAll(connection, &pending));
-    return ErrorOf(connection.status(), pending);
-  }
   bool done = false;
-  while (true) {
-    OSCAR_ASSIGN_OR_RETURN(const bool more, connection.ReadBody(&pending));
-    if (!more) break;
-    for (size_t end = 0; (end = pending.find("\n\n")) != std::string::npos;) {
+  const auto take_events = [&](int status) -> Status {
+    for (size_t end = 0; status == 200 && (end = pending.find("\n\n")) != std::string::npos;) {
       const std::string frame = pending.substr(0, end);
       pending.erase(0, end + 2);
       if (!frame.starts_with("data: ")) continue;  // a ping
@@ -206,7 +114,11 @@ Status Stream(const ServerAddress& address, const std::string& body, LoadAnswer*
         answer->first_token = Seconds(Clock::now() - start);
       }
     }
-  }
+    return {};
+  };
+  OSCAR_ASSIGN_OR_RETURN(const int status,
+                         Send(address, std::move(request), &pending, take_events));
+  if (status != 200) return ErrorOf(status, pending);
   answer->total = Seconds(Clock::now() - start);
   return done ? Status{} : DataLoss("the stream ended without [DONE]");
 }
@@ -326,13 +238,12 @@ LoadAnswer StreamCompletion(const ServerAddress& address, const std::string& bod
 }
 
 Result<std::string> HttpGet(const ServerAddress& address, const std::string& path) {
-  Connection connection;
-  OSCAR_RETURN_IF_ERROR(connection.Open(address));
-  OSCAR_RETURN_IF_ERROR(connection.Send(Head(address, "GET", path) + "\r\n"));
-  OSCAR_RETURN_IF_ERROR(connection.ReadHead());
+  httplib::Request request;
+  request.method = "GET";
+  request.path = path;
   std::string body;
-  OSCAR_RETURN_IF_ERROR(ReadAll(connection, &body));
-  if (connection.status() != 200) return Unexpected(ErrorOf(connection.status(), body));
+  OSCAR_ASSIGN_OR_RETURN(const int status, Send(address, std::move(request), &body));
+  if (status != 200) return Unexpected(ErrorOf(status, body));
   return body;
 }
 
