@@ -15,16 +15,14 @@ namespace {
 // and kept as BF16 for attention ("simulated"; what they would take is in KvMethod::StoredBytes).
 class SimulatedSealer : public HostPageSealer {
  public:
-  SimulatedSealer(const KvMethod& method, const PageLayout& shape)
-      : method_(method), shape_(&shape) {}
-
-  int pages_together() const override { return method_.run_tokens / kPageTokens; }
+  SimulatedSealer(const KvMethod& method, const CacheConfig& config)
+      : HostPageSealer(config), method_(method) {}
 
   int Seal(int layer, std::span<const std::byte* const> open,
            std::span<std::byte* const> sealed) const override {
-    const int dim = shape_->block(layer).head_dim(), heads = shape_->kv_heads();
+    const int dim = config_.sealed.block(layer).head_dim(), heads = config_.sealed.kv_heads();
     const auto block = static_cast<size_t>(2 * kPageTokens * dim);  // numbers of one head's block
-    if (!method_.IsQuantizedLayer(layer, shape_->num_layers())) {
+    if (!method_.IsQuantizedLayer(layer, config_.sealed.num_layers())) {
       for (size_t i = 0; i < open.size(); ++i) {
         std::copy_n(open[i], block * sizeof(Bf16) * static_cast<size_t>(heads), sealed[i]);
       }
@@ -64,7 +62,6 @@ class SimulatedSealer : public HostPageSealer {
 
  private:
   KvMethod method_;
-  const PageLayout* shape_;
 };
 
 SideTransform MakeTransform(RotationKind kind, int hadamard_block, const SideRotation* rotation) {
@@ -174,16 +171,16 @@ Result<std::unique_ptr<KvPlan>> KvPlan::Make(const ModelSpec& spec, const KvPlan
   plan->cache_ = std::make_unique<CacheConfig>(
       CacheConfig{PageLayout(std::vector<BlockLayout>(layers.size(), open), kv_heads),
                   PageLayout(std::move(sealed_layouts), kv_heads), method.sink_tokens,
-                  method.recent_tokens, options.prefill_cell});
+                  method.recent_tokens, options.prefill_cell,
+                  method.storage == KvStorage::kBf16 ? 0 : method.run_tokens / kPageTokens});
   OSCAR_RETURN_IF_ERROR(plan->cache_->Validate());
   if (method.storage == KvStorage::kSimulated) {
-    plan->sealer_ = std::make_unique<SimulatedSealer>(method, plan->cache_->sealed);
+    plan->host_sealer_ = std::make_unique<SimulatedSealer>(method, *plan->cache_);
   } else if (method.storage != KvStorage::kBf16) {
-    plan->sealer_ = std::make_unique<RuleSealer>(plan->cache_->sealed, rules, encoder);
+    plan->host_sealer_ = std::make_unique<RuleSealer>(*plan->cache_, rules, encoder);
     plan->rules_ = std::move(rules);
   }
-  plan->cache_->sealer = plan->sealer_.get();
-  if (options.token_windows && plan->sealer_ != nullptr) {
+  if (options.token_windows && plan->cache_->seals()) {
     // A row can only be shown as stored when the rows it is stored with exist.
     const int together =
         std::max(method.k_quantizer->tokens_per_run(), method.v_quantizer->tokens_per_run());
@@ -196,12 +193,6 @@ Result<std::unique_ptr<KvPlan>> KvPlan::Make(const ModelSpec& spec, const KvPlan
     plan->token_window_ = std::max(1, method.recent_tokens);
   }
   return plan;
-}
-
-void KvPlan::ReplaceSealer(std::unique_ptr<PageSealer> sealer) {
-  OSCAR_CHECK(sealer_ != nullptr && sealer != nullptr);
-  sealer_ = std::move(sealer);
-  cache_->sealer = sealer_.get();
 }
 
 std::string KvPlan::Describe() const {

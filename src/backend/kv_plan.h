@@ -1,7 +1,7 @@
 // KvPlan: a `--kv` method made concrete for one model: the rotations of every layer with a cache
-// and every head, the shapes of open and sealed pages, and the sealer that turns one into the
-// other. Immutable after construction; sequences and models hold references to it, so it does not
-// move.
+// and every head, the layouts of open and sealed pages, and the sealer that turns one into the
+// other in host memory. Immutable after construction; sequences and models hold references to it,
+// so it does not move.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "arch/spec.h"
-#include "cache/sequence_cache.h"
+#include "cache/page_sealer.h"
 #include "oscar/status.h"
 #include "quant/kv_method.h"
 #include "rotation/rotation.h"
@@ -64,8 +64,8 @@ class KvPlan {
   const SideTransform& v(int slot) const { return v_[static_cast<size_t>(slot)]; }
   // How pages are sealed, [slots][KV heads]; empty for methods that have no quantised pages.
   const std::vector<std::vector<BlockRules>>& rules() const { return rules_; }
-  // A device's own sealer, of the same rules; before the first sequence exists.
-  void ReplaceSealer(std::unique_ptr<PageSealer> sealer);
+  // For pools in host memory; null where nothing is ever sealed. Devices seal by rules().
+  const HostPageSealer* host_sealer() const { return host_sealer_.get(); }
   bool uses_calibrated_rotation() const { return calibrated_; }
   // Tokens of KvPlanOptions::token_windows, at least 1; 0: windows end at pages.
   int64_t token_window() const { return token_window_; }
@@ -86,7 +86,7 @@ class KvPlan {
   std::vector<SideTransform> k_, v_;
   std::vector<std::vector<BlockRules>> rules_;
   std::unique_ptr<CacheConfig> cache_;
-  std::unique_ptr<PageSealer> sealer_;
+  std::unique_ptr<HostPageSealer> host_sealer_;
 };
 
 // Folds V's rotation into the projections around it, in fp32, so that nothing is left at run time:

@@ -4,6 +4,7 @@
 #include <atomic>
 
 #include "base/check.h"
+#include "cache/page_sealer.h"
 
 namespace oscar {
 namespace {
@@ -125,8 +126,8 @@ void LayeredAppend::SealLayer(ThreadPool& threads) {
   ++layers_sealed_;
   if (sealed_.empty()) return;
   // Models elsewhere than in host memory do not read by layers.
-  const auto& sealer = dynamic_cast<const HostPageSealer&>(*config_.sealer);
-  const auto together = static_cast<size_t>(sealer.pages_together());
+  const auto& sealer = dynamic_cast<const HostPageSealer&>(*cache_.pool().sealer());
+  const auto together = static_cast<size_t>(config_.pages_together);
   std::atomic<uint64_t> saturated{0};
   threads.ParallelFor(static_cast<int64_t>(sealed_.size() / together), [&](int64_t group, int) {
     std::vector<const std::byte*> from;

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "base/rng.h"
+#include "cache/page_sealer.h"
 
 namespace oscar {
 namespace {
@@ -13,19 +14,6 @@ constexpr int kLayers = 2, kHeads = 2, kDim = 64;
 
 class LayeredAppendTest : public testing::TestWithParam<int> {
  protected:
-  class Sealer : public RuleSealer {
-   public:
-    Sealer(const PageLayout& shape, int together)
-        : RuleSealer(shape, std::vector(kLayers, std::vector<BlockRules>(kHeads)), EncodeBlock),
-          together_(together) {}
-    int pages_together() const override { return together_; }
-
-   private:
-    const int together_;
-  };
-
-  LayeredAppendTest() { config_.sealer = &sealer_; }
-
   template <typename Rows>  // SequenceCache's arguments less the layer
   static void Write(const Rows& rows, int layer, int64_t first, int64_t count) {
     for (int64_t p = first; p < first + count; ++p) {
@@ -87,10 +75,14 @@ class LayeredAppendTest : public testing::TestWithParam<int> {
 
   CacheConfig config_{
       PageLayout({kLayers, BlockLayout(BlockKind::kBf16, CodeOrder::kCpu, kDim, kDim)}, kHeads),
-      PageLayout({kLayers, BlockLayout(BlockKind::kInt2, CodeOrder::kCpu, kDim, kDim)}, kHeads), 64,
-      128, 1024};
-  Sealer sealer_{config_.sealed, GetParam()};
-  PagePool pool_{uint64_t{64} << 20};
+      PageLayout({kLayers, BlockLayout(BlockKind::kInt2, CodeOrder::kCpu, kDim, kDim)}, kHeads),
+      64,
+      128,
+      1024,
+      GetParam()};
+  const RuleSealer sealer_{config_, std::vector(kLayers, std::vector<BlockRules>(kHeads)),
+                           EncodeBlock};
+  PagePool pool_{uint64_t{64} << 20, &sealer_};
   ThreadPool threads_{1};
 };
 

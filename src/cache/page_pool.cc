@@ -26,15 +26,6 @@ std::byte* AllocateBytes(size_t bytes) {
 
 }  // namespace
 
-PageLayout::PageLayout(std::vector<BlockLayout> layers, int kv_heads)
-    : layers_(std::move(layers)), kv_heads_(kv_heads) {
-  for (const BlockLayout& layout : layers_) {
-    offsets_.push_back(bytes_);
-    bytes_ += static_cast<size_t>(kv_heads) * layout.block_bytes();
-    elements_ += uint64_t{2} * kPageTokens * static_cast<uint64_t>(kv_heads * layout.head_dim());
-  }
-}
-
 PageRef& PageRef::operator=(PageRef&& other) noexcept {
   if (this != &other) {
     Reset();
@@ -56,7 +47,7 @@ void PageRef::Reset() {
 }
 
 PagePool::PagePool(uint64_t budget_bytes, PageMemory& memory)
-    : budget_(budget_bytes), memory_(&memory) {
+    : budget_(budget_bytes), memory_(&memory), sealer_(memory.sealer()) {
   memory.set_on_move([this](std::byte* from, std::byte* to) {
     auto node = placed_.extract(from);
     OSCAR_CHECK(!node.empty());

@@ -20,6 +20,8 @@
 
 namespace oscar {
 
+class PageSealer;
+
 // Memory that pages lie in, other than the host's own. Calls act in order, but may do so later than
 // they return (on a device's stream); failures are kept by the implementation and reported where it
 // next can. One thread.
@@ -34,6 +36,8 @@ class PageMemory {
   virtual Status Write(std::byte* to, std::span<const std::byte> from) = 0;
   // Room for one sealed page beside all others, for sealing in a full pool; reused by every call.
   virtual std::byte* Scratch() = 0;
+  // Seals pages that lie here.
+  virtual const PageSealer* sealer() const = 0;
 
   using OnMove = std::function<void(std::byte* from, std::byte* to)>;
   void set_on_move(OnMove on_move) { on_move_ = std::move(on_move); }
@@ -78,7 +82,9 @@ class PageRef {
 
 class PagePool {
  public:
-  explicit PagePool(uint64_t budget_bytes) : budget_(budget_bytes) {}
+  // Pages in host memory, sealed by `sealer` (null: never), which must outlive the pool.
+  explicit PagePool(uint64_t budget_bytes, const PageSealer* sealer = nullptr)
+      : budget_(budget_bytes), sealer_(sealer) {}
   // Pages in `memory`, which must outlive the pool and hold `budget_bytes` in any mix of pages.
   PagePool(uint64_t budget_bytes, PageMemory& memory);
   ~PagePool();
@@ -96,6 +102,7 @@ class PagePool {
   Status Write(const PageRef& to, std::span<const std::byte> from);
   // Null: host memory.
   PageMemory* memory() const { return memory_; }
+  const PageSealer* sealer() const { return sealer_; }
   // Changes whenever pages have moved, which only a PageMemory does.
   uint64_t moves() const { return moves_; }
 
@@ -112,6 +119,7 @@ class PagePool {
 
   uint64_t budget_;
   PageMemory* memory_ = nullptr;
+  const PageSealer* sealer_ = nullptr;
   std::unordered_map<std::byte*, PageRef::Page*> placed_;  // pages in memory_
   uint64_t moves_ = 0;
   uint64_t in_use_ = 0;

@@ -1,44 +1,16 @@
 #include "cache/sequence_cache.h"
 
-#include <fmt/core.h>
-
 #include <algorithm>
-#include <atomic>
 #include <cstring>
 
 #include "base/check.h"
+#include "cache/page_sealer.h"
 
 namespace oscar {
 
-Status CacheConfig::Validate() const {
-  for (const auto& [name, value] : {std::pair{"sink", sink}, {"recent", recent}}) {
-    if (value < 0 || value % kPageTokens != 0) {
-      return InvalidArgument(fmt::format("{} window of {} tokens: must be a multiple of {}", name,
-                                         value, kPageTokens));
-    }
-  }
-  if (cell <= 0 || cell % kPageTokens != 0) {
-    return InvalidArgument(fmt::format(
-        "prefill cell of {} tokens: must be a positive multiple of {}", cell, kPageTokens));
-  }
-  return {};
-}
-
-uint64_t HostPageSealer::SealPages(const CacheConfig& config,
-                                   std::span<const std::byte* const> open,
-                                   std::span<std::byte* const> sealed, ThreadPool& threads) const {
-  std::atomic<uint64_t> saturated{0};
-  threads.ParallelFor(config.open.num_layers(), [&](int64_t unit, int) {
-    const int layer = static_cast<int>(unit);
-    std::vector<const std::byte*> from;
-    std::vector<std::byte*> to;
-    for (size_t i = 0; i < open.size(); ++i) {
-      from.push_back(open[i] + config.open.BlockOffset(layer, 0));
-      to.push_back(sealed[i] + config.sealed.BlockOffset(layer, 0));
-    }
-    saturated.fetch_add(static_cast<uint64_t>(Seal(layer, from, to)), std::memory_order_relaxed);
-  });
-  return saturated.load();
+SequenceCache::SequenceCache(const CacheConfig& config, PagePool& pool)
+    : config_(&config), pool_(&pool) {
+  OSCAR_CHECK(!config.seals() || pool.sealer() != nullptr, "a pool without a sealer");
 }
 
 void SequenceCache::Append(PageRef page, bool sealed) {
@@ -95,8 +67,8 @@ void SequenceCache::Advance(int64_t num_tokens) {
 }
 
 Status SequenceCache::SealBefore(int64_t position, ThreadPool& threads) {
-  if (config_->sealer == nullptr) return {};
-  const int64_t together = config_->sealer->pages_together();
+  if (!config_->seals()) return {};
+  const int64_t together = config_->pages_together;
   next_to_seal_ = std::max<int64_t>(next_to_seal_, config_->sink / kPageTokens);
   for (; (next_to_seal_ + together) * kPageTokens <= position; next_to_seal_ += together) {
     if (is_sealed(next_to_seal_)) continue;
@@ -106,7 +78,7 @@ Status SequenceCache::SealBefore(int64_t position, ThreadPool& threads) {
 }
 
 Status SequenceCache::SealGaps(ThreadPool& threads) {
-  if (config_->sealer == nullptr) return {};
+  if (!config_->seals()) return {};
   int64_t last = num_pages() - 1;
   while (last >= 0 && !is_sealed(last)) --last;
   return SealBefore((last + 1) * kPageTokens, threads);
@@ -145,7 +117,7 @@ Status SequenceCache::SealPages(int64_t first, int64_t count, ThreadPool& thread
     from.push_back(sources[i].data());
     to.push_back(scratch != nullptr ? scratch + i * sealed.bytes() : targets[i].data());
   }
-  saturated_ += config_->sealer->SealPages(*config_, from, to, threads);
+  saturated_ += pool_->sealer()->SealPages(from, to, threads);
   for (PageRef& source : sources) source.Reset();
   for (size_t i = 0; i < sources.size(); ++i) {
     if (i == targets.size()) {
@@ -183,8 +155,8 @@ AppendCost SequenceCache::CostOf(int64_t num_tokens, bool is_prompt) const {
   AppendCost cost;
   const auto open_bytes = static_cast<int64_t>(config_->open.bytes());
   const auto sealed_bytes = static_cast<int64_t>(config_->sealed.bytes());
-  if (config_->sealer != nullptr) {
-    const int64_t together = config_->sealer->pages_together();
+  if (config_->seals()) {
+    const int64_t together = config_->pages_together;
     const int64_t from = is_prompt ? length_ / config_->cell * config_->cell : length_;
     const int64_t end = SealedEndAt(*config_, from - config_->recent);
     for (int64_t i = std::max<int64_t>(next_to_seal_, config_->sink / kPageTokens); i < end;
@@ -217,8 +189,8 @@ int64_t SequenceCache::sealed_end() const {
 
 int64_t SequenceCache::SealedEndAt(const CacheConfig& config, int64_t position) {
   const int64_t sink_pages = config.sink / kPageTokens;
-  if (config.sealer == nullptr || position < 0) return sink_pages;
-  const int64_t together = config.sealer->pages_together();
+  if (!config.seals() || position < 0) return sink_pages;
+  const int64_t together = config.pages_together;
   const int64_t groups = std::max<int64_t>(0, position / kPageTokens - sink_pages) / together;
   return sink_pages + groups * together;
 }
@@ -239,7 +211,7 @@ int64_t SequenceCache::Trim(int64_t length) {
   }
   // Nor can pages that were sealed together part: their bytes depend on the tokens of all of them.
   const int64_t sink_pages = config_->sink / kPageTokens;
-  const int64_t together = config_->sealer == nullptr ? 1 : config_->sealer->pages_together();
+  const int64_t together = config_->page_run();
   const int64_t over = std::max<int64_t>(0, PagesOf(length) - sink_pages) % together;
   if (over != 0 && is_sealed(PagesOf(length) - 1)) {
     length = (PagesOf(length) - over) * kPageTokens;
@@ -285,22 +257,6 @@ uint64_t SequenceCache::BytesFor(const CacheConfig& config, int64_t num_tokens) 
       SealedEndAt(config, num_tokens - config.recent) - config.sink / kPageTokens;
   return static_cast<uint64_t>(sealed) * config.sealed.bytes() +
          static_cast<uint64_t>(pages - sealed) * config.open.bytes();
-}
-
-int RuleSealer::Seal(int layer, std::span<const std::byte* const> open,
-                     std::span<std::byte* const> sealed) const {
-  const BlockLayout& layout = shape_->block(layer);
-  const auto rows = static_cast<size_t>(kPageTokens * layout.head_dim());
-  const size_t open_bytes = 2 * rows * sizeof(Bf16), sealed_bytes = layout.block_bytes();
-  int saturated = 0;
-  for (size_t i = 0; i < open.size(); ++i) {
-    for (size_t head = 0; head < static_cast<size_t>(shape_->kv_heads()); ++head) {
-      const auto* k = reinterpret_cast<const Bf16*>(open[i] + head * open_bytes);
-      saturated += encoder_(layout, rules_[static_cast<size_t>(layer)][head], {k, rows},
-                            {k + rows, rows}, {sealed[i] + head * sealed_bytes, sealed_bytes});
-    }
-  }
-  return saturated;
 }
 
 }  // namespace oscar

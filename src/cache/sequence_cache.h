@@ -9,7 +9,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <span>
 #include <utility>
@@ -17,57 +16,17 @@
 
 #include "base/half.h"
 #include "base/thread_pool.h"
-#include "cache/block_codec.h"
+#include "cache/cache_config.h"
 #include "cache/page_pool.h"
 #include "oscar/status.h"
 
 namespace oscar {
-
-struct CacheConfig;
-
-// Pages that hold `tokens` tokens.
-constexpr int64_t PagesOf(int64_t tokens) { return (tokens + kPageTokens - 1) / kPageTokens; }
-
-// Quantises pages.
-class PageSealer {
- public:
-  virtual ~PageSealer() = default;
-  // Consecutive pages that are sealed together: 1, or more where a method's groups run along
-  // tokens for longer than a page.
-  virtual int pages_together() const { return 1; }
-  // Whole pages, pages_together() of them. Returns the number of values that were NaN or saturated,
-  // or 0 where that is counted elsewhere.
-  virtual uint64_t SealPages(const CacheConfig& config, std::span<const std::byte* const> open,
-                             std::span<std::byte* const> sealed, ThreadPool& threads) const = 0;
-};
-
-// In host memory: called from workers, one layer each; must not depend on which.
-class HostPageSealer : public PageSealer {
- public:
-  uint64_t SealPages(const CacheConfig& config, std::span<const std::byte* const> open,
-                     std::span<std::byte* const> sealed, ThreadPool& threads) const override;
-  // `open` and `sealed` point to one layer's blocks (all KV heads, in order) in each of the pages.
-  virtual int Seal(int layer, std::span<const std::byte* const> open,
-                   std::span<std::byte* const> sealed) const = 0;
-};
 
 // What a device keeps for a sequence (where its page table lies there). Owned by the sequence's
 // cache, moves and dies with it.
 class CacheAttachment {
  public:
   virtual ~CacheAttachment() = default;
-};
-
-// What all sequences of a model share. Immutable while any sequence lives.
-struct CacheConfig {
-  PageLayout open;                     // BF16, CPU or tensor-core order
-  PageLayout sealed;                   // as the method stores history
-  int sink = 64;                       // tokens; a multiple of 64
-  int recent = 256;                    // tokens; a multiple of 64
-  int cell = 4096;                     // prompt tokens seen exactly together; a multiple of 64
-  const PageSealer* sealer = nullptr;  // null: nothing is ever sealed (a BF16 cache)
-
-  Status Validate() const;
 };
 
 struct CacheUsage {
@@ -94,7 +53,8 @@ class SequenceCache {
     bool sealed = false;
   };
 
-  SequenceCache(const CacheConfig& config, PagePool& pool) : config_(&config), pool_(&pool) {}
+  // REQUIRES: a pool with a sealer, where the configuration seals.
+  SequenceCache(const CacheConfig& config, PagePool& pool);
   // A sequence of `length` tokens on pages that exist already (shared with whoever holds them);
   // exactly as many as the tokens need. Pages of the sink and a partly used last page are open;
   // pages that are sealed together are all sealed or all open.
@@ -184,25 +144,6 @@ class SequenceCache {
   int64_t changed_from_ = 0;
   std::unique_ptr<CacheAttachment> attachment_;
   uint64_t saturated_ = 0;
-};
-
-// A sealer for rules that fit pages: EncodeBlock or a bit-equal vectorised twin.
-using BlockEncoder = int (*)(const BlockLayout&, const BlockRules&, std::span<const Bf16>,
-                             std::span<const Bf16>, std::span<std::byte>);
-class RuleSealer : public HostPageSealer {
- public:
-  // `rules` [layers][kv heads]; `shape` is CacheConfig::sealed and outlives this. Layers whose
-  // sealed layout is BF16 are copied.
-  RuleSealer(const PageLayout& shape, std::vector<std::vector<BlockRules>> rules,
-             BlockEncoder encoder)
-      : shape_(&shape), rules_(std::move(rules)), encoder_(encoder) {}
-  int Seal(int layer, std::span<const std::byte* const> open,
-           std::span<std::byte* const> sealed) const override;
-
- private:
-  const PageLayout* shape_;
-  std::vector<std::vector<BlockRules>> rules_;
-  BlockEncoder encoder_;
 };
 
 }  // namespace oscar

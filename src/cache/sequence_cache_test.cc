@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "base/rng.h"
+#include "cache/page_sealer.h"
 
 namespace oscar {
 namespace {
@@ -13,8 +14,6 @@ constexpr int kLayers = 2, kHeads = 3, kDim = 64;
 
 class SequenceCacheTest : public testing::Test {
  protected:
-  SequenceCacheTest() { config_.sealer = &sealer_; }
-
   // Row contents are a function of (layer, head, position), so any page can be checked later.
   static float Element(int layer, int head, int64_t position, int d, bool is_v) {
     const Philox rng(11, static_cast<uint64_t>(layer * 100 + head * 2 + (is_v ? 1 : 0)));
@@ -64,19 +63,14 @@ class SequenceCacheTest : public testing::Test {
   const BlockRules rules_{RowRule::kMseFitUnbiased, RowRule::kMinMax, 0.0f, 0.92f};
   CacheConfig config_{
       PageLayout({kLayers, BlockLayout(BlockKind::kBf16, CodeOrder::kCpu, kDim, kDim)}, kHeads),
-      PageLayout({kLayers, BlockLayout(BlockKind::kInt2, CodeOrder::kCpu, kDim, kDim)}, kHeads), 64,
-      128, 256};
-  RuleSealer sealer_{config_.sealed, std::vector(kLayers, std::vector<BlockRules>(kHeads, rules_)),
+      PageLayout({kLayers, BlockLayout(BlockKind::kInt2, CodeOrder::kCpu, kDim, kDim)}, kHeads),
+      64,
+      128,
+      256,
+      1};
+  RuleSealer sealer_{config_, std::vector(kLayers, std::vector<BlockRules>(kHeads, rules_)),
                      EncodeBlock};
-  // Two pages at a time, as methods do whose groups run over 128 tokens.
-  class PairSealer : public RuleSealer {
-   public:
-    using RuleSealer::RuleSealer;
-    int pages_together() const override { return 2; }
-  };
-  PairSealer pairs_{config_.sealed, std::vector(kLayers, std::vector<BlockRules>(kHeads, rules_)),
-                    EncodeBlock};
-  PagePool pool_{uint64_t{64} << 20};
+  PagePool pool_{uint64_t{64} << 20, &sealer_};
   ThreadPool threads_{2};
 };
 
@@ -175,7 +169,7 @@ TEST_F(SequenceCacheTest, TrimKeepsSealedPagesWhole) {
 }
 
 TEST_F(SequenceCacheTest, TrimKeepsPagesThatAreSealedTogetherWhole) {
-  config_.sealer = &pairs_;
+  config_.pages_together = 2;  // as methods do whose groups run over 128 tokens
   SequenceCache cache(config_, pool_);
   Append(cache, 600);
   ASSERT_TRUE(cache.SealForGeneration(threads_).ok());  // (1, 2), (3, 4), (5, 6)
@@ -198,7 +192,7 @@ TEST_F(SequenceCacheTest, TrimKeepsPagesThatAreSealedTogetherWhole) {
 }
 
 TEST_F(SequenceCacheTest, PagesSealedTogetherAreCountedTogether) {
-  config_.sealer = &pairs_;
+  config_.pages_together = 2;  // as methods do whose groups run over 128 tokens
   SequenceCache cache(config_, pool_);
   for (int64_t length = 1; length <= 600; ++length) {
     Append(cache, 1);
@@ -210,7 +204,7 @@ TEST_F(SequenceCacheTest, PagesSealedTogetherAreCountedTogether) {
 
 TEST_F(SequenceCacheTest, BudgetIsNeverExceededAndErrorsChangeNothing) {
   // Room for nine open pages and nothing else: sealing must make its own room.
-  PagePool small(9 * config_.open.bytes());
+  PagePool small(9 * config_.open.bytes(), &sealer_);
   SequenceCache cache(config_, small);
   Append(cache, 9 * 64);
   EXPECT_EQ(cache.Reserve(1).code(), StatusCode::kResourceExhausted);
@@ -223,7 +217,7 @@ TEST_F(SequenceCacheTest, BudgetIsNeverExceededAndErrorsChangeNothing) {
 }
 
 TEST_F(SequenceCacheTest, SealingASharedPageInAFullPoolFailsCleanly) {
-  PagePool small(9 * config_.open.bytes());
+  PagePool small(9 * config_.open.bytes(), &sealer_);
   SequenceCache cache(config_, small);
   Append(cache, 9 * 64);
   SequenceCache fork = cache.Fork();

@@ -8,22 +8,12 @@
 
 #include "base/rng.h"
 #include "cache/layered_append.h"
+#include "cache/page_sealer.h"
 
 namespace oscar {
 namespace {
 
 constexpr int kLayers = 2, kDim = 64, kCell = 512, kRecent = 64;
-
-class Sealer : public RuleSealer {
- public:
-  Sealer(const PageLayout& shape, int together)
-      : RuleSealer(shape, std::vector(kLayers, std::vector<BlockRules>(1)), EncodeBlock),
-        together_(together) {}
-  int pages_together() const override { return together_; }
-
- private:
-  const int together_;
-};
 
 struct Sequence {
   SequenceCache cache;
@@ -44,8 +34,6 @@ void Write(Bf16* k, Bf16* v, int layer, uint32_t token) {
 
 class SequenceOrdersTest : public testing::TestWithParam<std::tuple<int, int>> {
  protected:
-  SequenceOrdersTest() { config_.sealer = &sealer_; }
-
   uint32_t Draw(uint32_t below) { return rng_.Below(draw_++, below); }
 
   bool Append(Sequence& sequence, int64_t count) {
@@ -84,7 +72,7 @@ class SequenceOrdersTest : public testing::TestWithParam<std::tuple<int, int>> {
   }
   // What a prefix hit is: whole pages in either form, those that are sealed together in one.
   Sequence Hit(const Sequence& open, const SequenceCache& sealed) {
-    const int64_t together = sealer_.pages_together(), sink = config_.sink / kPageTokens;
+    const int64_t together = config_.pages_together, sink = config_.sink / kPageTokens;
     std::vector<SequenceCache::StoredPage> pages;
     for (int64_t j = 0;;) {
       const int64_t count = j < sink ? 1 : together;
@@ -147,9 +135,12 @@ class SequenceOrdersTest : public testing::TestWithParam<std::tuple<int, int>> {
   CacheConfig config_{
       PageLayout({kLayers, BlockLayout(BlockKind::kBf16, CodeOrder::kCpu, kDim, kDim)}, 1),
       PageLayout({kLayers, BlockLayout(BlockKind::kInt2, CodeOrder::kCpu, kDim, kDim)}, 1),
-      std::get<1>(GetParam()), kRecent, kCell};
-  const Sealer sealer_{config_.sealed, std::get<0>(GetParam())};
-  PagePool pool_{14 * config_.open.bytes()};
+      std::get<1>(GetParam()),
+      kRecent,
+      kCell,
+      std::get<0>(GetParam())};
+  const RuleSealer sealer_{config_, std::vector(kLayers, std::vector<BlockRules>(1)), EncodeBlock};
+  PagePool pool_{14 * config_.open.bytes(), &sealer_};
   ThreadPool threads_{1};
   std::vector<Sequence> sequences_;  // goes before the pool
   const Philox rng_{17, static_cast<uint64_t>(std::get<0>(GetParam()) * 1000 + config_.sink)};
@@ -228,7 +219,7 @@ TEST_P(SequenceOrdersTest, RowsStayThoseOfTheirTokens) {
     if (!done) sequences_.erase(sequences_.begin());  // makes room
   }
   EXPECT_GT(refused, 3);
-  if (sealer_.pages_together() == 1) {  // pairs rarely leave one
+  if (config_.pages_together == 1) {  // pairs rarely leave one
     EXPECT_GT(gaps, 1);
   }
 }

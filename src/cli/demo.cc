@@ -274,7 +274,7 @@ class Demo {
   static Status Keep(const SequenceCache& text, Contender& contender) {
     LoadedModel& model = *contender.model;
     const ModelSpec& spec = model.spec();
-    if (model.kv().cache().sealer == nullptr) {
+    if (!model.kv().cache().seals()) {
       contender.text = text.Fork();
     } else {
       contender.text.emplace(model.kv().cache(), model.pool());

@@ -30,23 +30,26 @@ inline std::unique_ptr<WeightSource> DemoWeights(const ModelSpec& spec, WeightFo
                                       : std::move(source);
 }
 
+inline ModelSpec DemoSpec() { return *MakeModelSpec(*ReadModelConfig(OSCAR_DEMO_MODEL)); }
+
 struct DemoModel {
   explicit DemoModel(const KvPlanOptions& options, int num_threads = 2,
                      uint64_t budget = uint64_t{1} << 30,
                      WeightFormat format = WeightFormat::kCheckpoint,
                      const BackendOptions& cpu = {})
-      : threads(num_threads), pool(budget) {
-    const auto config = ReadModelConfig(OSCAR_DEMO_MODEL);
-    const auto spec = MakeModelSpec(*config);
-    const auto source = DemoWeights(*spec, format);
-    auto made = KvPlan::Make(*spec, options, simd::WriteBlock);
-    if (!made.has_value()) ADD_FAILURE() << made.error().ToString();
-    plan = std::move(*made);
-    auto loaded = LoadModel(Device::kCpu, *spec, *source, *plan, threads, cpu);
+      : threads(num_threads), plan(PlanOf(options)), pool(budget, plan->host_sealer()) {
+    const ModelSpec spec = DemoSpec();
+    const auto source = DemoWeights(spec, format);
+    auto loaded = LoadModel(Device::kCpu, spec, *source, *plan, threads, cpu);
     if (!loaded.has_value()) ADD_FAILURE() << loaded.error().ToString();
     model = std::move(*loaded);
   }
 
+  static std::unique_ptr<KvPlan> PlanOf(const KvPlanOptions& options) {
+    auto made = KvPlan::Make(DemoSpec(), options, simd::WriteBlock);
+    if (!made.has_value()) ADD_FAILURE() << made.error().ToString();
+    return std::move(*made);
+  }
   static KvPlanOptions Method(std::string name, int cell = 4096) {
     KvPlanOptions options;
     options.method = std::move(name);
@@ -55,8 +58,8 @@ struct DemoModel {
   }
 
   ThreadPool threads;
-  PagePool pool;
   std::unique_ptr<KvPlan> plan;
+  PagePool pool;
   std::unique_ptr<Model> model;
 };
 

@@ -81,7 +81,7 @@ class Service : public EngineService {
       : options_(options),
         pool_(pool),
         config_(model.kv().cache()),
-        by_layer_(model.CanReadByLayer() && config_.sealer != nullptr),
+        by_layer_(model.CanReadByLayer() && config_.seals()),
         vocab_size_(model.spec().vocab_size),
         max_context_(options.max_context > 0
                          ? std::min(options.max_context, model.spec().max_positions)

@@ -199,7 +199,7 @@ TEST(Generator, AFailureWhileRunningAheadLeavesNothingUnderWay) {
   for (int passes = 1; passes < 12; ++passes) {
     ThreadPool threads(1);
     FakeModel model(Drawing(), threads);
-    PagePool pool(uint64_t{1} << 26);
+    PagePool pool(uint64_t{1} << 26, model.kv().host_sealer());
     Generator generator(model, pool), fresh(model, pool);
     model.fail_after = passes;
     const auto failed = generator.Generate(request);
@@ -484,7 +484,7 @@ TEST(EngineService, Rule4_NextTurnReusesWhatWasGenerated) {
   // As if uninterrupted: the same tokens in one cache, the answer's computed as generated.
   ThreadPool threads(1);
   FakeModel model({}, threads);
-  PagePool pool(uint64_t{64} << 20);
+  PagePool pool(uint64_t{64} << 20, model.kv().host_sealer());
   SequenceCache cache(model.kv().cache(), pool);
   std::vector<float> logits;
   std::vector<int32_t> expected;

@@ -72,7 +72,9 @@ inline bool Eventually(const std::function<bool()>& condition) {
 struct FakeEngine {
   explicit FakeEngine(uint64_t budget_pages = 4096, const EngineServiceOptions& options = {},
                       const FakeModel::Options& model_options = {}, int num_threads = 1)
-      : threads(num_threads), model(model_options, threads), pool(budget_pages * kOpenPage) {
+      : threads(num_threads),
+        model(model_options, threads),
+        pool(budget_pages * kOpenPage, model.kv().host_sealer()) {
     model.pool_of_cells = &pool;
     service = MakeEngineService(model, pool, threads, options);
   }

@@ -276,7 +276,8 @@ Result<std::unique_ptr<LoadedModel>> LoadedModel::Load(const ModelOptions& optio
     loaded->memory_.weight_bytes = loaded->model_->weight_bytes();
     loaded->pool_ = std::make_unique<PagePool>(loaded->memory_.kv_bytes, *pages);
   } else {
-    loaded->pool_ = std::make_unique<PagePool>(loaded->memory_.kv_bytes);
+    loaded->pool_ =
+        std::make_unique<PagePool>(loaded->memory_.kv_bytes, loaded->plan_->host_sealer());
   }
   if (const auto memory = loaded->backend().device_memory()) {
     LogInfo("{}: weights {}, activations and workspaces {}, cache pages {}, {} left free",

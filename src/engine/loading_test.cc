@@ -69,7 +69,7 @@ TEST_P(LoadingInParts, GivesTheSameBits) {
     for (const size_t bytes : {size_t{1} << 30, size_t{1}, size_t{300} << 10}) {
       for (const int num_threads : {1, 3}) {
         ThreadPool threads(num_threads);
-        PagePool pool(uint64_t{1} << 28);
+        PagePool pool(uint64_t{1} << 28, plan->host_sealer());
         BackendOptions options;
         options.staging_bytes = bytes;
         auto model = LoadModel(Device::kCpu, spec, *source, *plan, threads, options);

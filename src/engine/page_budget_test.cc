@@ -13,7 +13,7 @@ namespace {
 
 // The most bytes in use after any pass of a real sequence, token by token and chunk by chunk.
 uint64_t MeasuredPeak(FakeModel& model, int64_t prompt, int64_t total, int64_t chunk) {
-  PagePool pool(uint64_t{1} << 30);
+  PagePool pool(uint64_t{1} << 30, model.kv().host_sealer());
   SequenceCache cache(model.kv().cache(), pool);
   const auto ids = FakeTokens(1, static_cast<size_t>(total));
   const std::span<const int32_t> tokens = ids;
@@ -47,7 +47,7 @@ TEST(PageBudget, PeakIsExactlyWhatASequenceHolds) {
 }
 
 uint64_t MeasuredPeakByLayer(FakeModel& model, int64_t prompt, int64_t total) {
-  PagePool pool(uint64_t{1} << 30);
+  PagePool pool(uint64_t{1} << 30, model.kv().host_sealer());
   model.pool_of_cells = &pool;
   SequenceCache cache(model.kv().cache(), pool);
   const auto tokens = FakeTokens(1, static_cast<size_t>(total));
@@ -93,7 +93,7 @@ TEST(PageBudget, ReadingByLayerLeavesTheSamePages) {
     FakeModel::Options options;
     options.method = method;
     FakeModel model(options, threads);
-    PagePool pool(uint64_t{1} << 30);
+    PagePool pool(uint64_t{1} << 30, model.kv().host_sealer());
     model.pool_of_cells = &pool;
     const CacheConfig& config = model.kv().cache();
     const auto tokens = FakeTokens(9, 1000);
@@ -192,7 +192,7 @@ TEST(PageBudget, CostOfAppendingIsNeverTooLittle) {
     uint64_t draw = 0;
     int refused = 0;
     for (int round = 0; round < 60; ++round) {
-      PagePool pool(config.open.bytes() * (6 + rng.Below(draw++, 20)));
+      PagePool pool(config.open.bytes() * (6 + rng.Below(draw++, 20)), model.kv().host_sealer());
       SequenceCache cache(config, pool);
       std::vector<SequenceCache> forks;
       const int64_t prompt = 1 + rng.Below(draw++, 1000);

@@ -130,9 +130,7 @@ class PrefixIndex {
   int64_t StoredLength(const Path& path, int64_t limit, std::vector<bool>* sealed) const;
   bool SealedGroup(const Path& path, int64_t first, int64_t length, bool exact) const;
   bool OpenGroup(const Path& path, int64_t first, int64_t length) const;
-  int64_t group_pages() const {
-    return config_.sealer == nullptr ? 1 : config_.sealer->pages_together();
-  }
+  int64_t group_pages() const { return config_.page_run(); }
   int64_t sink_pages() const { return config_.sink / kPageTokens; }
   Node* AddChild(Node* parent, uint64_t hash, std::span<const int32_t> tokens);
   bool KeepTail(Node* parent, std::span<const int32_t> tokens, int exact_tokens) const;

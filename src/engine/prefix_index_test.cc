@@ -65,7 +65,7 @@ class PrefixIndexTest : public testing::Test {
 
   ThreadPool threads_{1};
   FakeModel model_{{}, threads_};
-  PagePool pool_{uint64_t{64} << 20};
+  PagePool pool_{uint64_t{64} << 20, model_.kv().host_sealer()};
   PrefixIndex index_{config(), pool_, false};
 };
 
@@ -250,7 +250,7 @@ TEST_F(PrefixIndexTest, PagesSealedTogetherAreFoundTogether) {
   options.method = "kivi-sink";
   FakeModel model(options, threads_);
   const CacheConfig& kivi = model.kv().cache();
-  ASSERT_EQ(kivi.sealer->pages_together(), 2);
+  ASSERT_EQ(kivi.pages_together, 2);
   PrefixIndex index(kivi, pool_, false);
   const auto read = [&](const std::vector<int32_t>& tokens) {
     SequenceCache cache(kivi, pool_);

@@ -229,7 +229,7 @@ TEST_F(PrefixStoreTest, RestoredPagesAreTheSameBytes) {
   ThreadPool threads(1);
   FakeModel model({}, threads);
   const CacheConfig& config = model.kv().cache();
-  PagePool pool(uint64_t{64} << 20);
+  PagePool pool(uint64_t{64} << 20, model.kv().host_sealer());
   const auto tokens = FakeTokens(1, 1000);
   std::vector<uint64_t> hashes;
   ExtendPageHashes("", tokens, &hashes);

@@ -54,8 +54,7 @@ Scheduler::Scheduler(Model& model, PagePool& pool, ThreadPool& threads,
 }
 
 void Scheduler::OpenStore() {
-  if (options_.deterministic ||
-      (config_.sealer != nullptr && config_.sealer->pages_together() > 1)) {
+  if (options_.deterministic || config_.pages_together > 1) {
     LogWarning(
         "{}: not used: prefix pages survive a restart neither with --deterministic nor "
         "with methods that seal several pages together",
@@ -256,7 +255,7 @@ bool Scheduler::FitsBeside(Sequence& sequence) {
   };
   sequence.by_layer = false;
   if (fits()) return true;
-  sequence.by_layer = model_.CanReadByLayer() && config_.sealer != nullptr &&
+  sequence.by_layer = model_.CanReadByLayer() && config_.seals() &&
                       !sequence.WantsPromptLogprobs() && sequence.reading_prompt();
   if (sequence.by_layer && fits()) return true;
   if (!running_.empty()) return false;

@@ -27,7 +27,7 @@ void Scheduler::CountInto(EngineStats* stats) const {
   stats->cells_by_layer = counts_.cells_by_layer;
   stats->batch_tokens = counts_.batch_tokens;
   stats->open_page_bytes = config_.open.bytes();
-  stats->sealed_page_bytes = config_.sealer != nullptr ? config_.sealed.bytes() : 0;
+  stats->sealed_page_bytes = config_.seals() ? config_.sealed.bytes() : 0;
 }
 
 void Scheduler::MeasureInto(EngineStats* stats) const {

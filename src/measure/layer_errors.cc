@@ -110,9 +110,9 @@ Result<std::vector<std::pair<double, double>>> LayerErrorProbe::Measure(const Kv
   const auto dim = static_cast<size_t>(head_dim_);
   std::vector<std::pair<double, double>> out(static_cast<size_t>(num_layers_));
   const CacheConfig& config = plan.cache();
-  if (config.sealer == nullptr) return out;
+  if (!config.seals()) return out;
   // A copy of the open rows, and the cache that seals them.
-  PagePool pool(uint64_t{1} << 34);
+  PagePool pool(uint64_t{1} << 34, plan.host_sealer());
   SequenceCache cache(config, pool);
   ThreadPool inline_pool(1);
   OSCAR_RETURN_IF_ERROR(cache.Reserve(num_tokens_));

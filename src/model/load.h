@@ -13,7 +13,7 @@
 namespace oscar {
 
 Result<std::unique_ptr<Decoder>> LoadModel(Device device, const ModelSpec& spec,
-                                           const WeightSource& source, KvPlan& plan,
+                                           const WeightSource& source, const KvPlan& plan,
                                            ThreadPool& threads, const BackendOptions& options = {});
 
 }  // namespace oscar

@@ -9,8 +9,8 @@ namespace oscar {
 
 void TokenWindows::Show(int slot, std::span<const ForwardItem> items, ThreadPool& threads) {
   const CacheConfig& config = plan_.cache();
-  const auto& sealer = dynamic_cast<const HostPageSealer&>(*config.sealer);
-  const int64_t together = sealer.pages_together(), sink = config.sink / kPageTokens;
+  const HostPageSealer& sealer = *plan_.host_sealer();
+  const int64_t together = config.pages_together, sink = config.sink / kPageTokens;
   const BlockLayout& open = config.open.block(slot);
   const auto heads = static_cast<size_t>(config.open.kv_heads());
   const size_t open_layer = open.block_bytes() * heads;

@@ -210,7 +210,7 @@ Status CudaBackend::NormAndHead(const int32_t* sources, int rows) {
 }  // namespace cuda
 
 Result<std::unique_ptr<Backend>> MakeCudaBackend(const ModelSpec& spec, const WeightSource& source,
-                                                 KvPlan& plan, ThreadPool& threads,
+                                                 const KvPlan& plan, ThreadPool& threads,
                                                  const BackendOptions& options) {
   std::unique_ptr<cuda::DeviceBackend> backend;
   if (options.portable) {

@@ -24,9 +24,9 @@ Status CheckCudaPlan(const ModelSpec& spec, const KvPlan& plan);
 // all of them, by what does not fit between pages of two sizes. Needs no device.
 uint64_t CudaPageBudget(const KvPlan& plan, uint64_t bytes);
 
-// `plan` gets the device's sealer and must outlive the backend, like `threads`.
+// `plan` and `threads` must outlive the backend.
 Result<std::unique_ptr<Backend>> MakeCudaBackend(const ModelSpec& spec, const WeightSource& source,
-                                                 KvPlan& plan, ThreadPool& threads,
+                                                 const KvPlan& plan, ThreadPool& threads,
                                                  const BackendOptions& options);
 
 }  // namespace oscar

@@ -15,8 +15,6 @@
 
 namespace oscar {
 
-inline ModelSpec DemoSpec() { return *MakeModelSpec(*ReadModelConfig(OSCAR_DEMO_MODEL)); }
-
 struct GpuModel {
   explicit GpuModel(const KvPlanOptions& options, const BackendOptions& cuda = {},
                     WeightFormat format = WeightFormat::kCheckpoint)
@@ -94,8 +92,8 @@ struct CpuModelOf {
       : plan(std::move(*KvPlan::Make(spec, options, simd::WriteBlock))),
         model(std::move(*LoadModel(Device::kCpu, spec, source, *plan, threads, cpu))) {}
   ThreadPool threads{2};
-  PagePool pool{uint64_t{1} << 30};
   std::unique_ptr<KvPlan> plan;
+  PagePool pool{uint64_t{1} << 30, plan->host_sealer()};
   std::unique_ptr<Model> model;
 };
 

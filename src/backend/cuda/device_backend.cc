@@ -25,7 +25,7 @@ constexpr int kDefaultBatchTokens = 4096;
 AttentionShape ShapeOf(const AttentionSpec& attention, const KvPlan& plan) {
   AttentionShape shape;
   const BlockLayout& sealed = plan.cache().sealed.block(0);
-  const bool plain = plan.cache().sealer == nullptr;
+  const bool plain = !plan.cache().seals();
   shape.history_kind = plain ? BlockKind::kBf16 : sealed.kind();
   shape.head_dim = attention.head_dim;
   shape.group_dims =
@@ -126,7 +126,6 @@ Status DeviceBackend::TakeMemory(const WeightSource& source) {
                                                      arena, page_memory_.data() + arena, stream_));
   OSCAR_ASSIGN_OR_RETURN(tables_, PageTables::Create(config, table_shape_, table_memory_,
                                                      table_updates_, *pages_, stream_));
-  if (config.sealer != nullptr) own_plan_.ReplaceSealer(std::make_unique<DeviceSealer>(*pages_));
   OSCAR_ASSIGN_OR_RETURN(planner_, PassPlanner::Create(options_.max_batch_tokens, *tables_, *pages_,
                                                        inputs_, stream_));
   const auto pinned = [&](auto** to) {
@@ -166,7 +165,7 @@ Status DeviceBackend::Load(const WeightSource& source) {
   logit_rows_ = std::max(options_.max_sequences, kMinLogitRows);
   // A step that generates holds at most this much in BF16: see SequenceCache::SealForGeneration.
   const int window =
-      config.sealer == nullptr ? 2 * kPageTokens : config.sink + config.recent + 2 * kPageTokens;
+      !config.seals() ? 2 * kPageTokens : config.sink + config.recent + 2 * kPageTokens;
   OSCAR_ASSIGN_OR_RETURN(decode_, DecodeAttention::Create(shape_, options_.max_sequences, window));
   OSCAR_RETURN_IF_ERROR(CreateKernels());
   table_shape_ = PageTables::ShapeFor(config, table_rows, positions_, options_.max_batch_tokens);
@@ -201,7 +200,7 @@ Status DeviceBackend::Embed() {
 
 CacheView DeviceBackend::ViewOf(int slot) const {
   const PageLayout& open = plan_.cache().open;
-  const PageLayout& history = plan_.cache().sealer == nullptr ? open : plan_.cache().sealed;
+  const PageLayout& history = plan_.cache().seals() ? plan_.cache().sealed : open;
   CacheView view = tables_->view();
   view.window_pool = pages_->arena() + open.BlockOffset(slot, 0);
   view.history_pool = pages_->arena() + history.BlockOffset(slot, 0);

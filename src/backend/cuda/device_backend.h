@@ -30,12 +30,9 @@ inline constexpr int kFeedForwardRows = 2048;
 
 class DeviceBackend : public Backend {
  public:
-  DeviceBackend(const ModelSpec& spec, KvPlan& plan, ThreadPool& threads,
+  DeviceBackend(const ModelSpec& spec, const KvPlan& plan, ThreadPool& threads,
                 const BackendOptions& options)
-      : Backend(spec, plan, threads),
-        attention_(spec_.attention()),
-        own_plan_(plan),
-        options_(options) {}
+      : Backend(spec, plan, threads), attention_(spec_.attention()), options_(options) {}
   ~DeviceBackend() override;
 
   Status Load(const WeightSource& source);
@@ -87,7 +84,6 @@ class DeviceBackend : public Backend {
   Status Fetch(float* to, const float* from, size_t count, const char* what) const;
 
   const AttentionSpec attention_;
-  KvPlan& own_plan_;
   BackendOptions options_;
   Stream stream_ = nullptr;
   AttentionShape shape_;
@@ -136,7 +132,7 @@ class DeviceBackend : public Backend {
   int32_t* table_memory_ = nullptr;
 };
 
-std::unique_ptr<DeviceBackend> NewPortableBackend(const ModelSpec& spec, KvPlan& plan,
+std::unique_ptr<DeviceBackend> NewPortableBackend(const ModelSpec& spec, const KvPlan& plan,
                                                   ThreadPool& threads,
                                                   const BackendOptions& options);
 

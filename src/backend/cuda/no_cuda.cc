@@ -13,8 +13,9 @@ Status NoCuda() {
 Result<DeviceInfo> FindCudaDevice() { return Unexpected(NoCuda()); }
 Status CheckCudaPlan(const ModelSpec&, const KvPlan&) { return NoCuda(); }
 uint64_t CudaPageBudget(const KvPlan&, uint64_t) { return 0; }
-Result<std::unique_ptr<Backend>> MakeCudaBackend(const ModelSpec&, const WeightSource&, KvPlan&,
-                                                 ThreadPool&, const BackendOptions&) {
+Result<std::unique_ptr<Backend>> MakeCudaBackend(const ModelSpec&, const WeightSource&,
+                                                 const KvPlan&, ThreadPool&,
+                                                 const BackendOptions&) {
   return Unexpected(NoCuda());
 }
 

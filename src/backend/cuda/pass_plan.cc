@@ -114,8 +114,7 @@ Result<Pass> PassPlanner::Plan(std::span<const ForwardItem> items, int padded) {
   for (size_t i = 0; i < items.size(); ++i) {
     const ForwardItem& item = items[i];
     const auto count = static_cast<int64_t>(item.tokens.size());
-    OSCAR_ASSIGN_OR_RETURN(const SequenceView view,
-                           tables_->Enter(*item.cache, count, item.cache->pool().moves()));
+    OSCAR_ASSIGN_OR_RETURN(const SequenceView view, tables_->Enter(*item.cache, count));
     const auto row = static_cast<size_t>(batch.first[i]);
     if (item.is_prompt) {
       chunk_views[next_chunk] = view;

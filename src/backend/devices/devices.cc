@@ -25,7 +25,7 @@ uint64_t PageBudget(Device device, const KvPlan& plan, uint64_t bytes) {
 }
 
 Result<std::unique_ptr<Backend>> MakeBackend(Device device, const ModelSpec& spec,
-                                             const WeightSource& source, KvPlan& plan,
+                                             const WeightSource& source, const KvPlan& plan,
                                              ThreadPool& threads, const BackendOptions& options) {
   return device == Device::kCuda ? MakeCudaBackend(spec, source, plan, threads, options)
                                  : MakeCpuBackend(spec, source, plan, threads, options);

@@ -26,7 +26,7 @@ uint64_t PageBudget(Device device, const KvPlan& plan, uint64_t bytes);
 // `plan` and `threads` must outlive the backend, which owns the pages' memory where that is the
 // device's: pool and sequences must go before it.
 Result<std::unique_ptr<Backend>> MakeBackend(Device device, const ModelSpec& spec,
-                                             const WeightSource& source, KvPlan& plan,
+                                             const WeightSource& source, const KvPlan& plan,
                                              ThreadPool& threads, const BackendOptions& options);
 
 }  // namespace oscar

@@ -165,7 +165,7 @@ Status SequenceRunner::Start(Running& running) {
   }
   if (task.shared == nullptr) return {};
   const ModelSpec& spec = model_.spec();
-  if (model_.kv().cache().sealer == nullptr && model_.kv().k(0).kind == RotationKind::kNone &&
+  if (!model_.kv().cache().seals() && model_.kv().k(0).kind == RotationKind::kNone &&
       task.shared->cache.pool().memory() == model_.pool().memory()) {
     running.cache = task.shared->cache.Fork();
   } else {
@@ -290,7 +290,7 @@ Status SequenceRunner::Run(std::span<const SequenceTask> tasks, const OnDone& on
 
 Result<std::vector<SharedPrompt>> SequenceRunner::ReadPrompts(
     std::span<const std::vector<int32_t>> prompts, int64_t max_tokens) {
-  OSCAR_CHECK(model_.kv().cache().sealer == nullptr, "shared prompts need a bf16 plan");
+  OSCAR_CHECK(!model_.kv().cache().seals(), "shared prompts need a bf16 plan");
   std::vector<SharedPrompt> out;
   for (const std::vector<int32_t>& prompt : prompts) {
     SharedPrompt shared{SequenceCache(model_.kv().cache(), model_.pool()), {}};

@@ -68,7 +68,7 @@ uint64_t CudaPageBudget(const KvPlan& plan, uint64_t bytes) {
 Status CheckCudaPlan(const ModelSpec& spec, const KvPlan& plan) {
   const CacheConfig& config = plan.cache();
   if (plan.method().is_simulated() ||
-      (config.sealer != nullptr && (plan.rules().empty() || config.sealer->pages_together() > 1))) {
+      (config.seals() && (plan.rules().empty() || config.pages_together > 1))) {
     return Unimplemented(fmt::format(
         "--kv {}: simulated methods run on the CPU alone; use --device cpu", plan.method().name));
   }

@@ -58,7 +58,7 @@ Result<std::unique_ptr<DevicePages>> DevicePages::Create(const CacheConfig& conf
   OSCAR_RETURN_IF_ERROR(
       CudaStatus(cudaMemsetAsync(pages->saturated_, 0, sizeof(unsigned long long), stream),
                  "clearing memory"));
-  if (config.sealer != nullptr) {
+  if (config.seals()) {
     OSCAR_RETURN_IF_ERROR(pages->PrepareSealing(config, shape, plan));
   }
   return pages;
@@ -130,6 +130,12 @@ Status DevicePages::Write(std::byte* to, std::span<const std::byte> from) {
       CudaStatus(cudaMemcpyAsync(to, from.data(), from.size(), cudaMemcpyHostToDevice, stream_),
                  "writing a cache page"));
   return CudaStatus(cudaStreamSynchronize(stream_), "writing a cache page");
+}
+
+uint64_t DeviceSealer::SealPages(std::span<const std::byte* const> open,
+                                 std::span<std::byte* const> sealed, ThreadPool&) const {
+  for (size_t i = 0; i < open.size(); ++i) pages_.QueueSeal(open[i], sealed[i]);
+  return 0;
 }
 
 void DevicePages::QueueSeal(const std::byte* open, std::byte* sealed) {

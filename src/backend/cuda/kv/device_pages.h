@@ -13,18 +13,31 @@
 #include "backend/kv_plan.h"
 #include "cache/page_arena.h"
 #include "cache/page_pool.h"
-#include "cache/sequence_cache.h"
+#include "cache/page_sealer.h"
 #include "cuda/attention/cache_view.h"
 #include "cuda/kv/page_seal.h"
 
 namespace oscar::cuda {
+
+class DevicePages;
+
+// Seals by queueing on the device.
+class DeviceSealer : public PageSealer {
+ public:
+  explicit DeviceSealer(DevicePages& pages) : pages_(pages) {}
+  uint64_t SealPages(std::span<const std::byte* const> open, std::span<std::byte* const> sealed,
+                     ThreadPool&) const override;
+
+ private:
+  DevicePages& pages_;
+};
 
 class DevicePages : public PageMemory {
  public:
   static constexpr size_t kUnit = 256;  // bytes
 
   static PageArena::Sizes SizesOf(const CacheConfig& config) {
-    return {config.open.bytes(), config.sealed.bytes(), kUnit, config.sealer != nullptr};
+    return {config.open.bytes(), config.sealed.bytes(), kUnit, config.seals()};
   }
 
   // `arena` [arena_bytes] and `scratch` [ScratchBytes] are the caller's.
@@ -48,6 +61,7 @@ class DevicePages : public PageMemory {
   Status Read(const std::byte* from, std::span<std::byte> to) override;
   Status Write(std::byte* to, std::span<const std::byte> from) override;
   std::byte* Scratch() override { return scratch_; }
+  const PageSealer* sealer() const override { return &sealer_; }
 
   void QueueSeal(const std::byte* open, std::byte* sealed);
   // Launches what is queued; reports the first failure of anything since the last Flush.
@@ -75,6 +89,7 @@ class DevicePages : public PageMemory {
     if (status_.ok()) status_ = std::move(status);
   }
 
+  const DeviceSealer sealer_{*this};
   const CacheConfig* config_ = nullptr;
   Stream stream_ = nullptr;
   std::byte* arena_ = nullptr;
@@ -89,20 +104,6 @@ class DevicePages : public PageMemory {
   bool warned_ = false;
   void* jobs_sent_ = nullptr;  // event
   Status status_;
-};
-
-// Seals by queueing on the device.
-class DeviceSealer : public PageSealer {
- public:
-  explicit DeviceSealer(DevicePages& pages) : pages_(pages) {}
-  uint64_t SealPages(const CacheConfig&, std::span<const std::byte* const> open,
-                     std::span<std::byte* const> sealed, ThreadPool&) const override {
-    for (size_t i = 0; i < open.size(); ++i) pages_.QueueSeal(open[i], sealed[i]);
-    return 0;
-  }
-
- private:
-  DevicePages& pages_;
 };
 
 }  // namespace oscar::cuda

@@ -19,7 +19,7 @@ PageTables::Shape PageTables::ShapeFor(const CacheConfig& config, int rows, int6
   Shape shape;
   shape.rows = rows;
   shape.history_stride = Pages(max_context) + 1;
-  if (config.sealer == nullptr) {
+  if (!config.seals()) {
     shape.ring_pages = Pages(max_batch_tokens) + 2;
   } else {
     shape.sink_pages = config.sink / kPageTokens;
@@ -89,7 +89,7 @@ Status PageTables::Seat(Row& row) {
   return {};
 }
 
-Result<SequenceView> PageTables::Enter(SequenceCache& cache, int64_t num_tokens, uint64_t moves) {
+Result<SequenceView> PageTables::Enter(SequenceCache& cache, int64_t num_tokens) {
   if (cache.attachment() == nullptr) cache.Attach(std::make_unique<Row>(*this));
   Row& row = static_cast<Row&>(*cache.attachment());
   int64_t from = cache.TakeChanged();
@@ -97,13 +97,14 @@ Result<SequenceView> PageTables::Enter(SequenceCache& cache, int64_t num_tokens,
     OSCAR_RETURN_IF_ERROR(Seat(row));
     from = 0;
   }
+  const uint64_t moves = cache.pool().moves();
   if (row.moves != moves || row.stale) from = 0;
   row.moves = moves;
   row.stale = false;
   row.pass = pass_;
 
   const int64_t end = cache.length() + num_tokens, num_pages = cache.num_pages();
-  const bool plain = config_->sealer == nullptr;
+  const bool plain = !config_->seals();
   const int64_t history_row = int64_t{row.row} * shape_.history_stride;
   const int64_t window_row =
       int64_t{shape_.rows} * shape_.history_stride + int64_t{row.row} * shape_.window_stride;

@@ -43,7 +43,7 @@ class PageTables {
   void BeginPass();
   // The view of `cache` when `num_tokens` more are in it, its pages' entries queued for sending.
   // After Reserve.
-  Result<SequenceView> Enter(SequenceCache& cache, int64_t num_tokens, uint64_t moves);
+  Result<SequenceView> Enter(SequenceCache& cache, int64_t num_tokens);
   Status Send();
 
   // Tables and strides; the caller adds the pools of a layer.

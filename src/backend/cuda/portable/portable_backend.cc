@@ -152,7 +152,7 @@ Status PortableBackend::NormAndHead(const int32_t* sources, int rows) {
 
 }  // namespace
 
-std::unique_ptr<DeviceBackend> NewPortableBackend(const ModelSpec& spec, KvPlan& plan,
+std::unique_ptr<DeviceBackend> NewPortableBackend(const ModelSpec& spec, const KvPlan& plan,
                                                   ThreadPool& threads,
                                                   const BackendOptions& options) {
   return std::make_unique<PortableBackend>(spec, plan, threads, options);
