@@ -16,10 +16,9 @@
 #include <cstdint>
 
 #include "base/half.h"
+#include "quant/page_shape.h"
 
 namespace oscar {
-
-inline constexpr int kPageTokens = 64;
 
 enum class BlockKind : uint8_t { kInt2 = 0, kInt4 = 1, kBf16 = 2 };
 enum class CodeOrder : uint8_t { kTensorCore = 0, kCpu = 1 };
@@ -43,13 +42,11 @@ class BlockLayout {
         head_dim_(static_cast<uint16_t>(head_dim)),
         group_dims_(static_cast<uint16_t>(kind == BlockKind::kBf16 ? head_dim : group_dims)) {}
 
-  // Head dims 64, 128, 256; groups of 32, 64, 128 or the whole head where they divide it. Other
-  // head dims have no Sylvester Hadamard (96) or no kernel (32, 512).
+  // Head dims of kHeadDims; groups of 32, 64, 128 or the whole head where they divide it.
   OSCAR_HD static constexpr bool IsSupported(int head_dim, int group_dims) {
-    const bool dim_ok = head_dim == 64 || head_dim == 128 || head_dim == 256;
     const bool group_ok =
         group_dims == 32 || group_dims == 64 || group_dims == 128 || group_dims == head_dim;
-    return dim_ok && group_ok && head_dim % group_dims == 0;
+    return IsHeadDim(head_dim) && group_ok && head_dim % group_dims == 0;
   }
 
   OSCAR_HD constexpr BlockKind kind() const { return kind_; }

@@ -5,133 +5,180 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
+#include <iterator>
 #include <vector>
 
 #include "base/check.h"
 #include "quant/kitty.h"
 #include "quant/kivi.h"
 #include "quant/oscar_su.h"
+#include "quant/page_shape.h"
 #include "quant/turboquant.h"
 #include "quant/uniform_rows.h"
 
 namespace oscar {
 namespace {
 
-constexpr int kPageTokens = 64;  // of cache/block_layout.h, which lies above this module
-constexpr double kKittyFraction = 0.125;
 constexpr int kLargestBlockHadamard = 128;  // Saw-INT4 offers orders 16 to 128
+constexpr int kWideGroup = 128;             // dims, or the head where it is smaller
 
-constexpr std::array<KvMethodInfo, 13> kTable = {{
-    {"bf16", "every number in BF16", false, false},
-    {"naive", "INT2 min/max rows, no rotation", false, false},
-    {"quarot", "INT2 min/max rows on Hadamard-rotated K and V", false, false},
-    {"saw-int4", "INT4 min/max rows, block Hadamard on K", false, false},
-    {"int4", "INT4 min/max rows, no rotation", false, false},
-    {"turboquant", "3-bit Lloyd-Max keys on a Hadamard, 3-bit values, all layers", false, false},
-    {"turboquant-skip", "turboquant with the first and last two layers in BF16", false, false},
-    {"kivi", "2-bit keys per channel over 32 tokens, values in groups of 32", false, false},
-    {"kivi-sink", "2-bit keys per channel over 128 tokens, values in groups of 128, BF16 sink",
-     false, false},
-    {"oscar-su", "OScaR: token norm, Hadamard, 2-bit keys per channel over 32 tokens", false,
-     false},
-    {"oscar", "published OSCAR: calibrated rotation, clipped INT2 rows", true, true},
-    {"oscar+", "unbiased INT2 fit; calibrated rotation where given, else the Hadamard", true,
-     false},
-    {"kitty", "2-bit keys per channel over 128 tokens, 1/8 of the channels at 4 bits", false,
-     false},
-}};
+enum class RotationFile : uint8_t { kRefused, kOptional, kRequired };
 
-RowSpec Rows(RowRule rule, int bits, int group, float clip = 0.0f) {
-  return {rule, bits, group, clip, MetaType::kFp16};
+using Quantizer = std::shared_ptr<const KvQuantizer>;
+
+// One side of a method. Pages: a rule for rows. Simulated: a quantiser for heads of that many dims.
+struct Side {
+  RotationKind rotation = RotationKind::kNone;  // where no rotation file is given
+  RowRule rule = RowRule::kMinMax;
+  float clip = 0.0f;
+  Quantizer (*make)(int head_dim) = nullptr;
+};
+
+// A method is its row: nothing else in the library asks for a name.
+struct Method {
+  std::string_view name, summary;
+  KvStorage storage = KvStorage::kSimulated;
+  Side k, v;
+  int sink = 0, recent = 0;
+  int defined_sink = 0;  // of the published form, where it is not whole pages
+  int run_tokens = kPageTokens;
+  int skip_layers = 0;  // that stay BF16 at either end
+  RotationFile rotation_file = RotationFile::kRefused;
+  std::optional<Side> v_calibrated = {};  // V, where a rotation file is given
+};
+
+template <int kBits, int kGroup>  // a group of 0 dims is the head
+Quantizer MinMaxRows(int head_dim) {
+  const int group = kGroup == 0 ? head_dim : std::min(head_dim, kGroup);
+  return std::make_shared<UniformRows>(
+      RowSpec{RowRule::kMinMax, kBits, group, 0.0f, MetaType::kFp16});
 }
-
-// The two sides of a method on pages.
-void SetPages(KvMethod* m, KvStorage storage, const RowSpec& k, const RowSpec& v) {
-  m->storage = storage;
-  m->k_rows = k;
-  m->v_rows = v;
+template <int kTokens>
+Quantizer KiviK(int) {
+  return std::make_shared<KiviKeys>(2, kTokens, MetaType::kFp16);
 }
-
-void SetSimulated(KvMethod* m, int run_tokens, std::unique_ptr<KvQuantizer> k,
-                  std::unique_ptr<KvQuantizer> v) {
-  m->storage = KvStorage::kSimulated;
-  m->run_tokens = run_tokens;
-  m->k_quantizer = std::move(k);
-  m->v_quantizer = std::move(v);
+template <int kGroup>
+Quantizer KiviV(int head_dim) {
+  return MakeKiviValues(2, std::min(head_dim, kGroup), MetaType::kFp16);
 }
+Quantizer TurboQuantK(int) { return std::make_shared<TurboQuantKeys>(3, /*renormalize=*/true); }
+Quantizer OscarSuK(int) { return std::make_shared<OscarSuKeys>(OscarSuSpec{}); }
+Quantizer OscarSuV(int) { return MakeOscarSuValues(2, 32, MetaType::kFp16); }
+Quantizer KittyK(int) { return std::make_shared<KittyKeys>(/*boosted_fraction=*/0.125); }
+Quantizer Bf16Side(int) { return std::make_shared<Bf16Rows>(); }
 
-void SetWindows(KvMethod* m, int sink, int recent) {
-  m->sink_tokens = sink;
-  m->recent_tokens = recent;
-}
+using enum RotationKind;
+using enum KvStorage;
 
-void SetRotations(KvMethod* m, RotationKind k, RotationKind v) {
-  m->k_rotation = k;
-  m->v_rotation = v;
-}
+constexpr Method kMethods[] = {
+    {.name = "bf16",
+     .summary = "every number in BF16",
+     .storage = KvStorage::kBf16,
+     .k = {.make = Bf16Side},
+     .v = {.make = Bf16Side}},
+    {.name = "naive",
+     .summary = "INT2 min/max rows, no rotation",
+     .storage = kInt2Pages,
+     .k = {},
+     .v = {}},
+    {.name = "quarot",
+     .summary = "INT2 min/max rows on Hadamard-rotated K and V",
+     .storage = kInt2Pages,
+     .k = {.rotation = kHadamard},
+     .v = {.rotation = kHadamard}},
+    {.name = "saw-int4",
+     .summary = "INT4 min/max rows, block Hadamard on K",
+     .storage = kInt4Pages,
+     .k = {.rotation = kBlockHadamard},
+     .v = {}},
+    {.name = "int4",
+     .summary = "INT4 min/max rows, no rotation",
+     .storage = kInt4Pages,
+     .k = {},
+     .v = {}},
+    {.name = "turboquant",
+     .summary = "3-bit Lloyd-Max keys on a Hadamard, 3-bit values, all layers",
+     .k = {.rotation = kHadamard, .make = TurboQuantK},
+     .v = {.make = MinMaxRows<3, 0>}},
+    {.name = "turboquant-skip",  // as vLLM ships it
+     .summary = "turboquant with the first and last two layers in BF16",
+     .k = {.rotation = kHadamard, .make = TurboQuantK},
+     .v = {.make = MinMaxRows<3, 0>},
+     .skip_layers = 2},
+    {.name = "kivi",
+     .summary = "2-bit keys per channel over 32 tokens, values in groups of 32",
+     .k = {.make = KiviK<32>},
+     .v = {.make = KiviV<32>},
+     .recent = 128},
+    {.name = "kivi-sink",
+     .summary = "2-bit keys per channel over 128 tokens, values in groups of 128, BF16 sink",
+     .k = {.make = KiviK<128>},
+     .v = {.make = KiviV<kWideGroup>},
+     .sink = 64,
+     .recent = 128,
+     .defined_sink = 32,
+     .run_tokens = 128},
+    {.name = "oscar-su",
+     .summary = "OScaR: token norm, Hadamard, 2-bit keys per channel over 32 tokens",
+     .k = {.rotation = kHadamard, .make = OscarSuK},
+     .v = {.rotation = kHadamard, .make = OscarSuV},
+     .recent = 128},
+    {.name = "oscar",
+     .summary = "published OSCAR: calibrated rotation, clipped INT2 rows",
+     .storage = kInt2Pages,
+     .k = {.clip = 0.96f},
+     .v = {.clip = 0.92f},
+     .sink = 64,
+     .recent = 256,
+     .rotation_file = RotationFile::kRequired},
+    {.name = "oscar+",
+     .summary = "unbiased INT2 fit; calibrated rotation where given, else the Hadamard",
+     .storage = kInt2Pages,
+     .k = {.rotation = kHadamard, .rule = RowRule::kMseFitUnbiased},
+     .v = {.rotation = kHadamard, .rule = RowRule::kMseFit},
+     .sink = 64,
+     .recent = 256,
+     .rotation_file = RotationFile::kOptional,
+     .v_calibrated = Side{.clip = 0.92f}},
+    {.name = "kitty",
+     .summary = "2-bit keys per channel over 128 tokens, 1/8 of the channels at 4 bits",
+     .k = {.make = KittyK},
+     .v = {.make = MinMaxRows<2, kWideGroup>},
+     .sink = 64,
+     .recent = 128,
+     .defined_sink = 32,
+     .run_tokens = KittyKeys::kPage},
+};
 
-// The table's meaning. `group` is that of page rows.
-KvMethod Recipe(std::string_view name, int head_dim, int group, bool calibrated) {
-  using enum RotationKind;
-  KvMethod m;
-  m.name = name;
-  const int wide = std::min(head_dim, 128);
-  const auto fp16 = MetaType::kFp16;
-  const RowSpec min_max2 = Rows(RowRule::kMinMax, 2, group);
-  const RowSpec min_max4 = Rows(RowRule::kMinMax, 4, group);
-  if (name == "naive") {
-    SetPages(&m, KvStorage::kInt2Pages, min_max2, min_max2);
-  } else if (name == "quarot") {
-    SetPages(&m, KvStorage::kInt2Pages, min_max2, min_max2);
-    SetRotations(&m, kHadamard, kHadamard);
-  } else if (name == "saw-int4") {
-    SetPages(&m, KvStorage::kInt4Pages, min_max4, min_max4);
-    SetRotations(&m, kBlockHadamard, kNone);
-    m.hadamard_block = std::min(head_dim, kLargestBlockHadamard);
-  } else if (name == "int4") {
-    SetPages(&m, KvStorage::kInt4Pages, min_max4, min_max4);
-  } else if (name == "turboquant" || name == "turboquant-skip") {
-    SetSimulated(&m, kPageTokens, std::make_unique<TurboQuantKeys>(3, /*renormalize=*/true),
-                 std::make_unique<UniformRows>(Rows(RowRule::kMinMax, 3, head_dim)));
-    SetRotations(&m, kHadamard, kNone);
-    if (name == "turboquant-skip") m.skip_first_layers = m.skip_last_layers = 2;
-  } else if (name == "kivi") {
-    SetSimulated(&m, kPageTokens, std::make_unique<KiviKeys>(2, 32, fp16),
-                 MakeKiviValues(2, 32, fp16));
-    SetWindows(&m, 0, 128);
-  } else if (name == "kivi-sink") {
-    SetSimulated(&m, 2 * kPageTokens, std::make_unique<KiviKeys>(2, 128, fp16),
-                 MakeKiviValues(2, wide, fp16));
-    SetWindows(&m, 64, 128);
-    m.defined_sink = 32;
-  } else if (name == "oscar-su") {
-    SetSimulated(&m, kPageTokens, std::make_unique<OscarSuKeys>(OscarSuSpec{}),
-                 MakeOscarSuValues(2, 32, fp16));
-    SetRotations(&m, kHadamard, kHadamard);
-    SetWindows(&m, 0, 128);
-  } else if (name == "oscar") {
-    SetPages(&m, KvStorage::kInt2Pages, Rows(RowRule::kMinMax, 2, group, 0.96f),
-             Rows(RowRule::kMinMax, 2, group, 0.92f));
-    SetRotations(&m, kCalibrated, kCalibrated);
-    SetWindows(&m, 64, 256);
-  } else if (name == "oscar+") {
-    SetPages(
-        &m, KvStorage::kInt2Pages, Rows(RowRule::kMseFitUnbiased, 2, group),
-        calibrated ? Rows(RowRule::kMinMax, 2, group, 0.92f) : Rows(RowRule::kMseFit, 2, group));
-    SetRotations(&m, calibrated ? kCalibrated : kHadamard, calibrated ? kCalibrated : kHadamard);
-    SetWindows(&m, 64, 256);
-  } else if (name == "kitty") {
-    SetSimulated(&m, KittyKeys::kPage, std::make_unique<KittyKeys>(kKittyFraction),
-                 std::make_unique<UniformRows>(Rows(RowRule::kMinMax, 2, wide)));
-    SetWindows(&m, 64, 128);
-    m.defined_sink = 32;
-  } else {
-    OSCAR_CHECK(name == "bf16", "{}", name);
-    m.k_quantizer = std::make_shared<Bf16Rows>();
-    m.v_quantizer = m.k_quantizer;
+constexpr auto kInfos = [] {
+  std::array<KvMethodInfo, std::size(kMethods)> infos;
+  for (size_t i = 0; i < infos.size(); ++i) {
+    const Method& method = kMethods[i];
+    infos[i] = {method.name, method.summary, method.rotation_file != RotationFile::kRefused,
+                method.rotation_file == RotationFile::kRequired};
   }
-  return m;
+  return infos;
+}();
+
+Result<const Method*> FindMethod(std::string_view name) {
+  const auto* found = std::ranges::find(kMethods, name, &Method::name);
+  if (found != std::end(kMethods)) return found;
+  std::vector<std::string_view> names;
+  for (const Method& method : kMethods) names.push_back(method.name);
+  return Unexpected(InvalidArgument(fmt::format("unknown KV method \"{}\": one of {}", name,
+                                                fmt::join(names, ", ")))
+                        .WithParam("kv"));
+}
+
+// A side for heads of that many dims; `group` is that of page rows.
+void SetSide(const Side& side, const Method& method, const KvMethodOptions& options, int group,
+             RotationKind* rotation, RowSpec* rows, Quantizer* quantizer) {
+  *rotation = options.has_rotation ? kCalibrated : side.rotation;
+  if (side.make != nullptr) {
+    *quantizer = side.make(options.head_dim);
+  } else {
+    *rows = {side.rule, method.storage == kInt2Pages ? 2 : 4, group, side.clip, MetaType::kFp16};
+  }
 }
 
 bool IsPages(const KvMethod& m) {
@@ -169,39 +216,47 @@ Status SetWindow(std::string_view what, std::optional<int> tokens, int* window) 
 
 }  // namespace
 
-std::span<const KvMethodInfo> KvMethodTable() { return kTable; }
+std::span<const KvMethodInfo> KvMethodTable() { return kInfos; }
 
 Result<KvMethodInfo> FindKvMethod(std::string_view name) {
-  std::vector<std::string_view> names;
-  for (const KvMethodInfo& info : kTable) {
-    if (info.name == name) return info;
-    names.push_back(info.name);
-  }
-  return Unexpected(InvalidArgument(fmt::format("unknown KV method \"{}\": one of {}", name,
-                                                fmt::join(names, ", ")))
-                        .WithParam("kv"));
+  OSCAR_ASSIGN_OR_RETURN(const Method* method, FindMethod(name));
+  return kInfos[static_cast<size_t>(method - kMethods)];
 }
 
 Result<KvMethod> MakeKvMethod(const KvMethodOptions& options) {
-  OSCAR_ASSIGN_OR_RETURN(const KvMethodInfo info, FindKvMethod(options.name));
-  if (info.needs_rotation && !options.has_rotation) {
+  OSCAR_ASSIGN_OR_RETURN(const Method* found, FindMethod(options.name));
+  const Method& method = *found;
+  if (method.rotation_file == RotationFile::kRequired && !options.has_rotation) {
     return Unexpected(InvalidArgument(fmt::format("KV method {} needs a rotation: fit one with "
                                                   "`oscar calibrate` and pass --rotation, or use "
                                                   "oscar+, which needs none",
-                                                  info.name))
+                                                  method.name))
                           .WithParam("rotation"));
   }
-  if (options.has_rotation && !info.takes_rotation) {
+  if (options.has_rotation && method.rotation_file == RotationFile::kRefused) {
     return Unexpected(InvalidArgument(fmt::format("KV method {} uses no rotation file: drop "
                                                   "--rotation, or choose oscar or oscar+",
-                                                  info.name))
+                                                  method.name))
                           .WithParam("rotation"));
   }
-  const int group = options.group_dims.value_or(std::min(options.head_dim, 128));
-  KvMethod m = Recipe(info.name, options.head_dim, group, options.has_rotation);
+  const int group = options.group_dims.value_or(std::min(options.head_dim, kWideGroup));
+  KvMethod m;
+  m.name = method.name;
+  m.storage = method.storage;
+  m.run_tokens = method.run_tokens;
+  m.sink_tokens = method.sink;
+  m.recent_tokens = method.recent;
+  m.defined_sink = method.defined_sink;
+  m.skip_first_layers = m.skip_last_layers = method.skip_layers;
+  SetSide(method.k, method, options, group, &m.k_rotation, &m.k_rows, &m.k_quantizer);
+  SetSide(options.has_rotation && method.v_calibrated ? *method.v_calibrated : method.v, method,
+          options, group, &m.v_rotation, &m.v_rows, &m.v_quantizer);
+  if (m.k_rotation == kBlockHadamard) {
+    m.hadamard_block = std::min(options.head_dim, kLargestBlockHadamard);
+  }
   if (options.group_dims.has_value() && !IsPages(m)) {
     return Unexpected(InvalidArgument(fmt::format("group size {}: method {} has groups of its own",
-                                                  group, info.name))
+                                                  group, method.name))
                           .WithParam("group_dims"));
   }
   if (IsPages(m) && group != 32 && group != 64 && group != 128 && group != options.head_dim) {
@@ -211,8 +266,8 @@ Result<KvMethod> MakeKvMethod(const KvMethodOptions& options) {
                                     group, options.head_dim))
             .WithParam("group_dims"));
   }
-  OSCAR_RETURN_IF_ERROR(SetClip(info.name, "k", options.k_clip, IsPages(m), &m.k_rows));
-  OSCAR_RETURN_IF_ERROR(SetClip(info.name, "v", options.v_clip, IsPages(m), &m.v_rows));
+  OSCAR_RETURN_IF_ERROR(SetClip(method.name, "k", options.k_clip, IsPages(m), &m.k_rows));
+  OSCAR_RETURN_IF_ERROR(SetClip(method.name, "v", options.v_clip, IsPages(m), &m.v_rows));
   OSCAR_RETURN_IF_ERROR(SetWindow("sink", options.sink_tokens, &m.sink_tokens));
   OSCAR_RETURN_IF_ERROR(SetWindow("recent", options.recent_tokens, &m.recent_tokens));
   if (m.defined_sink == 0 || options.sink_tokens.has_value()) m.defined_sink = m.sink_tokens;

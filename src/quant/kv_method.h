@@ -1,20 +1,7 @@
-// The KV-cache methods by their `--kv` names: one table that says which rotation K and V take, how
-// rows become bytes, which tokens stay BF16 and what a number costs. Everything else (cache, model,
-// command line, reports) reads it from here.
-//
-//   bf16             every number in BF16
-//   naive            INT2 min/max rows, no rotation
-//   quarot           INT2 min/max rows (real-valued min), Hadamard on K and V
-//   saw-int4         INT4 min/max rows, block Hadamard on K, none on V
-//   int4             INT4 min/max rows, no rotation
-//   turboquant       K: norm, Hadamard, 3-bit Lloyd-Max, renormalised; V: 3-bit min/max rows
-//   turboquant-skip  the same; the first two and last two layers stay BF16, as vLLM ships it
-//   kivi             K per channel over 32 tokens, V in groups of 32; the last 128 tokens BF16
-//   kivi-sink        K per channel over 128 tokens, V in groups of 128; sink, last 128 tokens BF16
-//   oscar-su         OScaR of Su et al.: token norm, Hadamard, per channel over 32 tokens
-//   oscar            published OSCAR: calibrated rotations, clip .96 / .92, windows 64 / 256
-//   oscar+           unbiased fit on K; calibrated rotations where given, else the Hadamard
-//   kitty            2 bits per channel over 128 tokens, 1/8 of K's channels at 4 bits (an extra)
+// The KV-cache methods by their `--kv` names: one table, kMethods in kv_method.cc, that says which
+// rotation K and V take, how rows become bytes, which tokens stay BF16 and what a number costs.
+// Everything else (cache, model, command line, reports) reads it from here; docs/quantizers.md
+// explains the methods.
 //
 // Geometry: [0, sink) BF16, then history in pages of 64 tokens, then the newest tokens BF16: when
 // the newest part holds recent + run_tokens tokens, its oldest run_tokens are quantised. Sinks
@@ -58,7 +45,7 @@ struct KvMethodInfo {
   bool needs_rotation;       // and must be given
 };
 
-// In the order of the list above.
+// In the order of --help and reports.
 std::span<const KvMethodInfo> KvMethodTable();
 // kInvalidArgument with the list of names for an unknown one.
 Result<KvMethodInfo> FindKvMethod(std::string_view name);
