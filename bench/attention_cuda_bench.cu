@@ -333,7 +333,7 @@ void BenchSeal(const std::string& name, const BlockRules& rules, double bar, dou
 }
 
 // Norm, RoPE, rotation and append; no bar of its own.
-void BenchWrite(const std::string& name, int tokens, Rotation rotation) {
+void BenchWrite(const std::string& name, int tokens, RotationKind rotation) {
   if (!Wanted(name)) return;
   const AttentionShape shape{.num_q_heads = kQHeads, .num_kv_heads = kKvHeads};
   const int pages = (tokens + kPageTokens - 1) / kPageTokens;
@@ -506,9 +506,9 @@ int Main(int argc, char** argv) {
             {RowRule::kMinMax, RowRule::kMinMax, 0.96f, 0.92f}, 25, 10);
   BenchSeal("seal 4096 tokens x 8 heads, oscar+ (graph)",
             {RowRule::kMseFitUnbiased, RowRule::kMseFitUnbiased, 0.0f, 0.0f}, 40, 15);
-  BenchWrite("write 4096 tokens, matrix (graph, warm)", 4096, Rotation::kMatrix);
-  BenchWrite("write 4096 tokens, Hadamard (graph, warm)", 4096, Rotation::kHadamard);
-  BenchWrite("write 32 tokens, matrix (graph, warm)", 32, Rotation::kMatrix);
+  BenchWrite("write 4096 tokens, matrix (graph, warm)", 4096, RotationKind::kCalibrated);
+  BenchWrite("write 4096 tokens, Hadamard (graph, warm)", 4096, RotationKind::kHadamard);
+  BenchWrite("write 32 tokens, matrix (graph, warm)", 32, RotationKind::kCalibrated);
   BenchPrefill("prefill", PrefillPrecision::kPrecise);
   BenchPrefill("prefill, P rounded to BF16", PrefillPrecision::kFast);
   if (json != nullptr) WriteJson(json, device, driver);

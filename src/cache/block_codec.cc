@@ -1,6 +1,6 @@
 #include "cache/block_codec.h"
 
-#include <fmt/core.h>
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <array>
@@ -89,9 +89,9 @@ float DecodeElement(const BlockLayout& layout, Side side, std::span<const std::b
 }  // namespace
 
 Status CheckBlockShape(int head_dim, int group_dims) {
-  if (head_dim != 64 && head_dim != 128 && head_dim != 256) {
+  if (!IsHeadDim(head_dim)) {
     return Unimplemented(fmt::format(
-        "head dim {}: cache pages exist for 64, 128 and 256{}", head_dim,
+        "head dim {}: cache pages exist for {}{}", head_dim, fmt::join(kHeadDims, ", "),
         (head_dim & (head_dim - 1)) != 0 ? " (no Sylvester Hadamard of another size)" : ""));
   }
   if (!BlockLayout::IsSupported(head_dim, group_dims)) {

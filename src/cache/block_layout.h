@@ -178,6 +178,24 @@ class BlockLayout {
   uint16_t group_dims_;
 };
 
+// body.operator()<kDim, kGroup>() for a head dim and group that blocks have, else `otherwise`.
+template <typename T, typename Body>
+constexpr T DispatchBlockShape(int head_dim, int group_dims, T otherwise, const Body& body) {
+  return DispatchHeadDim(head_dim, otherwise, [&]<int kDim>() {
+    T result = otherwise;
+    const auto match = [&]<int kGroup>() {
+      if constexpr (BlockLayout::IsSupported(kDim, kGroup)) {
+        if (group_dims == kGroup) result = body.template operator()<kDim, kGroup>();
+      }
+    };
+    match.template operator()<32>();
+    match.template operator()<64>();
+    match.template operator()<128>();
+    if constexpr (kDim > 128) match.template operator()<kDim>();
+    return result;
+  });
+}
+
 // The numbers docs/cache-format.md states.
 static_assert(BlockLayout(BlockKind::kInt2, CodeOrder::kTensorCore, 128, 128).block_bytes() ==
               4608);

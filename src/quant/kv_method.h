@@ -19,16 +19,10 @@
 
 #include "oscar/status.h"
 #include "quant/kv_quantizer.h"
+#include "quant/rotation_kind.h"
 #include "quant/row_quantizer.h"
 
 namespace oscar {
-
-enum class RotationKind : uint8_t {
-  kNone,
-  kHadamard,       // orthonormal, of the whole head
-  kBlockHadamard,  // orthonormal, of each hadamard_block consecutive dims
-  kCalibrated,     // from a rotation file
-};
 
 enum class KvStorage : uint8_t {
   kBf16,       // nothing is ever quantised

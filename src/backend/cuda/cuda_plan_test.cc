@@ -43,7 +43,7 @@ Status Check(const ModelSpec& spec, const char* method, CodeOrder order = CodeOr
 
 TEST(CheckCudaPlan, TakesShapesThatItsKernelsHave) {
   for (const char* method : {"bf16", "oscar+", "quarot", "naive", "saw-int4", "int4"}) {
-    for (const int head_dim : {64, 128, 256}) {
+    for (const int head_dim : kHeadDims) {
       ModelSpec spec = Spec();
       Attention(&spec, 32, 8, head_dim);
       const Status status = Check(spec, method);

@@ -313,9 +313,7 @@ Result<DeviceWeights> CarveWeights(const ModelSpec& spec, const KvPlan& plan,
     layer.o_bias = layout.TakeVector(BiasesOf(LayerMatrix::kO), i);
     if (slot < 0) continue;
     const SideTransform& k = plan.k(slot);
-    layer.rotation = k.kind == RotationKind::kNone       ? Rotation::kNone
-                     : k.kind == RotationKind::kHadamard ? Rotation::kHadamard
-                                                         : Rotation::kMatrix;
+    layer.rotation = k.kind;
     if (const int count = NumMatrices(k); count > 0) {
       layer.rotation_fragments = carver.Take<uint32_t>(static_cast<size_t>(count) * dim * dim);
       layer.rotations = count;

@@ -26,7 +26,7 @@ struct DeviceLayer {
   DeviceMatrix down;     // [hidden, intermediate]
   float *attention_norm = nullptr, *feed_forward_norm = nullptr;
   float *q_norm = nullptr, *k_norm = nullptr, *qkv_bias = nullptr, *o_bias = nullptr;  // or null
-  Rotation rotation = Rotation::kNone;
+  RotationKind rotation = RotationKind::kNone;
   uint32_t* rotation_fragments = nullptr;
   float* rotation_matrices = nullptr;  // [rotations, D, D], where passes are portable
   int rotations = 1;

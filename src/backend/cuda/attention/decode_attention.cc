@@ -19,10 +19,9 @@ constexpr int kMaxSplits = 128;
 constexpr int kSplitRounds = 5;  // pages a consumer warp reads in a split, at least
 
 const DecodeKernelInfo* FindKernel(const AttentionShape& shape, int heads) {
-  const DecodeKernelInfo* table = shape.head_dim == 64    ? kDecodeKernelsD64
-                                  : shape.head_dim == 128 ? kDecodeKernelsD128
-                                                          : kDecodeKernelsD256;
-  for (; table->function != nullptr; ++table) {
+  const auto* table = DispatchHeadDim<const DecodeKernelInfo*>(
+      shape.head_dim, nullptr, []<int kDim>() { return DecodeKernels<kDim>(); });
+  for (; table != nullptr && table->function != nullptr; ++table) {
     if (table->kind == shape.history_kind && table->heads == heads &&
         (shape.history_kind == BlockKind::kBf16 || table->group_dims == shape.group_dims)) {
       return table;

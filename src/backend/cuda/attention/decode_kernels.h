@@ -19,9 +19,8 @@ struct DecodeKernelInfo {
   int (*shared_bytes)(int stages, int heads, int batch);
 };
 
-// Null-terminated (function == nullptr).
-extern const DecodeKernelInfo kDecodeKernelsD64[];
-extern const DecodeKernelInfo kDecodeKernelsD128[];
-extern const DecodeKernelInfo kDecodeKernelsD256[];
+// Null-terminated (function == nullptr). A translation unit per head dim defines its own.
+template <int kDim>
+const DecodeKernelInfo* DecodeKernels();
 
 }  // namespace oscar::cuda

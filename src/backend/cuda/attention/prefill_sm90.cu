@@ -17,11 +17,9 @@ PrefillKernelInfo Kernel() {
 
 }  // namespace
 
-const PrefillKernelInfo kPrefillKernelsSm90[] = {
-    Kernel<BlockKind::kInt2, 64>(),  Kernel<BlockKind::kInt2, 128>(),
-    Kernel<BlockKind::kInt2, 256>(), Kernel<BlockKind::kInt4, 64>(),
-    Kernel<BlockKind::kInt4, 128>(), Kernel<BlockKind::kInt4, 256>(),
-    Kernel<BlockKind::kBf16, 64>(),  Kernel<BlockKind::kBf16, 128>(),
-    Kernel<BlockKind::kBf16, 256>(), {}};
+#define OSCAR_X(dim) \
+  Kernel<BlockKind::kInt2, dim>(), Kernel<BlockKind::kInt4, dim>(), Kernel<BlockKind::kBf16, dim>(),
+const PrefillKernelInfo kPrefillKernelsSm90[] = {OSCAR_HEAD_DIMS(OSCAR_X){}};
+#undef OSCAR_X
 
 }  // namespace oscar::cuda

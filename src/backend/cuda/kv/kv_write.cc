@@ -7,6 +7,7 @@
 #include "base/check.h"
 #include "cuda/device/cuda_status.h"
 #include "cuda/kv/write_kernels.h"
+#include "cuda/kv/write_params.h"
 
 namespace oscar::cuda {
 
@@ -41,14 +42,13 @@ std::vector<uint32_t> PackRotation(std::span<const float> rotation, int head_dim
 
 Status WriteTokens(const AttentionShape& shape, const WriteArguments& args, Stream stream) {
   if (args.tokens == 0) return {};
-  if (args.rotation == Rotation::kMatrix &&
-      (args.rotation_fragments == nullptr ||
-       (args.rotations != 1 && args.rotations != shape.num_kv_heads))) {
+  if (IsMatrix(args.rotation) && (args.rotation_fragments == nullptr ||
+                                  (args.rotations != 1 && args.rotations != shape.num_kv_heads))) {
     return InvalidArgument(
         fmt::format("rotation: {} matrices for {} KV heads; give 1 or one a head", args.rotations,
                     shape.num_kv_heads));
   }
-  const void* kernel = FindWriteKernel(shape.head_dim, static_cast<RotationKind>(args.rotation));
+  const void* kernel = FindWriteKernel(shape.head_dim, args.rotation);
   if (kernel == nullptr) {
     return Unimplemented(fmt::format("no write kernel for head dim {}", shape.head_dim));
   }

@@ -16,6 +16,7 @@
 #include "cache/block_layout.h"
 #include "cuda/device/ptx.cuh"
 #include "cuda/kv/write_params.h"
+#include "quant/rotation_kind.h"
 
 namespace oscar::cuda {
 
@@ -117,7 +118,6 @@ struct RowTile {
   }
   // Orthonormal Walsh-Hadamard: dim bits are e, quad (2), j, then step.
   __device__ void Hadamard(int quad) {
-    constexpr float kScale = kDim == 64 ? 0.125f : kDim == 128 ? 0.08838834764831845f : 0.0625f;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
 #pragma unroll
@@ -153,7 +153,7 @@ struct RowTile {
 #pragma unroll
       for (int s = 0; s < kSteps; ++s) {
 #pragma unroll
-        for (int j = 0; j < 4; ++j) x[s][r][j] *= kScale;
+        for (int j = 0; j < 4; ++j) x[s][r][j] *= kHadamardScale<kDim>;
       }
     }
   }
@@ -212,7 +212,7 @@ __global__ void __launch_bounds__(kWriteWarps * 32)
       *reinterpret_cast<uint32_t*>(k_block[r] + kLayout.KCode(k_token[r], dim).offset) = pair;
     }
   };
-  if constexpr (kRotation == RotationKind::kMatrix) {
+  if constexpr (kRotation == RotationKind::kCalibrated) {
     uint32_t high[kSteps][4], low[kSteps][4];
 #pragma unroll
     for (int s = 0; s < kSteps; ++s) {

@@ -9,10 +9,14 @@
 
 #include "cuda/attention/cache_view.h"
 #include "oscar/status.h"
+#include "quant/rotation_kind.h"
 
 namespace oscar::cuda {
 
-enum class Rotation : uint8_t { kNone, kHadamard, kMatrix };
+// Kernels have a Hadamard of the whole head; other rotations are matrices to them.
+constexpr bool IsMatrix(RotationKind rotation) {
+  return rotation == RotationKind::kBlockHadamard || rotation == RotationKind::kCalibrated;
+}
 
 struct WriteArguments {
   const float* qkv =
@@ -25,7 +29,7 @@ struct WriteArguments {
   const float* k_norm = nullptr;        // [D], device
   float norm_epsilon = 1e-6f;
   float q_scale = 1.0f;  // multiplies q before its one rounding
-  Rotation rotation = Rotation::kNone;
+  RotationKind rotation = RotationKind::kNone;
   const uint32_t* rotation_fragments = nullptr;  // PackRotation's words, device
   int rotations = 1;                             // matrices: 1 or one a KV head
   Bf16* q_out = nullptr;                         // [tokens, q_heads, D], device
@@ -38,7 +42,7 @@ struct WriteArguments {
 // words. Concatenate one a KV head for per-head rotations.
 std::vector<uint32_t> PackRotation(std::span<const float> rotation, int head_dim);
 
-// Asynchronous; may be captured in a graph. Head dims 64, 128, 256.
+// Asynchronous; may be captured in a graph.
 Status WriteTokens(const AttentionShape& shape, const WriteArguments& args, Stream stream);
 
 }  // namespace oscar::cuda

@@ -74,7 +74,7 @@ std::vector<float> RandomOrthogonal(int dims, uint64_t seed) {
 
 struct WriteCase {
   int head_dim, q_heads, kv_heads, tokens;
-  Rotation rotation;
+  RotationKind rotation;
   bool per_head, norm, rope;
 };
 
@@ -118,11 +118,11 @@ TEST_P(KvWriteTest, MatchesTheReference) {
   std::vector<std::vector<float>> rotations;
   std::vector<uint32_t> fragments;
   for (int i = 0; i < matrices; ++i) {
-    rotations.push_back(c.rotation == Rotation::kNone ? std::vector<float>{}
-                        : c.rotation == Rotation::kHadamard
+    rotations.push_back(c.rotation == RotationKind::kNone ? std::vector<float>{}
+                        : c.rotation == RotationKind::kHadamard
                             ? HadamardMatrix(c.head_dim)
                             : RandomOrthogonal(c.head_dim, static_cast<uint64_t>(i + 1)));
-    if (c.rotation == Rotation::kMatrix) {
+    if (c.rotation == RotationKind::kCalibrated) {
       const std::vector<uint32_t> words = PackRotation(rotations.back(), c.head_dim);
       fragments.insert(fragments.end(), words.begin(), words.end());
     }
@@ -220,14 +220,14 @@ TEST_P(KvWriteTest, MatchesTheReference) {
 
 INSTANTIATE_TEST_SUITE_P(
     Cases, KvWriteTest,
-    testing::Values(WriteCase{128, 32, 8, 50, Rotation::kMatrix, true, true, true},
-                    WriteCase{128, 32, 8, 3, Rotation::kMatrix, false, false, true},
-                    WriteCase{128, 8, 8, 20, Rotation::kHadamard, false, true, true},
-                    WriteCase{128, 5, 1, 33, Rotation::kNone, false, true, true},
-                    WriteCase{64, 16, 2, 21, Rotation::kMatrix, true, true, true},
-                    WriteCase{64, 4, 2, 21, Rotation::kHadamard, false, false, false},
-                    WriteCase{256, 8, 2, 21, Rotation::kMatrix, true, true, true},
-                    WriteCase{256, 6, 2, 21, Rotation::kHadamard, false, true, true}));
+    testing::Values(WriteCase{128, 32, 8, 50, RotationKind::kCalibrated, true, true, true},
+                    WriteCase{128, 32, 8, 3, RotationKind::kCalibrated, false, false, true},
+                    WriteCase{128, 8, 8, 20, RotationKind::kHadamard, false, true, true},
+                    WriteCase{128, 5, 1, 33, RotationKind::kNone, false, true, true},
+                    WriteCase{64, 16, 2, 21, RotationKind::kCalibrated, true, true, true},
+                    WriteCase{64, 4, 2, 21, RotationKind::kHadamard, false, false, false},
+                    WriteCase{256, 8, 2, 21, RotationKind::kCalibrated, true, true, true},
+                    WriteCase{256, 6, 2, 21, RotationKind::kHadamard, false, true, true}));
 
 }  // namespace
 }  // namespace oscar::cuda

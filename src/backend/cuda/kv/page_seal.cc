@@ -27,19 +27,13 @@ Result<PageSeal> PageSeal::Create(const AttentionShape& shape, const BlockRules&
   self.shape_ = shape;
   self.rules_ = rules;
   const bool fits = Fits(rules.k_rule) || Fits(rules.v_rule);
-  const SealKernelInfo* kernel =
-      shape.history_kind == BlockKind::kInt2 ? kSealKernelsInt2 : kSealKernelsInt4;
-  for (; kernel->function != nullptr; ++kernel) {
-    if (kernel->head_dim == shape.head_dim && kernel->group_dims == shape.group_dims &&
-        (kernel->fits || !fits)) {
-      break;
-    }
-  }
-  if (kernel->function == nullptr) {
+  self.kernel_ = shape.history_kind == BlockKind::kInt2
+                     ? FindSealKernel<BlockKind::kInt2>(shape.head_dim, shape.group_dims, fits)
+                     : FindSealKernel<BlockKind::kInt4>(shape.head_dim, shape.group_dims, fits);
+  if (self.kernel_ == nullptr) {
     return Unexpected(Unimplemented(
         fmt::format("no seal kernel for head dim {}, group {}", shape.head_dim, shape.group_dims)));
   }
-  self.kernel_ = kernel->function;
   self.shared_bytes_ =
       static_cast<int>(shape.window_layout().block_bytes() + shape.history_layout().block_bytes());
   OSCAR_RETURN_IF_ERROR(

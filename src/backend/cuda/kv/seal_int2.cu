@@ -2,16 +2,12 @@
 
 namespace oscar::cuda {
 
-const SealKernelInfo kSealKernelsInt2[] = {SealKernel<BlockKind::kInt2, 128, 128, false>(),
-                                           SealKernel<BlockKind::kInt2, 64, 64, true>(),
-                                           SealKernel<BlockKind::kInt2, 64, 32, true>(),
-                                           SealKernel<BlockKind::kInt2, 128, 128, true>(),
-                                           SealKernel<BlockKind::kInt2, 128, 64, true>(),
-                                           SealKernel<BlockKind::kInt2, 128, 32, true>(),
-                                           SealKernel<BlockKind::kInt2, 256, 256, true>(),
-                                           SealKernel<BlockKind::kInt2, 256, 128, true>(),
-                                           SealKernel<BlockKind::kInt2, 256, 64, true>(),
-                                           SealKernel<BlockKind::kInt2, 256, 32, true>(),
-                                           {}};
+template <>
+const void* FindSealKernel<BlockKind::kInt2>(int head_dim, int group_dims, bool fits) {
+  if (!fits && head_dim == 128 && group_dims == 128) {
+    return reinterpret_cast<const void*>(&SealPagesKernel<BlockKind::kInt2, 128, 128, false>);
+  }
+  return FindFittingKernel<BlockKind::kInt2>(head_dim, group_dims);
+}
 
 }  // namespace oscar::cuda

@@ -2,11 +2,9 @@
 
 namespace oscar::cuda {
 
-const SealKernelInfo kSealKernelsInt4[] = {
-    SealKernel<BlockKind::kInt4, 64, 64, true>(),   SealKernel<BlockKind::kInt4, 64, 32, true>(),
-    SealKernel<BlockKind::kInt4, 128, 128, true>(), SealKernel<BlockKind::kInt4, 128, 64, true>(),
-    SealKernel<BlockKind::kInt4, 128, 32, true>(),  SealKernel<BlockKind::kInt4, 256, 256, true>(),
-    SealKernel<BlockKind::kInt4, 256, 128, true>(), SealKernel<BlockKind::kInt4, 256, 64, true>(),
-    SealKernel<BlockKind::kInt4, 256, 32, true>(),  {}};
+template <>
+const void* FindSealKernel<BlockKind::kInt4>(int head_dim, int group_dims, bool) {
+  return FindFittingKernel<BlockKind::kInt4>(head_dim, group_dims);
+}
 
 }  // namespace oscar::cuda

@@ -1,4 +1,4 @@
-// Makes rows of the seal kernel table.
+// Finds the seal kernel of a kind.
 #pragma once
 
 #include "cuda/kv/page_seal.cuh"
@@ -6,10 +6,11 @@
 
 namespace oscar::cuda {
 
-template <BlockKind kKind, int kDim, int kGroup, bool kFit>
-SealKernelInfo SealKernel() {
-  return {kKind, kDim, kGroup, kFit,
-          reinterpret_cast<const void*>(&SealPagesKernel<kKind, kDim, kGroup, kFit>)};
+template <BlockKind kKind>
+const void* FindFittingKernel(int head_dim, int group_dims) {
+  return DispatchBlockShape<const void*>(head_dim, group_dims, nullptr, []<int kDim, int kGroup>() {
+    return reinterpret_cast<const void*>(&SealPagesKernel<kKind, kDim, kGroup, true>);
+  });
 }
 
 }  // namespace oscar::cuda

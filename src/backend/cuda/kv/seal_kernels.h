@@ -1,20 +1,14 @@
-// The seal kernels this library was built with. Private to src/backend/cuda.
+// The seal kernels this library was built with: every head dim and group that blocks have. Private
+// to src/backend/cuda.
 #pragma once
 
 #include "cuda/attention/cache_view.h"
 
 namespace oscar::cuda {
 
-struct SealKernelInfo {
-  BlockKind kind;
-  int head_dim;
-  int group_dims;
-  bool fits;  // has the least-squares rules, too; without them more blocks fit on an SM
-  const void* function;
-};
-
-// Null-terminated (function == nullptr); the first match is the best.
-extern const SealKernelInfo kSealKernelsInt2[];
-extern const SealKernelInfo kSealKernelsInt4[];
+// `fits`: with the least-squares rules, too; without them more thread blocks fit on an SM. A
+// translation unit per kind defines its own. Null where there is none.
+template <BlockKind kKind>
+const void* FindSealKernel(int head_dim, int group_dims, bool fits);
 
 }  // namespace oscar::cuda

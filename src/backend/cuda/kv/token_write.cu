@@ -105,9 +105,8 @@ __global__ void __launch_bounds__(kWarps * 32) TokenWriteKernel(const Params p) 
           x[r] = (lane & offset) != 0 ? other - x[r] : x[r] + other;
         }
       }
-      constexpr float kScale = kDim == 64 ? 0.125f : kDim == 256 ? 0.0625f : 0.08838834764831845f;
 #pragma unroll
-      for (int r = 0; r < kRegs; ++r) x[r] *= kScale;
+      for (int r = 0; r < kRegs; ++r) x[r] *= kHadamardScale<kDim>;
     }
   }
 #pragma unroll
@@ -125,26 +124,18 @@ __global__ void __launch_bounds__(kWarps * 32) TokenWriteKernel(const Params p) 
   }
 }
 
+// Null where there is none.
 const void* FindKernel(int head_dim, bool hadamard) {
-  switch (head_dim) {
-    case 64:
-      return hadamard ? reinterpret_cast<const void*>(&TokenWriteKernel<64, true>)
-                      : reinterpret_cast<const void*>(&TokenWriteKernel<64, false>);
-    case 128:
-      return hadamard ? reinterpret_cast<const void*>(&TokenWriteKernel<128, true>)
-                      : reinterpret_cast<const void*>(&TokenWriteKernel<128, false>);
-    case 256:
-      return hadamard ? reinterpret_cast<const void*>(&TokenWriteKernel<256, true>)
-                      : reinterpret_cast<const void*>(&TokenWriteKernel<256, false>);
-    default:
-      return nullptr;
-  }
+  return DispatchHeadDim<const void*>(head_dim, nullptr, [&]<int kDim>() {
+    return hadamard ? reinterpret_cast<const void*>(&TokenWriteKernel<kDim, true>)
+                    : reinterpret_cast<const void*>(&TokenWriteKernel<kDim, false>);
+  });
 }
 
 }  // namespace
 
-bool HasTokenWrite(const AttentionShape& shape, Rotation rotation) {
-  return rotation != Rotation::kMatrix && FindKernel(shape.head_dim, false) != nullptr;
+bool HasTokenWrite(const AttentionShape& shape, RotationKind rotation) {
+  return !IsMatrix(rotation) && FindKernel(shape.head_dim, false) != nullptr;
 }
 
 Status LaunchTokenWrite(const AttentionShape& shape, const WriteArguments& args, Stream stream) {
@@ -166,7 +157,7 @@ Status LaunchTokenWrite(const AttentionShape& shape, const WriteArguments& args,
   params.kv_heads = shape.num_kv_heads;
   const int units = args.tokens * (shape.num_q_heads + 2 * shape.num_kv_heads);
   void* kernel_args[] = {&params};
-  return LaunchOverlapping(FindKernel(shape.head_dim, args.rotation == Rotation::kHadamard),
+  return LaunchOverlapping(FindKernel(shape.head_dim, args.rotation == RotationKind::kHadamard),
                            {(units + kWarps - 1) / kWarps, kWarps * 32}, kernel_args, stream,
                            "launching the token write");
 }

@@ -7,7 +7,7 @@
 namespace oscar::cuda {
 
 // Whether LaunchTokenWrite has a kernel for it: no rotation or the Hadamard one.
-bool HasTokenWrite(const AttentionShape& shape, Rotation rotation);
+bool HasTokenWrite(const AttentionShape& shape, RotationKind rotation);
 // Asynchronous; may be captured. Reads what does not depend on qkv before the kernel that makes it
 // has ended.
 Status LaunchTokenWrite(const AttentionShape& shape, const WriteArguments& args, Stream stream);

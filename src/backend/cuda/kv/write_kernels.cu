@@ -11,8 +11,9 @@ const void* Find(RotationKind rotation) {
       return reinterpret_cast<const void*>(&WriteTokensKernel<kDim, RotationKind::kNone>);
     case RotationKind::kHadamard:
       return reinterpret_cast<const void*>(&WriteTokensKernel<kDim, RotationKind::kHadamard>);
-    case RotationKind::kMatrix:
-      return reinterpret_cast<const void*>(&WriteTokensKernel<kDim, RotationKind::kMatrix>);
+    case RotationKind::kBlockHadamard:
+    case RotationKind::kCalibrated:
+      return reinterpret_cast<const void*>(&WriteTokensKernel<kDim, RotationKind::kCalibrated>);
   }
   return nullptr;
 }
@@ -20,10 +21,8 @@ const void* Find(RotationKind rotation) {
 }  // namespace
 
 const void* FindWriteKernel(int head_dim, RotationKind rotation) {
-  return head_dim == 64    ? Find<64>(rotation)
-         : head_dim == 128 ? Find<128>(rotation)
-         : head_dim == 256 ? Find<256>(rotation)
-                           : nullptr;
+  return DispatchHeadDim<const void*>(head_dim, nullptr,
+                                      [&]<int kDim>() { return Find<kDim>(rotation); });
 }
 
 }  // namespace oscar::cuda

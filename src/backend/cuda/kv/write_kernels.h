@@ -1,7 +1,7 @@
 // The write kernels, by head dim and rotation. Private to src/backend/cuda.
 #pragma once
 
-#include "cuda/kv/write_params.h"
+#include "quant/rotation_kind.h"
 
 namespace oscar::cuda {
 

@@ -27,8 +27,6 @@ struct WriteKernelParams {
   float q_scale;
 };
 
-enum class RotationKind : uint8_t { kNone, kHadamard, kMatrix };
-
 inline constexpr int kWriteWarps = 4;
 
 }  // namespace oscar::cuda

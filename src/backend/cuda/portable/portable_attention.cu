@@ -8,6 +8,7 @@
 // Sums       "16 lanes" below are the CPU's: number i belongs to lane i % 16, a lane adds its
 //            numbers in ascending order, lanes fold 8 apart first.
 #include <algorithm>
+#include <string>
 
 #include "cache/query_rounding.h"
 #include "cuda/device/cuda_status.h"
@@ -387,12 +388,11 @@ constexpr Kernel KernelOf() {
 }  // namespace
 
 Result<PortableAttention> PortableAttention::Create(const AttentionShape& shape) {
-  static const Kernel kKernels[] = {
-      KernelOf<BlockKind::kInt2, 64>(),  KernelOf<BlockKind::kInt2, 128>(),
-      KernelOf<BlockKind::kInt2, 256>(), KernelOf<BlockKind::kInt4, 64>(),
-      KernelOf<BlockKind::kInt4, 128>(), KernelOf<BlockKind::kInt4, 256>(),
-      KernelOf<BlockKind::kBf16, 64>(),  KernelOf<BlockKind::kBf16, 128>(),
-      KernelOf<BlockKind::kBf16, 256>()};
+#define OSCAR_X(dim)                                                    \
+  KernelOf<BlockKind::kInt2, dim>(), KernelOf<BlockKind::kInt4, dim>(), \
+      KernelOf<BlockKind::kBf16, dim>(),
+  static const Kernel kKernels[] = {OSCAR_HEAD_DIMS(OSCAR_X)};
+#undef OSCAR_X
   for (const Kernel& kernel : kKernels) {
     if (kernel.kind != shape.history_kind || kernel.head_dim != shape.head_dim) continue;
     if (shape.group_size() > kernel.rows) break;
@@ -407,9 +407,9 @@ Result<PortableAttention> PortableAttention::Create(const AttentionShape& shape)
         "preparing portable attention"));
     return self;
   }
-  return Unexpected(Unimplemented(
-      "portable attention has head dims 64, 128 and 256 and at most 32 query heads a key (16 at "
-      "256)"));
+  return Unexpected(Unimplemented("no portable attention for head dim " +
+                                  std::to_string(shape.head_dim) + " with " +
+                                  std::to_string(shape.group_size()) + " query heads per KV head"));
 }
 
 Status PortableAttention::Launch(const PortableArguments& args, Stream stream) const {

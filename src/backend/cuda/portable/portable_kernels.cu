@@ -2,6 +2,7 @@
 // are those of 16 lanes: number i belongs to lane i % 16, a lane adds its numbers in ascending
 // order, lanes fold 8, 4, 2, 1 apart. A warp holds the 16 lanes twice.
 #include <algorithm>
+#include <string>
 
 #include "cache/block_layout.h"
 #include "cuda/device/cuda_status.h"
@@ -220,9 +221,8 @@ __global__ void __launch_bounds__(kWarps * 32)
 
 unsigned Blocks(int64_t units) { return static_cast<unsigned>((units + kWarps - 1) / kWarps); }
 
-Status CheckHeadDim(int head_dim) {
-  if (head_dim == 64 || head_dim == 128 || head_dim == 256) return {};
-  return Unimplemented("portable passes have head dims 64, 128 and 256");
+Status NoHeadDim(int head_dim) {
+  return Unimplemented("no portable pass for head dim " + std::to_string(head_dim));
 }
 
 }  // namespace
@@ -253,26 +253,23 @@ Status LaunchPortableSiluMul(const float* gate_up, float* out, int rows, int wid
 
 Status LaunchPortableRope(const PortableHeads& heads, const float* q_norm, const float* k_norm,
                           float epsilon, const float* cos_sin, Stream stream) {
-  OSCAR_RETURN_IF_ERROR(CheckHeadDim(heads.head_dim));
   if (heads.tokens <= 0) return {};
-  const auto kernel = heads.head_dim == 64    ? &RopeKernel<64>
-                      : heads.head_dim == 128 ? &RopeKernel<128>
-                                              : &RopeKernel<256>;
-  kernel<<<Blocks(int64_t{heads.tokens} * (heads.heads + heads.kv_heads)), kWarps * 32, 0,
+  return DispatchHeadDim(heads.head_dim, NoHeadDim(heads.head_dim), [&]<int kDim>() {
+    RopeKernel<kDim>
+        <<<Blocks(int64_t{heads.tokens} * (heads.heads + heads.kv_heads)), kWarps * 32, 0,
            stream>>>(heads, q_norm, k_norm, epsilon, reinterpret_cast<const float2*>(cos_sin));
-  return CudaStatus(cudaGetLastError(), "launching a portable RoPE");
+    return CudaStatus(cudaGetLastError(), "launching a portable RoPE");
+  });
 }
 
 Status LaunchPortableStore(const PortableHeads& heads, const PortableRotation& rotation,
                            const CacheView& cache, Stream stream) {
-  OSCAR_RETURN_IF_ERROR(CheckHeadDim(heads.head_dim));
   if (heads.tokens <= 0) return {};
-  const auto kernel = heads.head_dim == 64    ? &StoreKernel<64>
-                      : heads.head_dim == 128 ? &StoreKernel<128>
-                                              : &StoreKernel<256>;
-  kernel<<<Blocks(int64_t{heads.tokens} * (heads.heads + 2 * heads.kv_heads)), kWarps * 32, 0,
-           stream>>>(heads, rotation, cache);
-  return CudaStatus(cudaGetLastError(), "launching a portable write");
+  return DispatchHeadDim(heads.head_dim, NoHeadDim(heads.head_dim), [&]<int kDim>() {
+    StoreKernel<kDim><<<Blocks(int64_t{heads.tokens} * (heads.heads + 2 * heads.kv_heads)),
+                        kWarps * 32, 0, stream>>>(heads, rotation, cache);
+    return CudaStatus(cudaGetLastError(), "launching a portable write");
+  });
 }
 
 }  // namespace oscar::cuda
