@@ -17,7 +17,7 @@ FakeModel::Options Drawing(bool runs_ahead) {
 TEST(PromptReader, ChunksChangeNoLogits) {
   ThreadPool threads(1);
   FakeModel model({}, threads);
-  PagePool pool(uint64_t{1} << 30);
+  PagePool pool(uint64_t{1} << 30, model.kv().host_sealer());
   const auto prompt = FakeTokens(1, 700);
   std::vector<float> expected;
   for (const int chunk : {0, 1, 37, 64, 300}) {
@@ -52,7 +52,7 @@ TEST(Generator, RunningAheadChangesNoAnswer) {
     std::vector<int32_t> answers[2];
     for (const bool ahead : {false, true}) {
       FakeModel model(Drawing(ahead), threads);
-      PagePool pool(uint64_t{1} << 30);
+      PagePool pool(uint64_t{1} << 30, model.kv().host_sealer());
       Generator generator(model, pool);
       for (int turn = 0; turn < 3; ++turn) {
         GenerateRequest next = request;
@@ -76,7 +76,7 @@ TEST(Generator, RunningAheadChangesNoAnswer) {
 TEST(PassRunner, UndoesWhatIsNotWanted) {
   ThreadPool threads(1);
   FakeModel model(Drawing(true), threads);
-  PagePool pool(uint64_t{1} << 30);
+  PagePool pool(uint64_t{1} << 30, model.kv().host_sealer());
   const CacheConfig& config = model.kv().cache();
   std::vector<SequenceCache> caches;
   for (int i = 0; i < 3; ++i) caches.emplace_back(config, pool);

@@ -198,9 +198,10 @@ void ExpectAsReference(const ModelSpec& spec) {
   ASSERT_TRUE(int2.has_value()) << int2.error().ToString();
   EXPECT_EQ((*int2)->cache().open.num_layers(), spec.num_kv_layers());
   const auto model = *LoadModel(Device::kCpu, spec, source, **int2, threads, portable);
+  PagePool sealing_pool(uint64_t{1} << 26, (*int2)->host_sealer());
   const auto vocab = static_cast<size_t>(spec.vocab_size);
-  const std::vector<float> chunked = LogitsOf(*model, pool, tokens);
-  SequenceCache cache(model->kv().cache(), pool);
+  const std::vector<float> chunked = LogitsOf(*model, sealing_pool, tokens);
+  SequenceCache cache(model->kv().cache(), sealing_pool);
   std::vector<float> last(vocab);
   for (size_t at = 0; at < tokens.size(); at += 64) {
     auto read = model->StartCell(
