@@ -48,6 +48,9 @@ class Progress {
   bool finished_ = false;
 };
 
+inline double SecondsSince(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
 // "3.2 s", "1 min 05 s", "2 h 03 min".
 std::string FormatDuration(double seconds);
 // "512 B", "1.50 MiB", "12.0 GiB".

@@ -14,10 +14,6 @@
 namespace oscar {
 namespace {
 
-double SecondsSince(std::chrono::steady_clock::time_point start) {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
-
 Result<PageRef> RandomPage(PagePool& pool, const PageLayout& shape) {
   const Philox rng(1, 0);
   std::vector<Bf16> numbers(shape.bytes() / sizeof(Bf16));

@@ -62,10 +62,6 @@ constexpr Method kMethods[] = {{"BF16", "bf16", false},
                                {"OSCAR as published", "oscar", true},
                                {"oscar+ (default)", "oscar+", false}};
 
-double SecondsSince(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
-
 Result<std::vector<int32_t>> Encode(const ChatTemplate& chat, const Tokenizer& tokenizer,
                                     const std::string& content) {
   const ordered_json messages = {{{"role", "user"}, {"content", content}}};

@@ -13,10 +13,6 @@
 namespace oscar {
 namespace {
 
-double SecondsSince(std::chrono::steady_clock::time_point start) {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
-
 Status CheckTokens(std::span<const int32_t> tokens, int vocab_size) {
   for (int32_t token : tokens) {
     if (token < 0 || token >= vocab_size) {
@@ -196,7 +192,7 @@ Result<GenerateResult> Generator::Generate(const GenerateRequest& request,
   result.seed = sampler.seed();
   start = std::chrono::steady_clock::now();
   result.reason = FinishReason::kLength;
-  int32_t token = SampleIfFinite(logits_, sampler);
+  int32_t token = sampler.Sample(logits_);
   if (token < 0) return Unexpected(NotFinite(result.prompt_tokens));
   while (true) {
     result.tokens.push_back(token);

@@ -6,17 +6,12 @@
 #include "base/check.h"
 
 namespace oscar {
-namespace {
-
-void UndoToken(SequenceCache& cache) { cache.Trim(cache.length() - 1); }
-
-}  // namespace
 
 Status PassRunner::Run(std::span<const ForwardItem> items,
                        std::span<const std::optional<TokenDraw>> draws) {
   OSCAR_CHECK(flight_.empty() && (draws.empty() || draws.size() == items.size()));
-  Clear();
-  draws_.clear();
+  rows_.clear(), draws_.clear();
+  logits_used_ = 0;
   size_t num_logits = 0;
   bool any_on_device = false, runs_on = model_.CanRunAhead();
   for (size_t i = 0; i < items.size(); ++i) {
@@ -54,11 +49,6 @@ Status PassRunner::Run(std::span<const ForwardItem> items,
     ++row;
   }
   return {};
-}
-
-void PassRunner::Clear() {
-  rows_.clear();
-  logits_used_ = 0;
 }
 
 std::span<float> PassRunner::AddRow(int32_t id, size_t num_logits) {
@@ -117,13 +107,14 @@ Status PassRunner::Land(std::span<const Ahead> ahead) {
   std::swap(flight_, next_);
   OSCAR_RETURN_IF_ERROR(launched);
   OSCAR_RETURN_IF_ERROR(collected);
-  Clear();
+  rows_.clear();
+  logits_used_ = 0;
   for (size_t row = 0; row < next_.size(); ++row) {
     int32_t id = ids_[row];
     if (next_[row] == nullptr) id = TokenDraw::kNotFinite;  // nobody will ask
     if (id == TokenDraw::kUndecided && in_flight()) {
       Leave(*next_[row]);
-      UndoToken(*next_[row]);
+      next_[row]->Trim(next_[row]->length() - 1);
       id = kRecompute;
     }
     OSCAR_RETURN_IF_ERROR(TakeDrawn(id, row));
@@ -134,7 +125,7 @@ Status PassRunner::Land(std::span<const Ahead> ahead) {
 void PassRunner::Leave(const SequenceCache& cache) {
   const auto found = std::ranges::find(flight_, &cache);
   if (found == flight_.end()) return;
-  UndoToken(**found);
+  (*found)->Trim(cache.length() - 1);
   *found = nullptr;
 }
 
@@ -147,7 +138,7 @@ Status PassRunner::Drain() {
   ids_.resize(flight_.size());
   const Status status = model_.Collect(ids_);
   for (SequenceCache* cache : flight_) {
-    if (cache != nullptr) UndoToken(*cache);
+    if (cache != nullptr) cache->Trim(cache->length() - 1);
   }
   flight_.clear();
   return status;
@@ -158,7 +149,7 @@ int32_t PassRunner::Sample(size_t row, Sampler& sampler, std::span<const int32_t
   if (id >= 0) sampler.Observe(id);
   if (id != TokenDraw::kUndecided) return id;
   const auto vocab = static_cast<size_t>(model_.spec().vocab_size);
-  return SampleIfFinite(logits(row).last(vocab), sampler, masked);
+  return sampler.Sample(logits(row).last(vocab), masked);
 }
 
 }  // namespace oscar

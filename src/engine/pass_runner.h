@@ -67,7 +67,6 @@ class PassRunner {
     int32_t id = TokenDraw::kUndecided;
     size_t first = 0, count = 0;  // in logits_
   };
-  void Clear();
   std::span<float> AddRow(int32_t id, size_t num_logits);
   Status LaunchAhead(std::span<const Ahead> ahead);
   Status TakeDrawn(int32_t id, size_t drawn_row);

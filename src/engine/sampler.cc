@@ -44,6 +44,7 @@ bool Sampler::NeedsPenalties() const {
 
 int32_t Sampler::Sample(std::span<const float> logits, std::span<const int32_t> masked) {
   OSCAR_CHECK(!logits.empty());
+  if (!AllFinite(logits)) return TokenDraw::kNotFinite;
   if (NeedsPenalties() || !masked.empty()) {
     adjusted_.assign(logits.begin(), logits.end());
     for (const auto& [token, bias] : options_.logit_bias) {
@@ -152,11 +153,6 @@ int32_t Sampler::DrawFrom(std::vector<Candidate>& candidates) {
     if (u < sum) return c.token;
   }
   return candidates.back().token;  // rounding put u at the very end
-}
-
-int32_t SampleIfFinite(std::span<const float> logits, Sampler& sampler,
-                       std::span<const int32_t> masked) {
-  return AllFinite(logits) ? sampler.Sample(logits, masked) : TokenDraw::kNotFinite;
 }
 
 Status NotFinite(int64_t position) {

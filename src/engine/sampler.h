@@ -27,7 +27,8 @@ class Sampler {
   // Tokens of the prompt, for the repetition penalty.
   void ObservePrompt(std::span<const int32_t> tokens);
   // Draws and counts the token as generated. `logits` [vocab] is not changed. `masked` tokens (ids
-  // below vocab) are not drawn; they must leave at least one.
+  // below vocab) are not drawn; they must leave at least one. TokenDraw::kNotFinite, and no draw,
+  // where the logits hold a NaN or an infinity.
   int32_t Sample(std::span<const float> logits, std::span<const int32_t> masked = {});
   // The Sample that comes after `ahead` more, as a device can do it, where nothing but the logits
   // is needed for it; Observe then takes what the device drew.
@@ -52,11 +53,6 @@ class Sampler {
   std::vector<float> adjusted_;
   std::vector<Candidate> candidates_;
 };
-
-// Samples; TokenDraw::kNotFinite, and nothing is sampled, where the logits hold a NaN or an
-// infinity.
-int32_t SampleIfFinite(std::span<const float> logits, Sampler& sampler,
-                       std::span<const int32_t> masked = {});
 
 // What to say of logits that hold a NaN or an infinity, from which the token at `position` (from 0)
 // was to be drawn.

@@ -83,10 +83,7 @@ void Scheduler::Finish(Sequence& sequence, FinishReason reason) {
     index_.Insert(sequence.key(), sequence.cache, sequence.exact_tokens, PrefixIndex::Keep::kAll);
   }
   sequence.cache.Trim(0);
-  EngineEvent event;
-  event.kind = EngineEvent::Kind::kFinished;
-  event.reason = reason;
-  sequence.channel->Push(std::move(event));
+  sequence.channel->Push({.kind = EngineEvent::Kind::kFinished, .reason = reason});
   counts_.cancelled += reason == FinishReason::kCancelled ? 1 : 0;
   ended_.push_back(&sequence);
 }
@@ -113,9 +110,7 @@ void Scheduler::ReapCancelled() {
 
 void Scheduler::FailAll(const Status& status) {
   Drain();
-  EngineEvent event;
-  event.kind = EngineEvent::Kind::kFailed;
-  event.status = status;
+  const EngineEvent event{.kind = EngineEvent::Kind::kFailed, .status = status};
   for (const auto& sequence : running_) sequence->channel->Push(event);
   for (const auto& sequence : waiting_) sequence->channel->Push(event);
   batch_.clear();
@@ -139,9 +134,7 @@ void Scheduler::PlanDecodes(int cap) {
   const size_t count = std::min(decoders.size(), static_cast<size_t>(cap));
   for (size_t i = 0; i < count; ++i) {
     Sequence& sequence = *decoders[(first + i) % decoders.size()];
-    // Tokens drawn before a preemption are computed again, not drawn again.
-    const bool draws = sequence.cache.length() + 1 == sequence.size();
-    batch_.push_back({&sequence, 1, /*is_prompt=*/false, draws ? 1 : 0});
+    batch_.push_back(Work::Decode(sequence));
     next_decoder_ = sequence.arrival + 1;
   }
 }
@@ -189,8 +182,7 @@ void Scheduler::Plan() {
       left -= PlanPrefill(sequence, left);
     } else if (left > 0) {
       // Resumed with its whole prompt found: its next token rides along.
-      const bool draws = sequence.cache.length() + 1 == sequence.size();
-      batch_.push_back({&sequence, 1, /*is_prompt=*/false, draws ? 1 : 0});
+      batch_.push_back(Work::Decode(sequence));
       --left;
     }
   }
@@ -306,13 +298,10 @@ bool Scheduler::TryAdmit() {
 
 void Scheduler::Start(Sequence& sequence) {
   sequence.started = true;
-  EngineEvent event;
-  event.kind = EngineEvent::Kind::kStarted;
-  event.cached_tokens = sequence.cached_tokens;
-  event.prompt_logprobs = std::move(sequence.prompt_logprobs);
-  sequence.prompt_logprobs.clear();
   sequence.request.want_prompt_logprobs = false;
-  sequence.channel->Push(std::move(event));
+  sequence.channel->Push({.kind = EngineEvent::Kind::kStarted,
+                          .cached_tokens = sequence.cached_tokens,
+                          .prompt_logprobs = std::exchange(sequence.prompt_logprobs, {})});
 }
 
 // --- Room ----------------------------------------------------------------------------------------
@@ -532,10 +521,7 @@ Status Scheduler::Step() {
 }
 
 void Scheduler::FailRunning(size_t index, const Status& status) {
-  EngineEvent event;
-  event.kind = EngineEvent::Kind::kFailed;
-  event.status = status;
-  running_[index]->channel->Push(std::move(event));
+  running_[index]->channel->Push({.kind = EngineEvent::Kind::kFailed, .status = status});
   running_.erase(running_.begin() + static_cast<ptrdiff_t>(index));
   batch_.clear();
   cell_ = nullptr;
@@ -619,19 +605,14 @@ void Scheduler::Absorb(bool landed) {
     const int32_t token = drawing.token.token;
     if (token < 0) {
       Leave(sequence);
-      EngineEvent event;
-      event.kind = EngineEvent::Kind::kFailed;
-      event.status = NotFinite(sequence.size());
-      sequence.channel->Push(std::move(event));
+      sequence.channel->Push(
+          {.kind = EngineEvent::Kind::kFailed, .status = NotFinite(sequence.size())});
       ended_.push_back(&sequence);
       continue;
     }
     sequence.tokens.push_back(token);
     ++counts_.generated_tokens;
-    EngineEvent event;
-    event.kind = EngineEvent::Kind::kToken;
-    event.token = std::move(drawing.token);
-    sequence.channel->Push(std::move(event));
+    sequence.channel->Push({.kind = EngineEvent::Kind::kToken, .token = std::move(drawing.token)});
     ExtendPageHashes(sequence.request.cache_salt, sequence.tokens, &sequence.hashes);
     if (std::ranges::find(sequence.request.stop_tokens, token) !=
         sequence.request.stop_tokens.end()) {

@@ -92,6 +92,10 @@ class Scheduler {
     int count;
     bool is_prompt;
     int num_logits;
+    // Tokens drawn before a preemption are computed again, not drawn again.
+    static Work Decode(Sequence& sequence) {
+      return {&sequence, 1, false, sequence.cache.length() + 1 == sequence.size() ? 1 : 0};
+    }
   };
 
   void OpenStore();

@@ -55,11 +55,11 @@ struct EngineEvent {
     kTimeout,   // Next waited in vain; nothing happened
   };
   Kind kind = Kind::kTimeout;
-  GeneratedToken token;
+  GeneratedToken token = {};
   FinishReason reason = FinishReason::kStop;
-  Status status;
-  int64_t cached_tokens = 0;                    // kStarted
-  std::vector<GeneratedToken> prompt_logprobs;  // kStarted, where wanted: prompt[1..]
+  Status status = {};
+  int64_t cached_tokens = 0;                         // kStarted
+  std::vector<GeneratedToken> prompt_logprobs = {};  // kStarted, where wanted: prompt[1..]
 };
 
 class RequestHandle {

@@ -9,6 +9,8 @@
 #include "base/check.h"
 #include "base/file.h"
 #include "base/json.h"
+#include "engine/pass_runner.h"
+#include "engine/prompt_reader.h"
 #include "simd/vec_ops.h"
 
 namespace oscar {
@@ -86,7 +88,7 @@ Result<TextMetrics> MeasureText(LoadedModel& model, std::span<const std::vector<
   if (reference != nullptr && fill) reference->windows.assign(windows.size(), {});
   TextMetrics out;
   const auto together = static_cast<size_t>(model.model().max_batch_tokens() / kChunk);
-  std::vector<float> logits;
+  PassRunner pass(model.model());
   for (size_t first = 0; first < windows.size(); first += together) {
     const size_t count = std::min(together, windows.size() - first);
     std::vector<SequenceCache> caches;
@@ -96,21 +98,20 @@ Result<TextMetrics> MeasureText(LoadedModel& model, std::span<const std::vector<
       const int64_t tokens = std::min(kChunk, length - at);
       std::vector<ForwardItem> items;
       for (size_t i = 0; i < count; ++i) {
-        items.push_back({&caches[i],
-                         std::span(windows[first + i])
-                             .subspan(static_cast<size_t>(at), static_cast<size_t>(tokens)),
-                         /*is_prompt=*/true, static_cast<int>(tokens)});
+        items.push_back(NextChunk(caches[i], windows[first + i], kChunk, /*num_logits=*/length));
       }
+      OSCAR_RETURN_IF_ERROR(pass.Run(items));
+      const auto logits_of = [&](int64_t index) {
+        return pass.logits(static_cast<size_t>(index / tokens))
+            .subspan(static_cast<size_t>(index % tokens) * vocab, vocab);
+      };
       const int64_t num_rows = static_cast<int64_t>(count) * tokens;
-      logits.resize(static_cast<size_t>(num_rows) * vocab);
-      OSCAR_RETURN_IF_ERROR(model.model().Forward(items, logits));
       std::vector<RowMetrics> rows(static_cast<size_t>(num_rows));
       model.threads().ParallelFor(num_rows, [&](int64_t index, int) {
         RowMetrics& row = rows[static_cast<size_t>(index)];
         const auto window = first + static_cast<size_t>(index / tokens);
         const int64_t position = at + index % tokens;
-        const std::span<const float> values(logits.data() + static_cast<size_t>(index) * vocab,
-                                            vocab);
+        const std::span<const float> values = logits_of(index);
         if (position + 1 < length) {
           const int32_t target = windows[window][static_cast<size_t>(position) + 1];
           row.nll = simd::LogSumExp(values) - values[static_cast<size_t>(target)];
@@ -128,8 +129,8 @@ Result<TextMetrics> MeasureText(LoadedModel& model, std::span<const std::vector<
         const int64_t position = at + static_cast<int64_t>(i) % tokens;
         if (fill && reference != nullptr && position % reference->stride == 0) {
           std::vector<float>& kept = reference->windows[first + i / static_cast<size_t>(tokens)];
-          kept.insert(kept.end(), logits.begin() + static_cast<std::ptrdiff_t>(i * vocab),
-                      logits.begin() + static_cast<std::ptrdiff_t>((i + 1) * vocab));
+          const std::span<const float> values = logits_of(static_cast<int64_t>(i));
+          kept.insert(kept.end(), values.begin(), values.end());
         }
         out.nll += rows[i].nll;
         out.tokens += rows[i].has_target ? 1 : 0;

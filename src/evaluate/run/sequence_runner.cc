@@ -140,8 +140,8 @@ struct SequenceRunner::Running {
   size_t index = 0;
   const SequenceTask* task = nullptr;
   SequenceCache cache;
-  SequenceOutcome outcome;
-  std::optional<Sampler> sampler;
+  SequenceOutcome outcome = {};
+  std::optional<Sampler> sampler = {};
   int32_t next = -1;  // the token to feed; -1 while the prompt is read
   bool done = false;
 };
@@ -155,10 +155,6 @@ SequenceRunner::SequenceRunner(LoadedModel& model, std::vector<int32_t> stop_tok
 
 Status SequenceRunner::Start(Running& running) {
   const SequenceTask& task = *running.task;
-  running.next = -1;
-  running.done = false;
-  running.outcome = {};
-  running.sampler.reset();
   if (task.sampling.has_value()) {
     running.sampler.emplace(*task.sampling);
     running.sampler->ObservePrompt(task.prompt);
@@ -181,10 +177,11 @@ Status SequenceRunner::Take(Running& running, std::span<const float> logits) {
   const SequenceTask& task = *running.task;
   SequenceOutcome& out = running.outcome;
   const size_t at = out.output.size();
-  if (!AllFinite(logits)) return NotFinite(running.cache.length());
   const bool greedy = !running.sampler.has_value();
+  if (greedy && !AllFinite(logits)) return NotFinite(running.cache.length());
   const int32_t token =
       greedy ? static_cast<int32_t>(simd::ArgMax(logits)) : running.sampler->Sample(logits);
+  if (token == TokenDraw::kNotFinite) return NotFinite(running.cache.length());
   out.output.push_back(token);
   running.next = token;
   if (greedy && out.first_wrong < 0 && at < task.reference.size()) {
@@ -253,13 +250,9 @@ Status SequenceRunner::Run(std::span<const SequenceTask> tasks, const OnDone& on
       running.pop_back();
     }
     while (running.size() < max_running && !waiting.empty()) {
-      Running next{waiting.back(),
-                   &tasks[waiting.back()],
-                   SequenceCache(model_.kv().cache(), model_.pool()),
-                   {},
-                   {},
-                   -1,
-                   false};
+      Running next{.index = waiting.back(),
+                   .task = &tasks[waiting.back()],
+                   .cache = SequenceCache(model_.kv().cache(), model_.pool())};
       const Status status = Start(next);
       if (status.code() == StatusCode::kResourceExhausted && !running.empty()) {
         max_running = running.size();
