@@ -13,7 +13,8 @@
 namespace oscar {
 namespace {
 
-Status CheckTokens(std::span<const int32_t> tokens, int vocab_size) {
+Status CheckPrompt(std::span<const int32_t> tokens, int vocab_size) {
+  if (tokens.empty()) return InvalidArgument("the prompt is empty");
   for (int32_t token : tokens) {
     if (token < 0 || token >= vocab_size) {
       return InvalidArgument(
@@ -108,8 +109,7 @@ Status Generator::Run(std::span<const int32_t> prompt, int64_t num_logits,
 
 Status Generator::Prefill(std::span<const int32_t> prompt, int64_t num_logits,
                           const OnLogits& on_logits) {
-  if (prompt.empty()) return InvalidArgument("the prompt is empty");
-  OSCAR_RETURN_IF_ERROR(CheckTokens(prompt, model_.spec().vocab_size));
+  OSCAR_RETURN_IF_ERROR(CheckPrompt(prompt, model_.spec().vocab_size));
   if (static_cast<int64_t>(prompt.size()) > max_context_) {
     return OutOfRange(
         fmt::format("the prompt has {} tokens, the context holds {}", prompt.size(), max_context_));
@@ -159,8 +159,7 @@ Result<GenerateResult> Generator::Generate(const GenerateRequest& request,
                                            const OnToken& on_token) {
   cancelled_.store(false, std::memory_order_relaxed);
   const int vocab_size = model_.spec().vocab_size;
-  if (request.prompt.empty()) return Unexpected(InvalidArgument("the prompt is empty"));
-  OSCAR_RETURN_IF_ERROR(CheckTokens(request.prompt, vocab_size));
+  OSCAR_RETURN_IF_ERROR(CheckPrompt(request.prompt, vocab_size));
   OSCAR_RETURN_IF_ERROR(request.sampling.Validate(vocab_size));
   GenerateResult result;
   result.prompt_tokens = static_cast<int64_t>(request.prompt.size());

@@ -74,6 +74,7 @@ Result<bool> PassRunner::ContinueCell(CellRead& read, int64_t row_layers, bool w
 // have to be evicted: then the pass is run when it is sure that it is wanted.
 Status PassRunner::LaunchAhead(std::span<const Ahead> ahead) {
   next_.clear(), items_.clear(), draws_.clear(), tokens_.clear();
+  tokens_.reserve(ahead.size());  // items point to them
   uint64_t bytes = 0;
   for (const Ahead& next : ahead) {
     SequenceCache* cache = flight_[next.row];
@@ -88,11 +89,9 @@ Status PassRunner::LaunchAhead(std::span<const Ahead> ahead) {
     next_.push_back(cache);
     draws_.push_back(next.draw);
     tokens_.push_back(ForwardItem::Drawn(static_cast<int32_t>(next.row)));
+    items_.push_back({cache, {&tokens_.back(), 1}, /*is_prompt=*/false, /*num_logits=*/1});
   }
   if (next_.empty()) return {};
-  for (size_t i = 0; i < next_.size(); ++i) {
-    items_.push_back({next_[i], {&tokens_[i], 1}, /*is_prompt=*/false, /*num_logits=*/1});
-  }
   const Status status = model_.Launch(items_, draws_);
   if (!status.ok()) next_.clear();  // nothing has grown
   return status.code() == StatusCode::kResourceExhausted ? Status{} : status;

@@ -36,17 +36,14 @@ class PassRunner {
     size_t row;
     TokenDraw draw;
   };
-  // Waits for the pass in flight. Before that it launches the pass after it for the rows `ahead`,
-  // in order, where undoing that would leave no trace and it fits what is free; it is then the
-  // one in flight, and its caches are a token longer.
+  // Waits for the pass in flight, after launching the next one for the rows `ahead`, in order,
+  // where undoing that would leave no trace: then that is in flight, and its caches are a token
+  // longer.
   Status Land(std::span<const Ahead> ahead);
-  // Takes a sequence out of the pass in flight, if it is in it: what that computes for it is
-  // undone.
+  // Takes a sequence out of the pass in flight, if it is in it, and undoes that for it.
   void Leave(const SequenceCache& cache);
-  // Whether any sequence is left in the pass in flight.
-  bool wanted() const;
-  // Waits for the pass in flight and undoes all of it.
-  Status Drain();
+  bool wanted() const;  // whether any sequence is left in the pass in flight
+  Status Drain();       // waits for the pass in flight and undoes all of it
 
   // Of the pass that ended last, by item: the token that the device sampled, or TokenDraw's
   // kNotFinite or kUndecided, or kRecompute.

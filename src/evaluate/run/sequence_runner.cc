@@ -61,9 +61,13 @@ void EachChunk(const BlockLayout& layout, int token, bool is_v, const Copy& copy
   }
 }
 
-// As ImportPrompt where either cache lies on a device: pages travel through host memory.
-Status ImportThroughHost(const SequenceCache& from, const KvPlan& plan, int num_layers,
-                         int kv_heads, int head_dim, ThreadPool& threads, SequenceCache& to) {
+}  // namespace
+
+// Pages travel through host memory, so that either cache may lie on a device. Page by page, sealing
+// as it goes, so that no more of it is open than a generation holds.
+Status ImportPrompt(const SequenceCache& from, const KvPlan& plan, int num_layers, int kv_heads,
+                    int head_dim, ThreadPool& threads, SequenceCache& to) {
+  OSCAR_CHECK(to.length() == 0);
   const auto dim = static_cast<size_t>(head_dim);
   const PageLayout& source = from.config().open;
   const PageLayout& target = to.config().open;
@@ -97,40 +101,6 @@ Status ImportThroughHost(const SequenceCache& from, const KvPlan& plan, int num_
       }
     });
     OSCAR_RETURN_IF_ERROR(to.pool().Write(to.page(start / kPageTokens), written));
-    to.Advance(count);
-  }
-  return {};
-}
-
-}  // namespace
-
-Status ImportPrompt(const SequenceCache& from, const KvPlan& plan, int num_layers, int kv_heads,
-                    int head_dim, ThreadPool& threads, SequenceCache& to) {
-  OSCAR_CHECK(to.length() == 0);
-  if (from.pool().memory() != nullptr || to.pool().memory() != nullptr) {
-    return ImportThroughHost(from, plan, num_layers, kv_heads, head_dim, threads, to);
-  }
-  const auto dim = static_cast<size_t>(head_dim);
-  // Page by page, sealing as it goes, so that no more of it is open than a generation holds.
-  for (int64_t start = 0; start < from.length(); start += kPageTokens) {
-    const int64_t count = std::min<int64_t>(kPageTokens, from.length() - start);
-    OSCAR_RETURN_IF_ERROR(to.SealForGeneration(threads));
-    OSCAR_RETURN_IF_ERROR(to.Reserve(count));
-    threads.ParallelFor(num_layers, [&](int64_t unit, int) {
-      const int layer = static_cast<int>(unit);
-      std::array<float, kMaxHeadDim> buffer;
-      const std::span<float> row(buffer.data(), dim);
-      for (int head = 0; head < kv_heads; ++head) {
-        for (int64_t position = start; position < start + count; ++position) {
-          simd::ToFloatRow(std::span<const Bf16>(from.KRow(layer, head, position), dim), row);
-          RotateHead(plan.k(layer), head, row);
-          simd::ToBf16Row(row, {to.KRow(layer, head, position), dim});
-          simd::ToFloatRow(std::span<const Bf16>(from.VRow(layer, head, position), dim), row);
-          RotateHead(plan.v(layer), head, row);
-          simd::ToBf16Row(row, {to.VRow(layer, head, position), dim});
-        }
-      }
-    });
     to.Advance(count);
   }
   return {};
