@@ -20,11 +20,11 @@ class SimulatedSealer : public HostPageSealer {
 
   int Seal(int layer, std::span<const std::byte* const> open,
            std::span<std::byte* const> sealed) const override {
-    const int dim = config_.sealed.block(layer).head_dim(), heads = config_.sealed.kv_heads();
-    const auto block = static_cast<size_t>(2 * kPageTokens * dim);  // numbers of one head's block
+    const BlockLayout& layout = config_.sealed.block(layer);  // BF16, as the open one
+    const int dim = layout.head_dim(), heads = config_.sealed.kv_heads();
     if (!method_.IsQuantizedLayer(layer, config_.sealed.num_layers())) {
       for (size_t i = 0; i < open.size(); ++i) {
-        std::copy_n(open[i], block * sizeof(Bf16) * static_cast<size_t>(heads), sealed[i]);
+        std::copy_n(open[i], config_.open.LayerBytes(layer), sealed[i]);
       }
       return 0;
     }
@@ -33,28 +33,25 @@ class SimulatedSealer : public HostPageSealer {
     int saturated = 0;
     for (const bool is_v : {false, true}) {
       const KvQuantizer& quantizer = is_v ? *method_.v_quantizer : *method_.k_quantizer;
-      const auto each = [&](const auto& body) {
-        size_t i = 0;
-        for (int t = 0; t < tile.tokens; ++t) {
-          for (int h = 0; h < heads; ++h) {
-            const size_t at = static_cast<size_t>(h) * block +
-                              static_cast<size_t>((is_v ? kPageTokens : 0) + t % kPageTokens) *
-                                  static_cast<size_t>(dim);
-            for (int d = 0; d < dim; ++d) {
-              body(static_cast<size_t>(t / kPageTokens), at + static_cast<size_t>(d), rows[i++]);
-            }
-          }
+      const auto each_row = [&](const auto& pages, const auto& body) {
+        float* numbers = rows.data();
+        for (int t = 0; t < tile.tokens; ++t, numbers += dim * heads) {
+          const int token = t % kPageTokens;
+          auto* row = pages[static_cast<size_t>(t / kPageTokens)] +
+                      (is_v ? layout.VRow(token) : layout.KRow(token));
+          for (int h = 0; h < heads; ++h) body(row + h * layout.block_bytes(), numbers + h * dim);
         }
       };
-      each([&](size_t page, size_t at, float& x) {
-        x = ToFloat(reinterpret_cast<const Bf16*>(open[page])[at]);
+      each_row(open, [&](const std::byte* row, float* x) {
+        const auto* from = reinterpret_cast<const Bf16*>(row);
+        std::transform(from, from + dim, x, [](Bf16 number) { return ToFloat(number); });
       });
       std::vector<std::byte> bytes(quantizer.EncodedBytes(tile));
       saturated += quantizer.Encode(tile, rows, bytes);
       const Status decoded = quantizer.Decode(tile, bytes, rows);
       OSCAR_CHECK(decoded.ok(), "{}", decoded.message());
-      each([&](size_t page, size_t at, float& x) {
-        reinterpret_cast<Bf16*>(sealed[page])[at] = ToBf16(x);
+      each_row(sealed, [&](std::byte* row, const float* x) {
+        std::transform(x, x + dim, reinterpret_cast<Bf16*>(row), ToBf16);
       });
     }
     return saturated;

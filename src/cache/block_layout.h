@@ -66,16 +66,23 @@ class BlockLayout {
   }
   // One metadata plane: (scale, min) in fp16 for the 64 rows of one group.
   static constexpr uint32_t kMetaPlaneBytes = kPageTokens * 4;
+  // Metadata of K alone (V's is as much).
+  OSCAR_HD constexpr uint32_t meta_bytes() const {
+    return static_cast<uint32_t>(num_groups()) * kMetaPlaneBytes;
+  }
+  // The same of a block of `bytes`, and where V's begins, for kernels to which the group is data.
+  OSCAR_HD constexpr int MetaBytesOf(int bytes) const {
+    return bytes / 2 - static_cast<int>(code_bytes());
+  }
+  OSCAR_HD constexpr int VMetaOffsetOf(int bytes) const {
+    return (bytes + 2 * static_cast<int>(code_bytes())) / 2;
+  }
 
   OSCAR_HD constexpr uint32_t k_codes_offset() const { return 0; }
   OSCAR_HD constexpr uint32_t v_codes_offset() const { return code_bytes(); }
   OSCAR_HD constexpr uint32_t k_meta_offset() const { return 2 * code_bytes(); }
-  OSCAR_HD constexpr uint32_t v_meta_offset() const {
-    return k_meta_offset() + static_cast<uint32_t>(num_groups()) * kMetaPlaneBytes;
-  }
-  OSCAR_HD constexpr uint32_t block_bytes() const {
-    return v_meta_offset() + static_cast<uint32_t>(num_groups()) * kMetaPlaneBytes;
-  }
+  OSCAR_HD constexpr uint32_t v_meta_offset() const { return k_meta_offset() + meta_bytes(); }
+  OSCAR_HD constexpr uint32_t block_bytes() const { return v_meta_offset() + meta_bytes(); }
   // Bits per stored number, metadata included, windows not: 2.25 for INT2 with one group of 128.
   OSCAR_HD constexpr double bits_per_element() const {
     return 8.0 * block_bytes() / (2.0 * kPageTokens * head_dim_);
@@ -110,6 +117,39 @@ class BlockLayout {
     return Meta(v_meta_offset(), token, group, 1);
   }
 
+  // One group's metadata plane.
+  OSCAR_HD constexpr uint32_t KMetaPlane(int group) const {
+    return k_meta_offset() + static_cast<uint32_t>(group) * kMetaPlaneBytes;
+  }
+  OSCAR_HD constexpr uint32_t VMetaPlane(int group) const {
+    return v_meta_offset() + static_cast<uint32_t>(group) * kMetaPlaneBytes;
+  }
+
+  // ---- strides of the tensor-core order ----
+
+  // A plane of fragments: 16 bytes per lane. Sub-blocks of at most 128 dims follow each other.
+  static constexpr int kFragmentPlaneBytes = 32 * 16;
+  OSCAR_HD constexpr int sub_dims() const { return head_dim_ < 128 ? head_dim_ : 128; }
+  OSCAR_HD constexpr int sub_bytes() const { return kPageTokens * sub_dims() * bits() / 8; }
+  // A metadata plane: the eight pairs of rows r, r + 8, ... lie together, r < 8.
+  static constexpr int kMetaPairBytes = 4;
+  static constexpr int kMetaRowBytes = 8 * kMetaPairBytes;
+  // BF16: planes of 64 dims, whose rows are 128 bytes.
+  static constexpr int kBf16PlaneDims = 64;
+  static constexpr int kBf16RowBytes = 2 * kBf16PlaneDims;
+  static constexpr int kBf16PlaneBytes = kPageTokens * kBf16RowBytes;
+
+  // ---- rows and strides of the CPU order ----
+
+  // BF16: where a token's row of D numbers begins.
+  OSCAR_HD constexpr uint32_t KRow(int token) const { return KCode(token, 0).offset; }
+  OSCAR_HD constexpr uint32_t VRow(int token) const { return VCode(token, 0).offset; }
+  // Codes of 16 tokens of K, of 16 dims of V.
+  OSCAR_HD constexpr uint32_t k_tile_bytes() const { return code_bytes() / (kPageTokens / 16); }
+  OSCAR_HD constexpr uint32_t v_tile_bytes() const {
+    return code_bytes() / static_cast<uint32_t>(head_dim_ / 16);
+  }
+
   // Identifies the byte meaning of a block on disk: version, kind, order, head dim, group.
   OSCAR_HD constexpr uint64_t id() const {
     return (uint64_t{kFormatVersion} << 48) | (static_cast<uint64_t>(kind_) << 40) |
@@ -126,8 +166,8 @@ class BlockLayout {
   OSCAR_HD constexpr CodePosition RowMajor(uint32_t base, int token, int dim) const {
     int element = token * head_dim_ + dim;
     if (order_ == CodeOrder::kTensorCore) {
-      const int chunk = (dim % 64 / 8) ^ (token & 7);
-      element = (dim / 64 * kPageTokens + token) * 64 + chunk * 8 + dim % 8;
+      const int chunk = (dim % kBf16PlaneDims / 8) ^ (token & 7);
+      element = (dim / kBf16PlaneDims * kPageTokens + token) * kBf16PlaneDims + chunk * 8 + dim % 8;
     }
     return {base + static_cast<uint32_t>(element / 2) * 4, static_cast<uint32_t>(element & 1) * 16};
   }
@@ -137,12 +177,12 @@ class BlockLayout {
   // of codes 16 bits apart. Heads of 256 are two sub-blocks of 128 dims.
   OSCAR_HD constexpr CodePosition Fragment(uint32_t base, int token, int dim, int lane, int word,
                                            int odd) const {
-    const int sub_dims = head_dim_ < 128 ? head_dim_ : 128;
-    const int steps = sub_dims / 16;
-    const int step = (token / 16) * steps + dim % sub_dims / 16;
+    const int steps = sub_dims() / 16;
+    const int step = (token / 16) * steps + dim % sub_dims() / 16;
     const int per_word = 16 / bits();
-    const int sub_block = dim / sub_dims * (kPageTokens * sub_dims * bits() / 8);
-    return {base + static_cast<uint32_t>(sub_block + step / per_word * 512 + lane * 16 + word * 4),
+    const int sub_block = dim / sub_dims() * sub_bytes();
+    return {base + static_cast<uint32_t>(sub_block + step / per_word * kFragmentPlaneBytes +
+                                         lane * 16 + word * 4),
             static_cast<uint32_t>(step % per_word * bits() + 16 * odd)};
   }
   OSCAR_HD constexpr CodePosition TensorCoreK(int token, int dim) const {
@@ -167,7 +207,8 @@ class BlockLayout {
   OSCAR_HD constexpr uint32_t Meta(uint32_t base, int token, int group, int which) const {
     const uint32_t plane = base + static_cast<uint32_t>(group) * kMetaPlaneBytes;
     if (order_ == CodeOrder::kTensorCore) {
-      return plane + static_cast<uint32_t>(token % 8 * 32 + token / 8 * 4 + which * 2);
+      return plane + static_cast<uint32_t>(token % 8 * kMetaRowBytes + token / 8 * kMetaPairBytes +
+                                           which * 2);
     }
     return plane + static_cast<uint32_t>(which * (kPageTokens * 2) + token * 2);
   }

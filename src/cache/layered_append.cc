@@ -54,7 +54,7 @@ LayeredAppend::LayeredAppend(SequenceCache& cache, int64_t num_tokens)
     : cache_(cache),
       config_(cache.config()),
       num_tokens_(num_tokens),
-      layer_shape_({config_.open.block(0)}, config_.open.kv_heads()) {
+      layer_layout_({config_.open.block(0)}, config_.open.kv_heads()) {
   for (int i = 0; i < config_.open.num_layers(); ++i) {
     OSCAR_CHECK(config_.open.block(i).block_bytes() == config_.open.block(0).block_bytes());
   }
@@ -85,7 +85,7 @@ Result<std::unique_ptr<LayeredAppend>> LayeredAppend::Begin(SequenceCache& cache
   for (int64_t j = cache.num_pages(); j < PagesOf(end); ++j) {
     const bool sealed = j >= config.sink / kPageTokens && j < plan.sealed_end;
     OSCAR_ASSIGN_OR_RETURN(PageRef page,
-                           cache.pool_->Allocate(sealed ? append->layer_shape_ : config.open));
+                           cache.pool_->Allocate(sealed ? append->layer_layout_ : config.open));
     append->fresh_.push_back(std::move(page));
   }
   append->bytes_ = plan.bytes(config);
@@ -101,24 +101,27 @@ void LayeredAppend::SetLayer(int layer) {
   for (int64_t j = 0; j < total; ++j) {
     const auto i = static_cast<size_t>(j);
     const PageRef& page = j < had ? cache_.page(j) : fresh_[static_cast<size_t>(j - had)];
-    const bool whole = &page.layout() != &layer_shape_;
+    const bool whole = &page.layout() != &layer_layout_;
     table_[i] = page.data() + (whole ? page.layout().BlockOffset(layer, 0) : 0);
     flags_[i] = j < had && cache_.is_sealed(j) ? 1 : 0;
   }
 }
 
-Bf16* LayeredAppend::KRow(int head, int64_t position) const {
-  const BlockLayout& layout = config_.open.block(layer_);
+std::byte* LayeredAppend::OpenBlock(int head, int64_t position) const {
   const auto page = static_cast<size_t>(position / kPageTokens);
   OSCAR_DCHECK(!flags_[page] && position >= cache_.length());
   // Pages of rows to come are this object's or, the partly filled one, the sequence's own.
-  auto* block = reinterpret_cast<Bf16*>(const_cast<std::byte*>(table_[page]) +
-                                        static_cast<size_t>(head) * layout.block_bytes());
-  return block + position % kPageTokens * layout.head_dim();
+  return const_cast<std::byte*>(table_[page]) + layer_layout_.BlockOffset(0, head);
+}
+
+Bf16* LayeredAppend::KRow(int head, int64_t position) const {
+  const auto token = static_cast<int>(position % kPageTokens);
+  return reinterpret_cast<Bf16*>(OpenBlock(head, position) + layer_layout_.block(0).KRow(token));
 }
 
 Bf16* LayeredAppend::VRow(int head, int64_t position) const {
-  return KRow(head, position) + kPageTokens * config_.open.block(layer_).head_dim();
+  const auto token = static_cast<int>(position % kPageTokens);
+  return reinterpret_cast<Bf16*>(OpenBlock(head, position) + layer_layout_.block(0).VRow(token));
 }
 
 void LayeredAppend::SealLayer(ThreadPool& threads) {
@@ -153,7 +156,7 @@ void LayeredAppend::Commit() {
   }
   for (size_t i = 0; i < fresh_.size(); ++i) {
     const int64_t j = had + static_cast<int64_t>(i);
-    const bool sealed = &fresh_[i].layout() == &layer_shape_;
+    const bool sealed = &fresh_[i].layout() == &layer_layout_;
     cache_.Append(
         sealed ? std::move(sealed_[static_cast<size_t>(j - first_seal_)]) : std::move(fresh_[i]),
         sealed);

@@ -22,9 +22,7 @@
 namespace oscar {
 
 // Bytes of one layer of an open page.
-inline uint64_t OpenLayerBytes(const CacheConfig& config) {
-  return config.open.block(0).block_bytes() * static_cast<uint64_t>(config.open.kv_heads());
-}
+inline uint64_t OpenLayerBytes(const CacheConfig& config) { return config.open.LayerBytes(0); }
 
 // Pages that reading [length, end) layer by layer takes beside those the sequence has, by kind; a
 // pure function of positions. `sealed_end`: the sequence's, after SealForPrompt; pages behind it
@@ -72,6 +70,7 @@ class LayeredAppend {
 
  private:
   LayeredAppend(SequenceCache& cache, int64_t num_tokens);
+  std::byte* OpenBlock(int head, int64_t position) const;
 
   SequenceCache& cache_;
   const CacheConfig& config_;
@@ -81,7 +80,7 @@ class LayeredAppend {
   uint64_t bytes_ = 0;
   uint64_t saturated_ = 0;
   int layer_ = 0, layers_sealed_ = 0;
-  PageLayout layer_shape_;       // outlives the pages below
+  PageLayout layer_layout_;      // outlives the pages below
   std::vector<PageRef> sealed_;  // pages [first_seal_, sealed_end_); empty: sealed already
   std::vector<PageRef> fresh_;   // pages from the sequence's end on: one layer, or open
   std::vector<const std::byte*> table_;

@@ -22,6 +22,10 @@ class PageLayout {
     return offsets_[static_cast<size_t>(layer)] +
            static_cast<size_t>(head) * block(layer).block_bytes();
   }
+  // All KV heads of a layer, which lie together.
+  size_t LayerBytes(int layer) const {
+    return static_cast<size_t>(kv_heads_) * block(layer).block_bytes();
+  }
   size_t bytes() const { return bytes_; }
   // K and V numbers that one page holds.
   uint64_t elements() const { return elements_; }

@@ -22,15 +22,16 @@ uint64_t HostPageSealer::SealPages(std::span<const std::byte* const> open,
 
 int RuleSealer::Seal(int layer, std::span<const std::byte* const> open,
                      std::span<std::byte* const> sealed) const {
-  const BlockLayout& layout = config_.sealed.block(layer);
-  const auto rows = static_cast<size_t>(kPageTokens * layout.head_dim());
-  const size_t open_bytes = 2 * rows * sizeof(Bf16), sealed_bytes = layout.block_bytes();
+  const BlockLayout &from = config_.open.block(layer), &to = config_.sealed.block(layer);
+  const auto rows = static_cast<size_t>(kPageTokens * from.head_dim());
   int saturated = 0;
   for (size_t i = 0; i < open.size(); ++i) {
     for (size_t head = 0; head < static_cast<size_t>(config_.sealed.kv_heads()); ++head) {
-      const auto* k = reinterpret_cast<const Bf16*>(open[i] + head * open_bytes);
-      saturated += encoder_(layout, rules_[static_cast<size_t>(layer)][head], {k, rows},
-                            {k + rows, rows}, {sealed[i] + head * sealed_bytes, sealed_bytes});
+      const std::byte* block = open[i] + head * from.block_bytes();
+      const auto* k = reinterpret_cast<const Bf16*>(block + from.k_codes_offset());
+      const auto* v = reinterpret_cast<const Bf16*>(block + from.v_codes_offset());
+      saturated += encoder_(to, rules_[static_cast<size_t>(layer)][head], {k, rows}, {v, rows},
+                            {sealed[i] + head * to.block_bytes(), to.block_bytes()});
     }
   }
   return saturated;

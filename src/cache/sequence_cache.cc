@@ -52,13 +52,15 @@ Status SequenceCache::Reserve(int64_t num_tokens) {
 }
 
 Bf16* SequenceCache::KRow(int layer, int head, int64_t position) const {
-  OSCAR_DCHECK(!is_sealed(position / kPageTokens));
-  auto* block = reinterpret_cast<Bf16*>(page(position / kPageTokens).Block(layer, head).data());
-  return block + position % kPageTokens * config_->open.block(layer).head_dim();
+  const auto token = static_cast<int>(position % kPageTokens);
+  return reinterpret_cast<Bf16*>(OpenBlock(layer, head, position) +
+                                 config_->open.block(layer).KRow(token));
 }
 
 Bf16* SequenceCache::VRow(int layer, int head, int64_t position) const {
-  return KRow(layer, head, position) + kPageTokens * config_->open.block(layer).head_dim();
+  const auto token = static_cast<int>(position % kPageTokens);
+  return reinterpret_cast<Bf16*>(OpenBlock(layer, head, position) +
+                                 config_->open.block(layer).VRow(token));
 }
 
 void SequenceCache::Advance(int64_t num_tokens) {

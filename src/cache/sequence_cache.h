@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/check.h"
 #include "base/half.h"
 #include "base/thread_pool.h"
 #include "cache/cache_config.h"
@@ -129,6 +130,10 @@ class SequenceCache {
 
  private:
   friend class LayeredAppend;
+  std::byte* OpenBlock(int layer, int head, int64_t position) const {
+    OSCAR_DCHECK(!is_sealed(position / kPageTokens));
+    return page(position / kPageTokens).Block(layer, head).data();
+  }
   void Append(PageRef page, bool sealed);
   void Replace(int64_t index, PageRef page, bool sealed);
   Status SealBefore(int64_t position, ThreadPool& threads);

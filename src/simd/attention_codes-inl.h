@@ -328,7 +328,7 @@ HWY_INLINE void CodeLogits(const BlockLayout& layout, const std::byte* block,
                            const QueryCodes& query, QueryPart part, BlockPrefetch& prefetch,
                            float (&logits)[kMaxBlockHeads][kPageTokens]) {
   const int group_vectors = layout.group_dims() * kBits / 32;
-  const size_t tile_bytes = static_cast<size_t>(layout.head_dim() * kBits * 2);
+  const size_t tile_bytes = layout.k_tile_bytes();
   for (int tile = 0; tile < 4; tile += kTilesAtOnce) {
     F16x sum[kTilesAtOnce][kHeads];
     for (int g = 0; g < layout.num_groups(); ++g) {

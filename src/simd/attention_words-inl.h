@@ -302,7 +302,7 @@ HWY_NOINLINE void WordLogits(const BlockLayout& layout, const std::byte* HWY_RES
                              const WordQuery& query, QueryPart part, const float* reference,
                              PagesPrefetch& prefetch,
                              float (&logits)[kMaxBlockHeads][kPageTokens]) {
-  const size_t tile_bytes = static_cast<size_t>(layout.head_dim()) * 4;
+  const size_t tile_bytes = layout.k_tile_bytes();
   const int group_chunks = layout.group_dims() / kChunkDims;
   for (int g = 0; g < layout.num_groups(); ++g) {
     __m512i sum[kHeads][4];  // of words times their chunk's unit, by tile of 16 tokens

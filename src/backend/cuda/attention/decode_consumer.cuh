@@ -151,7 +151,8 @@ class DecodeConsumer : DecodeRing<T> {
   __device__ static __forceinline__ void LoadWords(uint4& w, uint4& shifted, const uint8_t* codes,
                                                    int lane) {
     if constexpr (kStep % T::kPerWord == 0) {
-      w = *reinterpret_cast<const uint4*>(codes + kStep / T::kPerWord * 512 + lane * 16);
+      w = *reinterpret_cast<const uint4*>(
+          codes + kStep / T::kPerWord * BlockLayout::kFragmentPlaneBytes + lane * 16);
       shifted = {w.x >> 8, w.y >> 8, w.z >> 8, w.w >> 8};
     }
   }
@@ -180,9 +181,9 @@ class DecodeConsumer : DecodeRing<T> {
       float c[T::kNB][4] = {};
       KeySteps<kTile, kGroup * T::kStepsPerGroup, (kGroup + 1) * T::kStepsPerGroup>(
           c, w, shifted, block + T::kLayout.k_codes_offset());
-      const uint2 meta = *reinterpret_cast<const uint2*>(block + T::kLayout.k_meta_offset() +
-                                                         kGroup * BlockLayout::kMetaPlaneBytes +
-                                                         row_ * 32 + kTile * 8);
+      const uint2 meta = *reinterpret_cast<const uint2*>(block + T::kLayout.KMetaPlane(kGroup) +
+                                                         row_ * BlockLayout::kMetaRowBytes +
+                                                         kTile * (2 * BlockLayout::kMetaPairBytes));
       const float2 a = HalfPair(meta.x), b = HalfPair(meta.y);
 #pragma unroll
       for (int nb = 0; nb < T::kNB; ++nb) {
@@ -231,9 +232,9 @@ class DecodeConsumer : DecodeRing<T> {
   __device__ __forceinline__ void ValueGroups(const float (&p)[T::kNB][4], uint4& w, uint4& shifted,
                                               const uint8_t* block) {
     if constexpr (kGroup < T::kGroups) {
-      const uint2 meta = *reinterpret_cast<const uint2*>(block + T::kLayout.v_meta_offset() +
-                                                         kGroup * BlockLayout::kMetaPlaneBytes +
-                                                         row_ * 32 + kTile * 8);
+      const uint2 meta = *reinterpret_cast<const uint2*>(block + T::kLayout.VMetaPlane(kGroup) +
+                                                         row_ * BlockLayout::kMetaRowBytes +
+                                                         kTile * (2 * BlockLayout::kMetaPairBytes));
       const float2 a = HalfPair(meta.x), d = HalfPair(meta.y);
       uint32_t b[T::kNB][2];
 #pragma unroll
@@ -278,14 +279,14 @@ class DecodeConsumer : DecodeRing<T> {
 
   // The largest V scale of this lane's rows.
   __device__ __forceinline__ float LargestScale(const uint8_t* block) const {
+    constexpr BlockLayout kLayout = T::kLayout;
     __half2 largest;
 #pragma unroll
     for (int g = 0; g < T::kGroups; ++g) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const uint4 m =
-            *reinterpret_cast<const uint4*>(block + T::kLayout.v_meta_offset() +
-                                            g * BlockLayout::kMetaPlaneBytes + row_ * 32 + i * 16);
+        const uint4 m = *reinterpret_cast<const uint4*>(block + kLayout.VMetaPlane(g) +
+                                                        row_ * BlockLayout::kMetaRowBytes + i * 16);
         const __half2 x =
             __hmax2(__hmax2(AsHalf2(m.x), AsHalf2(m.y)), __hmax2(AsHalf2(m.z), AsHalf2(m.w)));
         largest = g == 0 && i == 0 ? x : __hmax2(largest, x);
@@ -417,7 +418,7 @@ class DecodeConsumer : DecodeRing<T> {
       }
     }
   }
-  static constexpr int kSubBytes = kPageTokens * (T::kSubSteps * 16) * T::kBits / 8;
+  static constexpr int kSubBytes = T::kLayout.sub_bytes();
 
   uint32_t q_[T::kNB][T::kSteps][2];
   float q_sum_[T::kNB][T::kGroups][2];

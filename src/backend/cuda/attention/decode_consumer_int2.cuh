@@ -143,7 +143,8 @@ class DecodeConsumerInt2 : DecodeRing<T> {
                                            float (&minimum)[8]) const {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const uint4 m = *reinterpret_cast<const uint4*>(meta + row_ * 32 + i * 16);
+      const uint4 m =
+          *reinterpret_cast<const uint4*>(meta + row_ * BlockLayout::kMetaRowBytes + i * 16);
       const uint32_t pair[4] = {m.x, m.y, m.z, m.w};
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
@@ -162,8 +163,8 @@ class DecodeConsumerInt2 : DecodeRing<T> {
     uint4 w[4];
 #pragma unroll
     for (int t = 0; t < 4; ++t) {
-      w[t] = *reinterpret_cast<const uint4*>(block + T::kLayout.k_codes_offset() + t * 512 +
-                                             lane_ * 16);
+      w[t] = *reinterpret_cast<const uint4*>(block + T::kLayout.k_codes_offset() +
+                                             t * BlockLayout::kFragmentPlaneBytes + lane_ * 16);
     }
     int32_t c[4][4] = {};
 #pragma unroll
@@ -214,8 +215,10 @@ class DecodeConsumerInt2 : DecodeRing<T> {
         b[i] = Transpose8x8(
             __byte_perm(__float_as_uint(y[2 * t + i]), __float_as_uint(y[2 * t + 2 + i]), 0x5140));
       }
-      const uint4 w = *reinterpret_cast<const uint4*>(codes + t * 512 + lane_ * 16);
-      const uint4 u = *reinterpret_cast<const uint4*>(codes + (t + 1) * 512 + lane_ * 16);
+      const uint4 w = *reinterpret_cast<const uint4*>(codes + t * BlockLayout::kFragmentPlaneBytes +
+                                                      lane_ * 16);
+      const uint4 u = *reinterpret_cast<const uint4*>(
+          codes + (t + 1) * BlockLayout::kFragmentPlaneBytes + lane_ * 16);
       if (t == 2) this->ReleaseStage();
 #pragma unroll
       for (int half = 0; half < 2; ++half) {  // slices 0-3 are the even bytes, 4-7 the odd ones

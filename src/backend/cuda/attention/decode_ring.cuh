@@ -200,7 +200,9 @@ class DecodeRing {
   }
   // A unit takes two stages: 16 rows of K, then those of V.
   __device__ __forceinline__ void CopyUnit(const DecodeItem& item, int stage) {
-    constexpr int kSideBytes = kPageTokens * T::kDim * 2;
+    constexpr BlockLayout kLayout(BlockKind::kBf16, CodeOrder::kTensorCore, T::kDim, T::kDim);
+    constexpr int kSideBytes = static_cast<int>(kLayout.code_bytes());
+    constexpr int kRowsBytes = kUnitTokens * BlockLayout::kBf16RowBytes;
     const CacheView& cache = p_.cache;
     const bool is_window = item.kind == kItemUnits, is_v = (unit_copies_ & 1) != 0;
     const int unit = item.first + unit_;
@@ -209,12 +211,12 @@ class DecodeRing {
     const std::byte* source = (is_window ? cache.window_pool + id_ * cache.window_page_stride
                                          : cache.history_pool + id_ * cache.history_page_stride) +
                               int64_t{item.kv_head} * (2 * kSideBytes) + (is_v ? kSideBytes : 0) +
-                              part * (kUnitTokens * 128);
+                              part * kRowsBytes;
     const uint32_t target = base_ + static_cast<uint32_t>(StageOffset(stage));
     const StageFill copy(StageBar(stage), T::kUnitBytes, lane_);
-    for (int plane = 0; plane < T::kDim / 64; ++plane) {
-      copy.CopyOnce(target + plane * (kUnitTokens * 128), source + plane * (kPageTokens * 128),
-                    kUnitTokens * 128);
+    for (int plane = 0; plane < T::kDim / BlockLayout::kBf16PlaneDims; ++plane) {
+      copy.CopyOnce(target + plane * kRowsBytes, source + plane * BlockLayout::kBf16PlaneBytes,
+                    kRowsBytes);
     }
     copy.End();
     --unit_copies_;

@@ -59,6 +59,12 @@ __device__ __forceinline__ void StorePair(uint32_t base, uint32_t flip, uint32_t
       : "memory");
 }
 
+// Of the pages that are expanded; the group size is data here, hence not this layout's.
+template <int kBits, int kDim>
+constexpr BlockLayout ExpandLayout() {
+  return {kBits == 2 ? BlockKind::kInt2 : BlockKind::kInt4, CodeOrder::kTensorCore, kDim, 32};
+}
+
 // `target`: a shared-memory address, a multiple of 1024. `group_steps_log2`: log2(group dims / 16).
 // kOneGroup: the row is one group, which leaves no branch. `part`: of INT4's K, 0 for the high two
 // bits of the codes, 1 for the low ones.
@@ -66,15 +72,16 @@ template <int kBits, int kDim, bool kIsK, bool kOneGroup>
 __device__ __forceinline__ void ExpandPage(const uint8_t* block, int block_bytes,
                                            int group_steps_log2, uint32_t target, int plane_stride,
                                            int thread, int part = 0) {
-  constexpr int kCodeBytes = kPageTokens * kDim * kBits / 8;
-  constexpr int kSubSteps = kDim < 128 ? kDim / 16 : 8;
-  constexpr int kSubBytes = kPageTokens * kSubSteps * 16 * kBits / 8;
+  constexpr BlockLayout kLayout = ExpandLayout<kBits, kDim>();
+  constexpr int kSubSteps = kLayout.sub_dims() / 16, kSubBytes = kLayout.sub_bytes();
   constexpr int kPerWord = 16 / kBits, kHalfWord = kPerWord / 2;
   const int lane = thread % 32, quad = lane & 3, row = lane >> 2, tile = thread / 32;
-  const uint8_t* codes = block + (kIsK ? 0 : kCodeBytes) + lane * 16;
-  // K's planes of metadata, then as many of V's.
+  const uint8_t* codes =
+      block + (kIsK ? 0 : static_cast<int>(kLayout.v_codes_offset())) + lane * 16;
   const uint8_t* meta =
-      block + (kIsK ? 2 * kCodeBytes : (block_bytes + 2 * kCodeBytes) / 2) + tile * 8;
+      block +
+      (kIsK ? static_cast<int>(kLayout.k_meta_offset()) : kLayout.VMetaOffsetOf(block_bytes)) +
+      tile * (2 * BlockLayout::kMetaPairBytes);
   // K: chunks 2 step, 2 step + 1 of the rows. V: the tokens of this tile are chunks 2 tile, + 1.
   const uint32_t at =
       target + static_cast<uint32_t>(quad * 4 + (kIsK ? tile * 16 + row : row) * 128 +
@@ -89,7 +96,8 @@ __device__ __forceinline__ void ExpandPage(const uint8_t* block, int block_bytes
     for (int s = 0; s < kSubSteps; ++s) {
       if (s % kPerWord == 0) {
         w = *reinterpret_cast<const uint4*>(codes + sub * kSubBytes +
-                                            (tile * kSubSteps + s) / kPerWord * 512);
+                                            (tile * kSubSteps + s) / kPerWord *
+                                                BlockLayout::kFragmentPlaneBytes);
         if (kSubSteps < kPerWord && (tile & 1) != 0) {  // two tiles share a word at D 64
           w = {w.x >> 8, w.y >> 8, w.z >> 8, w.w >> 8};
         }
@@ -101,7 +109,7 @@ __device__ __forceinline__ void ExpandPage(const uint8_t* block, int block_bytes
       if (kOneGroup ? step == 0 : (step & ((1 << group_steps_log2) - 1)) == 0) {  // a new group
         const uint8_t* plane = meta + (step >> group_steps_log2) * BlockLayout::kMetaPlaneBytes;
         if constexpr (kIsK) {  // words 0, 1: token row; 2, 3: token row + 8
-          const uint2 m = *reinterpret_cast<const uint2*>(plane + row * 32);
+          const uint2 m = *reinterpret_cast<const uint2*>(plane + row * BlockLayout::kMetaRowBytes);
           scale0 = __low2half2(BitsAsHalf2(m.x));
           scale1 = __low2half2(BitsAsHalf2(m.y));
           if (high) {
@@ -110,8 +118,9 @@ __device__ __forceinline__ void ExpandPage(const uint8_t* block, int block_bytes
             scale1 = __hmul2(scale1, four);
           }
         } else {  // words 0, 1: tokens 2 quad + {0, 1}; 2, 3: the same + 8
-          const uint2 even = *reinterpret_cast<const uint2*>(plane + quad * 64),
-                      odd = *reinterpret_cast<const uint2*>(plane + quad * 64 + 32);
+          constexpr int kRow = BlockLayout::kMetaRowBytes;
+          const uint2 even = *reinterpret_cast<const uint2*>(plane + quad * (2 * kRow)),
+                      odd = *reinterpret_cast<const uint2*>(plane + quad * (2 * kRow) + kRow);
           scale0 = __lows2half2(BitsAsHalf2(even.x), BitsAsHalf2(odd.x));
           min0 = __highs2half2(BitsAsHalf2(even.x), BitsAsHalf2(odd.x));
           scale1 = __lows2half2(BitsAsHalf2(even.y), BitsAsHalf2(odd.y));
@@ -166,9 +175,10 @@ template <int kBits, int kDim>
 __device__ __forceinline__ void ExpandMinima(const uint8_t* block, int group_steps_log2,
                                              uint8_t* target, int step_bytes, int token, int group,
                                              int step) {
-  constexpr int kCodeBytes = kPageTokens * kDim * kBits / 8;
   constexpr float kOffset = kBits == 2 ? 1.0f : 5.0f;
-  const uint8_t* meta = block + 2 * kCodeBytes + token % 8 * 32 + token / 8 * 4;
+  constexpr auto kMeta = static_cast<int>(ExpandLayout<kBits, kDim>().k_meta_offset());
+  const uint8_t* meta = block + kMeta + token % 8 * BlockLayout::kMetaRowBytes +
+                        token / 8 * BlockLayout::kMetaPairBytes;
 #pragma unroll 1
   for (; group < (kDim / 16) >> group_steps_log2; group += step) {
     const float2 x = __half22float2(

@@ -25,7 +25,8 @@ struct GenericPrefillTraits {
   static constexpr BlockLayout kLayout{kKind, CodeOrder::kTensorCore, kDim, 32};
   static constexpr int kBits = kLayout.bits();
   static constexpr int kStages = kDim > 128 ? 1 : 2;
-  static constexpr int kSideBytes = kPageTokens * kDim * 2;
+  static constexpr BlockLayout kOpenLayout{BlockKind::kBf16, CodeOrder::kTensorCore, kDim, kDim};
+  static constexpr int kSideBytes = static_cast<int>(kOpenLayout.code_bytes());
   static constexpr int kRawBytes = kQuantised ? static_cast<int>(kLayout.block_bytes()) : 0;
   static constexpr int kRawOffset = kStages * 2 * kSideBytes;
   static constexpr int kMinimaOffset = kRawOffset + kStages * kRawBytes;
@@ -135,7 +136,8 @@ class GenericPrefill {
   __device__ __forceinline__ void ExpandKeys(int stage, int part) const {
     ExpandPage<T::kBits, T::kDim, true, false>(
         shared_ + T::kRawOffset + stage * T::kRawBytes, p_.history_block_bytes, p_.group_steps_log2,
-        base_ + static_cast<uint32_t>(stage * 2 * T::kSideBytes), kPageTokens * 128, thread_, part);
+        base_ + static_cast<uint32_t>(stage * 2 * T::kSideBytes), BlockLayout::kBf16PlaneBytes,
+        thread_, part);
   }
 
   // A operand: rows row_, row_ + 8.
@@ -229,8 +231,8 @@ class GenericPrefill {
         const int token = n * 16 + (lane_ & 7) + (lane_ >> 4) * 8;
         const int chunk = step % 4 * 2 + (lane_ >> 3 & 1);
         uint32_t b[4];
-        LoadMatrix4(
-            b, keys + step / 4 * (kPageTokens * 128) + token * 128 + ((chunk ^ (token & 7)) << 4));
+        LoadMatrix4(b, keys + step / 4 * BlockLayout::kBf16PlaneBytes +
+                           token * BlockLayout::kBf16RowBytes + ((chunk ^ (token & 7)) << 4));
         Mma<kHalf>(s[n * 2], a, b[0], b[1]);
         Mma<kHalf>(s[n * 2 + 1], a, b[2], b[3]);
       }
@@ -324,7 +326,8 @@ class GenericPrefill {
           LoadMatrix4(b, values + dim * 128 + ((chunk ^ (dim & 7)) << 4));
         } else {  // [planes][tokens][dims]: rows are k
           const int token = k * 16 + (lane_ & 15), chunk = step % 4 * 2 + (lane_ >> 4);
-          LoadMatrix4Transposed(b, values + step / 4 * (kPageTokens * 128) + token * 128 +
+          LoadMatrix4Transposed(b, values + step / 4 * BlockLayout::kBf16PlaneBytes +
+                                       token * BlockLayout::kBf16RowBytes +
                                        ((chunk ^ (token & 7)) << 4));
         }
         Mma<kHalf>(o_[step * 2], a, b[0], b[1]);

@@ -39,11 +39,13 @@ struct PrefillTraits {
   static constexpr BlockLayout kLayout{kKind, CodeOrder::kTensorCore, kDim, 32};
   static constexpr int kCodeBytes = static_cast<int>(kLayout.code_bytes());
   static constexpr int kBits = kLayout.bits();
-  static constexpr int kPlanes = kDim / 64;
+  static constexpr int kPlanes = kDim / BlockLayout::kBf16PlaneDims;
   static constexpr int kTilePages = kDim > 128 ? 1 : 2;
   static constexpr int kTokens = kTilePages * kPageTokens;
   static constexpr int kSideBytes = kTokens * kDim * 2;  // K or V of a tile
-  static constexpr int kPageSideBytes = kPageTokens * kDim * 2;
+  static constexpr BlockLayout kOpenLayout{BlockKind::kBf16, CodeOrder::kTensorCore, kDim, kDim};
+  static constexpr int kPageSideBytes = static_cast<int>(kOpenLayout.code_bytes());
+  static constexpr int kOpenBytes = static_cast<int>(kOpenLayout.block_bytes());
   static constexpr int kStages = kQuantised && kDim > 128 ? 1 : 2;
   static constexpr int kKeyParts = kBits == 4 ? 2 : 1;  // products a quantised tile's K takes
   static constexpr int kQBytes = kPrefillRows * kDim * 2;
@@ -178,7 +180,7 @@ class PrefillProducer {
       const int64_t id =
           __ldg(cache.history_table + row * cache.history_table_stride + tile.page + i);
       return cache.history_pool + id * cache.history_page_stride +
-             int64_t{kv_head_} * (2 * T::kPageSideBytes);
+             int64_t{kv_head_} * T::kOpenBytes;
     }
     int entry = tile.page + i;
     if (tile.region == 2) {
@@ -186,8 +188,7 @@ class PrefillProducer {
       entry = cache.sink_pages + (begin + tile.page + i) % cache.ring_pages;
     }
     const int64_t id = __ldg(cache.window_table + row * cache.window_table_stride + entry);
-    return cache.window_pool + id * cache.window_page_stride +
-           int64_t{kv_head_} * (2 * T::kPageSideBytes);
+    return cache.window_pool + id * cache.window_page_stride + int64_t{kv_head_} * T::kOpenBytes;
   }
 
   // Plane by plane, so that the tile's rows of one plane are contiguous.
@@ -200,7 +201,8 @@ class PrefillProducer {
         if (i >= count) continue;
         for (int plane = 0; plane < T::kPlanes; ++plane) {
           fill.Copy(base_ + target + (plane * T::kTokens + i * kPageTokens) * 128,
-                    pages[i] + source + plane * (kPageTokens * 128), kPageTokens * 128);
+                    pages[i] + source + plane * BlockLayout::kBf16PlaneBytes,
+                    BlockLayout::kBf16PlaneBytes);
         }
       }
     } else {
@@ -216,9 +218,9 @@ class PrefillProducer {
       if (token < valid) {
         const std::byte* page =
             T::kTilePages == 1 || token < kPageTokens ? pages[0] : pages[T::kTilePages - 1];
-        v = *reinterpret_cast<const uint4*>(page + T::kPageSideBytes +
-                                            (plane * kPageTokens + token % kPageTokens) * 128 +
-                                            chunk * 16);
+        v = *reinterpret_cast<const uint4*>(
+            page + T::kPageSideBytes +
+            (plane * kPageTokens + token % kPageTokens) * BlockLayout::kBf16RowBytes + chunk * 16);
       }
       *reinterpret_cast<uint4*>(shared_ + target + (plane * T::kTokens + token) * 128 +
                                 chunk * 16) = v;
@@ -248,7 +250,8 @@ class PrefillProducer {
     const int count = PagesOf(t);
     constexpr int kSides = (kFillsK ? 1 : 0) + (kFillsV ? 1 : 0);
     const int slot = RawSlot(t);
-    const int meta_bytes = p_.history_block_bytes / 2 - T::kCodeBytes;
+    constexpr BlockLayout kLayout = T::kLayout;  // device code has no static members' addresses
+    const int meta_bytes = kLayout.MetaBytesOf(p_.history_block_bytes);
     const StageFill fill(RawFull(slot),
                          static_cast<uint32_t>(kSides * count * (T::kCodeBytes + meta_bytes)), 0);
 #pragma unroll

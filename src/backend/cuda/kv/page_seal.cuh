@@ -605,7 +605,8 @@ __global__ void __launch_bounds__(kSealThreads, kDim > 128 ? 2
                                                            : 4)
     SealPagesKernel(const __grid_constant__ SealKernelParams p) {
   using Sealer = RowSealer<kKind, kDim, kGroup>;
-  constexpr int kSideBytes = kPageTokens * kDim * 2;
+  constexpr BlockLayout kOpenLayout(BlockKind::kBf16, CodeOrder::kTensorCore, kDim, kDim);
+  constexpr int kSideBytes = static_cast<int>(kOpenLayout.code_bytes());
   constexpr int kBlockBytes = static_cast<int>(Sealer::kLayout.block_bytes());
   extern __shared__ __align__(128) uint8_t shared[];
   uint8_t* block = shared + 2 * kSideBytes;
