@@ -17,19 +17,19 @@ struct AffineRowSpec {
   MetaType meta = MetaType::kFp16;
 };
 
-class AffineRows : public KvQuantizer {
+class AffineRows : public GroupedQuantizer {
  public:
   explicit AffineRows(const AffineRowSpec& spec) : spec_(spec) {}
   std::string description() const override;
-  size_t EncodedBytes(const TileShape& shape) const override;
   double BitsPerElement(const TileShape& shape) const override;
 
  protected:
   Status CheckHeadDim(int head_dim) const override;
-  void EncodeTile(const TileShape& shape, std::span<const float> rows,
-                  std::span<std::byte> bytes) const override;
-  Status DecodeTile(const TileShape& shape, std::span<const std::byte> bytes,
-                    std::span<float> rows) const override;
+  size_t RunBytes(int head_dim) const override;
+  void EncodeRun(const TileShape& shape, std::span<const float> rows, int first, int head,
+                 ByteWriter& writer) const override;
+  Status DecodeRun(const TileShape& shape, int first, int head, ByteReader& reader,
+                   std::span<float> rows) const override;
 
  private:
   AffineRowSpec spec_;

@@ -61,87 +61,77 @@ Status KittyKeys::CheckHeadDim(int head_dim) const {
   return {};
 }
 
-size_t KittyKeys::EncodedBytes(const TileShape& shape) const {
-  const auto dims = static_cast<size_t>(shape.head_dim);
-  const auto boosted = static_cast<size_t>(Boosted(shape.head_dim));
-  return shape.rows() / kPage * (CodeBytes((dims + boosted) * kPage, 2) + dims + 2 * 2 * dims);
+size_t KittyKeys::RunBytes(int head_dim) const {
+  const auto dims = static_cast<size_t>(head_dim);
+  const auto boosted = static_cast<size_t>(Boosted(head_dim));
+  return CodeBytes((dims + boosted) * kPage, 2) + dims + 2 * 2 * dims;
 }
 
 double KittyKeys::BitsPerElement(const TileShape& shape) const {
   return 2.0 + 2.0 * Boosted(shape.head_dim) / shape.head_dim + (8.0 + 32.0) / kPage;
 }
 
-void KittyKeys::EncodeTile(const TileShape& shape, std::span<const float> rows,
-                           std::span<std::byte> bytes) const {
+void KittyKeys::EncodeRun(const TileShape& shape, std::span<const float> rows, int first, int head,
+                          ByteWriter& writer) const {
   const auto dims = static_cast<size_t>(shape.head_dim);
   const int boosted = Boosted(shape.head_dim);
   std::vector<uint8_t> low(dims * kPage), high(static_cast<size_t>(boosted) * kPage);
   std::vector<float> scale(dims), min(dims);
-  ByteWriter writer(bytes);
-  for (int first = 0; first < shape.tokens; first += kPage) {
-    for (int head = 0; head < shape.kv_heads; ++head) {
-      const auto index = RankChannels(shape, rows, first, head, boosted);
-      for (size_t d = 0; d < dims; ++d) {
-        const auto x = GatherChannel(shape, rows, first, kPage, head, static_cast<int>(d));
-        const auto [lo, hi] = std::minmax_element(x.begin(), x.end());
-        const float levels = index[d] == kNotBoosted ? 3.0f : 15.0f;
-        scale[d] = std::max(
-            RoundMeta(std::max(*hi - *lo, kKittyMinRange) / levels, MetaType::kFp16), kMinScale);
-        min[d] = RoundMeta(*lo, MetaType::kFp16);
-        for (size_t t = 0; t < kPage; ++t) {
-          const float q = std::floor((x[t] - min[d]) / scale[d] + 0.5f);
-          const auto code = static_cast<uint8_t>(std::clamp(q, 0.0f, levels));
-          low[d * kPage + t] = code & 3;
-          if (index[d] != kNotBoosted) high[index[d] * size_t{kPage} + t] = code >> 2;
-        }
-      }
-      writer.Codes(low, 2);
-      writer.Codes(high, 2);
-      for (const uint8_t i : index) writer.Byte(i);
-      for (const float s : scale) writer.Meta(s, MetaType::kFp16);
-      for (const float m : min) writer.Meta(m, MetaType::kFp16);
+  const auto index = RankChannels(shape, rows, first, head, boosted);
+  for (size_t d = 0; d < dims; ++d) {
+    const auto x = GatherChannel(shape, rows, first, kPage, head, static_cast<int>(d));
+    const auto [lo, hi] = std::minmax_element(x.begin(), x.end());
+    const float levels = index[d] == kNotBoosted ? 3.0f : 15.0f;
+    scale[d] = std::max(RoundMeta(std::max(*hi - *lo, kKittyMinRange) / levels, MetaType::kFp16),
+                        kMinScale);
+    min[d] = RoundMeta(*lo, MetaType::kFp16);
+    for (size_t t = 0; t < kPage; ++t) {
+      const float q = std::floor((x[t] - min[d]) / scale[d] + 0.5f);
+      const auto code = static_cast<uint8_t>(std::clamp(q, 0.0f, levels));
+      low[d * kPage + t] = code & 3;
+      if (index[d] != kNotBoosted) high[index[d] * size_t{kPage} + t] = code >> 2;
     }
   }
+  writer.Codes(low, 2);
+  writer.Codes(high, 2);
+  for (const uint8_t i : index) writer.Byte(i);
+  for (const float s : scale) writer.Meta(s, MetaType::kFp16);
+  for (const float m : min) writer.Meta(m, MetaType::kFp16);
 }
 
-Status KittyKeys::DecodeTile(const TileShape& shape, std::span<const std::byte> bytes,
-                             std::span<float> rows) const {
+Status KittyKeys::DecodeRun(const TileShape& shape, int first, int head, ByteReader& reader,
+                            std::span<float> rows) const {
   const auto dims = static_cast<size_t>(shape.head_dim);
   const auto boosted = static_cast<size_t>(Boosted(shape.head_dim));
   std::vector<uint8_t> low(dims * kPage), high(boosted * kPage), index(dims);
   std::vector<float> scale(dims), min(dims), channel(kPage);
-  ByteReader reader(bytes);
-  for (int first = 0; first < shape.tokens; first += kPage) {
-    for (int head = 0; head < shape.kv_heads; ++head) {
-      reader.Codes(low, 2);
-      reader.Codes(high, 2);
-      size_t next = 0;  // the plane keeps channel order, so positions count up
-      for (size_t d = 0; d < dims; ++d) {
-        index[d] = reader.Byte();
-        if (index[d] == kNotBoosted) continue;
-        if (index[d] != next || next >= boosted) {
-          return DataLoss(
-              fmt::format("{}: block at token {}, head {}: channel {} names position "
-                          "{} of the high plane where {} comes next",
-                          description(), first, head, d, index[d], next));
-        }
-        ++next;
-      }
-      if (next != boosted) {
-        return DataLoss(fmt::format("{}: block at token {}, head {}: {} of {} boosted channels",
-                                    description(), first, head, next, boosted));
-      }
-      for (float& s : scale) s = reader.Meta(MetaType::kFp16);
-      for (float& m : min) m = reader.Meta(MetaType::kFp16);
-      for (size_t d = 0; d < dims; ++d) {
-        for (size_t t = 0; t < kPage; ++t) {
-          int code = low[d * kPage + t];
-          if (index[d] != kNotBoosted) code |= high[index[d] * size_t{kPage} + t] << 2;
-          channel[t] = static_cast<float>(code) * scale[d] + min[d];
-        }
-        ScatterChannel(shape, channel, first, head, static_cast<int>(d), rows);
-      }
+  reader.Codes(low, 2);
+  reader.Codes(high, 2);
+  size_t next = 0;  // the plane keeps channel order, so positions count up
+  for (size_t d = 0; d < dims; ++d) {
+    index[d] = reader.Byte();
+    if (index[d] == kNotBoosted) continue;
+    if (index[d] != next || next >= boosted) {
+      return DataLoss(
+          fmt::format("{}: block at token {}, head {}: channel {} names position "
+                      "{} of the high plane where {} comes next",
+                      description(), first, head, d, index[d], next));
     }
+    ++next;
+  }
+  if (next != boosted) {
+    return DataLoss(fmt::format("{}: block at token {}, head {}: {} of {} boosted channels",
+                                description(), first, head, next, boosted));
+  }
+  for (float& s : scale) s = reader.Meta(MetaType::kFp16);
+  for (float& m : min) m = reader.Meta(MetaType::kFp16);
+  for (size_t d = 0; d < dims; ++d) {
+    for (size_t t = 0; t < kPage; ++t) {
+      int code = low[d * kPage + t];
+      if (index[d] != kNotBoosted) code |= high[index[d] * size_t{kPage} + t] << 2;
+      channel[t] = static_cast<float>(code) * scale[d] + min[d];
+    }
+    ScatterChannel(shape, channel, first, head, static_cast<int>(d), rows);
   }
   return {};
 }

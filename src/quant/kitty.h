@@ -20,22 +20,22 @@
 
 namespace oscar {
 
-class KittyKeys : public KvQuantizer {
+class KittyKeys : public GroupedQuantizer {
  public:
   static constexpr int kPage = 128;
   // REQUIRES: boosted_fraction in [0, 1).
   explicit KittyKeys(double boosted_fraction);
   std::string description() const override;
   int tokens_per_run() const override { return kPage; }
-  size_t EncodedBytes(const TileShape& shape) const override;
   double BitsPerElement(const TileShape& shape) const override;
 
  protected:
   Status CheckHeadDim(int head_dim) const override;
-  void EncodeTile(const TileShape& shape, std::span<const float> rows,
-                  std::span<std::byte> bytes) const override;
-  Status DecodeTile(const TileShape& shape, std::span<const std::byte> bytes,
-                    std::span<float> rows) const override;
+  size_t RunBytes(int head_dim) const override;
+  void EncodeRun(const TileShape& shape, std::span<const float> rows, int first, int head,
+                 ByteWriter& writer) const override;
+  Status DecodeRun(const TileShape& shape, int first, int head, ByteReader& reader,
+                   std::span<float> rows) const override;
 
  private:
   int Boosted(int head_dim) const;

@@ -3,7 +3,6 @@
 #include <fmt/core.h>
 
 #include "quant/affine_rows.h"
-#include "quant/channel_runs.h"
 #include "quant/uniform_rows.h"
 
 namespace oscar {
@@ -13,31 +12,24 @@ std::string KiviKeys::description() const {
                      ToString(meta_));
 }
 
-size_t KiviKeys::EncodedBytes(const TileShape& shape) const {
-  const ChannelSpec spec{AffineRule::kRealMin, bits_, group_tokens_, meta_};
-  return shape.rows() / static_cast<size_t>(group_tokens_) * ChannelRunBytes(spec, shape.head_dim);
-}
+size_t KiviKeys::RunBytes(int head_dim) const { return ChannelRunBytes(Channels(), head_dim); }
 
 double KiviKeys::BitsPerElement(const TileShape&) const {
   return bits_ + 16.0 * static_cast<double>(MetaBytes(meta_)) / group_tokens_;
 }
 
-void KiviKeys::EncodeTile(const TileShape& shape, std::span<const float> rows,
-                          std::span<std::byte> bytes) const {
-  const ChannelSpec spec{AffineRule::kRealMin, bits_, group_tokens_, meta_};
-  ByteWriter writer(bytes);
-  for (int first = 0; first < shape.tokens; first += group_tokens_) {
-    for (int h = 0; h < shape.kv_heads; ++h) EncodeChannels(spec, shape, rows, first, h, &writer);
-  }
+ChannelSpec KiviKeys::Channels() const {
+  return {AffineRule::kRealMin, bits_, group_tokens_, meta_};
 }
 
-Status KiviKeys::DecodeTile(const TileShape& shape, std::span<const std::byte> bytes,
-                            std::span<float> rows) const {
-  const ChannelSpec spec{AffineRule::kRealMin, bits_, group_tokens_, meta_};
-  ByteReader reader(bytes);
-  for (int first = 0; first < shape.tokens; first += group_tokens_) {
-    for (int h = 0; h < shape.kv_heads; ++h) DecodeChannels(spec, shape, first, h, &reader, rows);
-  }
+void KiviKeys::EncodeRun(const TileShape& shape, std::span<const float> rows, int first, int head,
+                         ByteWriter& writer) const {
+  EncodeChannels(Channels(), shape, rows, first, head, &writer);
+}
+
+Status KiviKeys::DecodeRun(const TileShape& shape, int first, int head, ByteReader& reader,
+                           std::span<float> rows) const {
+  DecodeChannels(Channels(), shape, first, head, &reader, rows);
   return {};
 }
 

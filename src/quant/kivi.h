@@ -14,27 +14,30 @@
 
 #include <memory>
 
+#include "quant/channel_runs.h"
 #include "quant/kv_quantizer.h"
 #include "quant/row_quantizer.h"
 
 namespace oscar {
 
-class KiviKeys : public KvQuantizer {
+class KiviKeys : public GroupedQuantizer {
  public:
   KiviKeys(int bits, int group_tokens, MetaType meta)
       : bits_(bits), group_tokens_(group_tokens), meta_(meta) {}
   std::string description() const override;
   int tokens_per_run() const override { return group_tokens_; }
-  size_t EncodedBytes(const TileShape& shape) const override;
   double BitsPerElement(const TileShape& shape) const override;
 
  protected:
-  void EncodeTile(const TileShape& shape, std::span<const float> rows,
-                  std::span<std::byte> bytes) const override;
-  Status DecodeTile(const TileShape& shape, std::span<const std::byte> bytes,
-                    std::span<float> rows) const override;
+  size_t RunBytes(int head_dim) const override;
+  void EncodeRun(const TileShape& shape, std::span<const float> rows, int first, int head,
+                 ByteWriter& writer) const override;
+  Status DecodeRun(const TileShape& shape, int first, int head, ByteReader& reader,
+                   std::span<float> rows) const override;
 
  private:
+  ChannelSpec Channels() const;
+
   int bits_;
   int group_tokens_;  // a multiple of 16
   MetaType meta_;

@@ -6,19 +6,10 @@
 #include <cmath>
 
 #include "base/check.h"
+#include "quant/byte_stream.h"
 #include "quant/row_quantizer.h"
 
 namespace oscar {
-namespace {
-
-size_t ElementAt(const TileShape& shape, int token, int head, int dim) {
-  return (static_cast<size_t>(token) * static_cast<size_t>(shape.kv_heads) +
-          static_cast<size_t>(head)) *
-             static_cast<size_t>(shape.head_dim) +
-         static_cast<size_t>(dim);
-}
-
-}  // namespace
 
 Status KvQuantizer::CheckShape(const TileShape& shape) const {
   if (shape.tokens < 0 || shape.kv_heads <= 0) {
@@ -67,11 +58,31 @@ Status KvQuantizer::Decode(const TileShape& shape, std::span<const std::byte> by
   return DecodeTile(shape, bytes, rows);
 }
 
+void GroupedQuantizer::EncodeTile(const TileShape& shape, std::span<const float> rows,
+                                  std::span<std::byte> bytes) const {
+  ByteWriter writer(bytes);
+  for (int first = 0; first < shape.tokens; first += tokens_per_run()) {
+    for (int head = 0; head < shape.kv_heads; ++head) EncodeRun(shape, rows, first, head, writer);
+  }
+}
+
+Status GroupedQuantizer::DecodeTile(const TileShape& shape, std::span<const std::byte> bytes,
+                                    std::span<float> rows) const {
+  ByteReader reader(bytes);
+  for (int first = 0; first < shape.tokens; first += tokens_per_run()) {
+    for (int head = 0; head < shape.kv_heads; ++head) {
+      OSCAR_RETURN_IF_ERROR(DecodeRun(shape, first, head, reader, rows));
+    }
+  }
+  return {};
+}
+
 std::vector<float> GatherChannel(const TileShape& shape, std::span<const float> rows, int first,
                                  int count, int head, int dim) {
   std::vector<float> channel(static_cast<size_t>(count));
   for (int t = 0; t < count; ++t) {
-    channel[static_cast<size_t>(t)] = rows[ElementAt(shape, first + t, head, dim)];
+    channel[static_cast<size_t>(t)] =
+        rows[RowAt(shape, first + t, head) + static_cast<size_t>(dim)];
   }
   return channel;
 }
@@ -79,7 +90,7 @@ std::vector<float> GatherChannel(const TileShape& shape, std::span<const float> 
 void ScatterChannel(const TileShape& shape, std::span<const float> channel, int first, int head,
                     int dim, std::span<float> rows) {
   for (size_t t = 0; t < channel.size(); ++t) {
-    rows[ElementAt(shape, first + static_cast<int>(t), head, dim)] = channel[t];
+    rows[RowAt(shape, first + static_cast<int>(t), head) + static_cast<size_t>(dim)] = channel[t];
   }
 }
 

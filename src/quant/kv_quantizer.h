@@ -67,6 +67,39 @@ class KvQuantizer {
   virtual bool saturates() const { return true; }
 };
 
+class ByteReader;
+class ByteWriter;
+
+// A codec whose tiles are runs one after another: tokens_per_run() tokens of one KV head (one row
+// where that is 1), by token, then by head, each of the same size.
+class GroupedQuantizer : public KvQuantizer {
+ public:
+  size_t EncodedBytes(const TileShape& shape) const final {
+    return shape.rows() / static_cast<size_t>(tokens_per_run()) * RunBytes(shape.head_dim);
+  }
+
+ protected:
+  virtual size_t RunBytes(int head_dim) const = 0;
+  // Tokens [first, first + tokens_per_run()) of `head`.
+  virtual void EncodeRun(const TileShape& shape, std::span<const float> rows, int first, int head,
+                         ByteWriter& writer) const = 0;
+  virtual Status DecodeRun(const TileShape& shape, int first, int head, ByteReader& reader,
+                           std::span<float> rows) const = 0;
+
+ private:
+  void EncodeTile(const TileShape& shape, std::span<const float> rows,
+                  std::span<std::byte> bytes) const final;
+  Status DecodeTile(const TileShape& shape, std::span<const std::byte> bytes,
+                    std::span<float> rows) const final;
+};
+
+// Where row (token, head) of a tile begins.
+inline size_t RowAt(const TileShape& shape, int token, int head) {
+  return (static_cast<size_t>(token) * static_cast<size_t>(shape.kv_heads) +
+          static_cast<size_t>(head)) *
+         static_cast<size_t>(shape.head_dim);
+}
+
 // How one channel of one block lies in a tile: element t of `channel` is row (first + t, head),
 // dim.
 std::vector<float> GatherChannel(const TileShape& shape, std::span<const float> rows, int first,

@@ -22,50 +22,45 @@ std::string TurboQuantKeys::description() const {
   return fmt::format("TurboQuant keys, {} bits{}", bits_, renormalize_ ? ", renormalised" : "");
 }
 
-size_t TurboQuantKeys::EncodedBytes(const TileShape& shape) const {
-  return shape.rows() * (CodeBytes(static_cast<size_t>(shape.head_dim), bits_) + 2);
+size_t TurboQuantKeys::RunBytes(int head_dim) const {
+  return CodeBytes(static_cast<size_t>(head_dim), bits_) + 2;
 }
 
 double TurboQuantKeys::BitsPerElement(const TileShape& shape) const {
   return bits_ + 16.0 / shape.head_dim;
 }
 
-void TurboQuantKeys::EncodeTile(const TileShape& shape, std::span<const float> rows,
-                                std::span<std::byte> bytes) const {
+void TurboQuantKeys::EncodeRun(const TileShape& shape, std::span<const float> rows, int first,
+                               int head, ByteWriter& writer) const {
   const auto dims = static_cast<size_t>(shape.head_dim);
   const float root = std::sqrt(static_cast<float>(shape.head_dim));
+  const auto row = rows.subspan(RowAt(shape, first, head), dims);
   std::vector<uint8_t> codes(dims);
-  ByteWriter writer(bytes);
-  for (size_t r = 0; r < shape.rows(); ++r) {
-    const auto row = rows.subspan(r * dims, dims);
-    double squares = 0.0;
-    for (const float v : row) squares += static_cast<double>(v) * v;
-    const auto norm = static_cast<float>(std::sqrt(squares));
-    for (size_t i = 0; i < dims; ++i) {
-      const float u = row[i] / (norm + 1e-8f) * root;
-      uint8_t code = 0;
-      for (const float t : thresholds_) code += u > t ? 1 : 0;
-      codes[i] = code;
-    }
-    writer.Codes(codes, bits_);
-    writer.Meta(norm, MetaType::kFp16);
+  double squares = 0.0;
+  for (const float v : row) squares += static_cast<double>(v) * v;
+  const auto norm = static_cast<float>(std::sqrt(squares));
+  for (size_t i = 0; i < dims; ++i) {
+    const float u = row[i] / (norm + 1e-8f) * root;
+    uint8_t code = 0;
+    for (const float t : thresholds_) code += u > t ? 1 : 0;
+    codes[i] = code;
   }
+  writer.Codes(codes, bits_);
+  writer.Meta(norm, MetaType::kFp16);
 }
 
-Status TurboQuantKeys::DecodeTile(const TileShape& shape, std::span<const std::byte> bytes,
-                                  std::span<float> rows) const {
+Status TurboQuantKeys::DecodeRun(const TileShape& shape, int first, int head, ByteReader& reader,
+                                 std::span<float> rows) const {
   const auto dims = static_cast<size_t>(shape.head_dim);
+  const auto row = rows.subspan(RowAt(shape, first, head), dims);
   std::vector<uint8_t> codes(dims);
-  ByteReader reader(bytes);
-  for (size_t r = 0; r < shape.rows(); ++r) {
-    reader.Codes(codes, bits_);
-    double squares = 0.0;
-    for (const uint8_t c : codes) squares += static_cast<double>(levels_[c]) * levels_[c];
-    const double length = renormalize_ ? std::sqrt(squares) : std::sqrt(shape.head_dim);
-    // No level is 0, so the length is positive.
-    const auto factor = static_cast<float>(reader.Meta(MetaType::kFp16) / length);
-    for (size_t i = 0; i < dims; ++i) rows[r * dims + i] = levels_[codes[i]] * factor;
-  }
+  reader.Codes(codes, bits_);
+  double squares = 0.0;
+  for (const uint8_t c : codes) squares += static_cast<double>(levels_[c]) * levels_[c];
+  const double length = renormalize_ ? std::sqrt(squares) : std::sqrt(shape.head_dim);
+  // No level is 0, so the length is positive.
+  const auto factor = static_cast<float>(reader.Meta(MetaType::kFp16) / length);
+  for (size_t i = 0; i < dims; ++i) row[i] = levels_[codes[i]] * factor;
   return {};
 }
 

@@ -17,19 +17,19 @@
 
 namespace oscar {
 
-class TurboQuantKeys : public KvQuantizer {
+class TurboQuantKeys : public GroupedQuantizer {
  public:
   // REQUIRES: bits 2, 3 or 4.
   TurboQuantKeys(int bits, bool renormalize);
   std::string description() const override;
-  size_t EncodedBytes(const TileShape& shape) const override;
   double BitsPerElement(const TileShape& shape) const override;
 
  protected:
-  void EncodeTile(const TileShape& shape, std::span<const float> rows,
-                  std::span<std::byte> bytes) const override;
-  Status DecodeTile(const TileShape& shape, std::span<const std::byte> bytes,
-                    std::span<float> rows) const override;
+  size_t RunBytes(int head_dim) const override;
+  void EncodeRun(const TileShape& shape, std::span<const float> rows, int first, int head,
+                 ByteWriter& writer) const override;
+  Status DecodeRun(const TileShape& shape, int first, int head, ByteReader& reader,
+                   std::span<float> rows) const override;
 
  private:
   int bits_;

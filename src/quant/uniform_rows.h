@@ -19,34 +19,34 @@
 
 namespace oscar {
 
-class Bf16Rows : public KvQuantizer {
+class Bf16Rows : public GroupedQuantizer {
  public:
   std::string description() const override { return "BF16"; }
-  size_t EncodedBytes(const TileShape& shape) const override { return 2 * shape.elements(); }
   double BitsPerElement(const TileShape&) const override { return 16.0; }
 
  protected:
-  void EncodeTile(const TileShape& shape, std::span<const float> rows,
-                  std::span<std::byte> bytes) const override;
-  Status DecodeTile(const TileShape& shape, std::span<const std::byte> bytes,
-                    std::span<float> rows) const override;
+  size_t RunBytes(int head_dim) const override;
+  void EncodeRun(const TileShape& shape, std::span<const float> rows, int first, int head,
+                 ByteWriter& writer) const override;
+  Status DecodeRun(const TileShape& shape, int first, int head, ByteReader& reader,
+                   std::span<float> rows) const override;
   bool saturates() const override { return false; }
 };
 
-class UniformRows : public KvQuantizer {
+class UniformRows : public GroupedQuantizer {
  public:
   explicit UniformRows(const RowSpec& spec) : spec_(spec) {}
   const RowSpec& spec() const { return spec_; }
   std::string description() const override;
-  size_t EncodedBytes(const TileShape& shape) const override;
   double BitsPerElement(const TileShape& shape) const override;
 
  protected:
   Status CheckHeadDim(int head_dim) const override;
-  void EncodeTile(const TileShape& shape, std::span<const float> rows,
-                  std::span<std::byte> bytes) const override;
-  Status DecodeTile(const TileShape& shape, std::span<const std::byte> bytes,
-                    std::span<float> rows) const override;
+  size_t RunBytes(int head_dim) const override;
+  void EncodeRun(const TileShape& shape, std::span<const float> rows, int first, int head,
+                 ByteWriter& writer) const override;
+  Status DecodeRun(const TileShape& shape, int first, int head, ByteReader& reader,
+                   std::span<float> rows) const override;
 
  private:
   RowSpec spec_;
