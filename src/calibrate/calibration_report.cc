@@ -95,17 +95,11 @@ std::string ErrorMap(const Calibration& c, bool keys) {
 }  // namespace
 
 std::string CalibrationToJson(const Calibration& c) {
-  const RotationInfo& info = c.rotation.info;
-  ordered_json out = {{"format", "oscar-calibration-1"},
-                      {"k_objective", info.k_objective},
-                      {"v_objective", info.v_objective},
-                      {"composition", info.composition},
-                      {"clip_source", info.clip_source},
-                      {"model_fingerprint", info.model_fingerprint},
-                      {"calibration_hash", info.calibration_hash},
-                      {"sequences", c.num_sequences},
-                      {"tokens", c.num_tokens},
-                      {"generated_tokens", c.generated_tokens}};
+  ordered_json out = {{"format", "oscar-calibration-1"}};
+  AddStrings(c.rotation.info, out);
+  out["sequences"] = c.num_sequences;
+  out["tokens"] = c.num_tokens;
+  out["generated_tokens"] = c.generated_tokens;
   if (!c.clip_candidates.empty()) out["clip_candidates"] = c.clip_candidates;
   for (const auto& [id, layer] : c.rotation.layers) {
     const FittedLayer& fitted = c.layers.at(id);

@@ -103,17 +103,14 @@ ordered_json RotationToJson(const Rotation& rotation, const OrthogonalityReport&
     layers.push_back(
         {{"layer", id}, {"k", SideToJson(layer.k, k_error)}, {"v", SideToJson(layer.v, v_error)}});
   }
-  return {{"kind", "rotation"},
-          {"k_objective", rotation.info.k_objective},
-          {"v_objective", rotation.info.v_objective},
-          {"composition", rotation.info.composition},
-          {"clip_source", rotation.info.clip_source},
-          {"model_fingerprint", rotation.info.model_fingerprint},
-          {"calibration_tokens", rotation.info.calibration_tokens},
-          {"num_layers", rotation.layers.size()},
-          {"head_dim", rotation.head_dim},
-          {"max_orthogonality_error", report.max_error},
-          {"layers", layers}};
+  ordered_json out = {{"kind", "rotation"}};
+  AddStrings(rotation.info, out);
+  out["calibration_tokens"] = rotation.info.calibration_tokens;
+  out["num_layers"] = rotation.layers.size();
+  out["head_dim"] = rotation.head_dim;
+  out["max_orthogonality_error"] = report.max_error;
+  out["layers"] = std::move(layers);
+  return out;
 }
 
 void PrintRotation(const Rotation& rotation, const OrthogonalityReport& report, int chosen) {

@@ -68,25 +68,19 @@ Json SideJson(const SideRotation& side, double error) {
 }
 
 Json RotationJson(const Rotation& rotation, const OrthogonalityReport& report) {
-  const RotationInfo& info = rotation.info;
   Json layers = Json::array();
   for (const auto& [layer, sides] : rotation.layers) {
     const auto& [k_error, v_error] = report.by_layer.at(layer);
     layers.push_back(
         {{"layer", layer}, {"k", SideJson(sides.k, k_error)}, {"v", SideJson(sides.v, v_error)}});
   }
-  return {{"layers", rotation.layers.size()},
-          {"head_dim", rotation.head_dim},
-          {"k_objective", info.k_objective},
-          {"v_objective", info.v_objective},
-          {"composition", info.composition},
-          {"clip_source", info.clip_source},
-          {"model_fingerprint", info.model_fingerprint},
-          {"calibration_hash", info.calibration_hash},
-          {"calibration_tokens", info.calibration_tokens},
-          {"max_orthogonality_error",
-           std::isfinite(report.max_error) ? Json(report.max_error) : Json(nullptr)},
-          {"by_layer", std::move(layers)}};
+  Json out = {{"layers", rotation.layers.size()}, {"head_dim", rotation.head_dim}};
+  AddStrings(rotation.info, out);
+  out["calibration_tokens"] = rotation.info.calibration_tokens;
+  out["max_orthogonality_error"] =
+      std::isfinite(report.max_error) ? Json(report.max_error) : Json(nullptr);
+  out["by_layer"] = std::move(layers);
+  return out;
 }
 
 std::string OrUnknown(const std::string& text) {

@@ -94,19 +94,14 @@ int Heads(const Rotation& rotation) {
 std::string OrDash(const std::string& text) { return text.empty() ? "-" : Printable(text); }
 
 Json EntryJson(const Entry& entry, const Rotation& rotation, double error) {
-  const RotationInfo& info = rotation.info;
-  return {{"name", entry.name},
-          {"format", entry.Format()},
-          {"layers", rotation.layers.size()},
-          {"head_dim", rotation.head_dim},
-          {"matrices_a_layer", Heads(rotation)},
-          {"k_objective", info.k_objective},
-          {"v_objective", info.v_objective},
-          {"composition", info.composition},
-          {"clip_source", info.clip_source},
-          {"model_fingerprint", info.model_fingerprint},
-          {"calibration_hash", info.calibration_hash},
-          {"max_orthogonality_error", error}};
+  Json out = {{"name", entry.name},
+              {"format", entry.Format()},
+              {"layers", rotation.layers.size()},
+              {"head_dim", rotation.head_dim},
+              {"matrices_a_layer", Heads(rotation)}};
+  AddStrings(rotation.info, out);
+  out["max_orthogonality_error"] = error;
+  return out;
 }
 
 // What a rotation must fit.

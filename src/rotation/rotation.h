@@ -10,6 +10,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "oscar/status.h"
@@ -63,6 +64,21 @@ struct RotationInfo {
   int64_t calibration_tokens = 0;
   friend bool operator==(const RotationInfo&, const RotationInfo&) = default;
 };
+
+// The strings above by the names they have in rotation files and in JSON.
+inline constexpr std::pair<const char*, std::string RotationInfo::*> kRotationStrings[] = {
+    {"k_objective", &RotationInfo::k_objective},
+    {"v_objective", &RotationInfo::v_objective},
+    {"composition", &RotationInfo::composition},
+    {"clip_source", &RotationInfo::clip_source},
+    {"model_fingerprint", &RotationInfo::model_fingerprint},
+    {"calibration_hash", &RotationInfo::calibration_hash},
+};
+// As members of a JSON object or entries of a map.
+template <typename Object>
+void AddStrings(const RotationInfo& info, Object& out) {
+  for (const auto& [name, field] : kRotationStrings) out[name] = info.*field;
+}
 
 struct Rotation {
   int head_dim = 0;

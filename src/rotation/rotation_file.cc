@@ -77,12 +77,9 @@ Status ParseInfo(const SafetensorsFile& file, RotationInfo& info) {
     return Unimplemented(fmt::format("rotation format version {}; this program reads version {}",
                                      Quote(version), kRotationFormatVersion));
   }
-  OSCAR_ASSIGN_OR_RETURN(info.k_objective, GetMetadata(file, "k_objective"));
-  OSCAR_ASSIGN_OR_RETURN(info.v_objective, GetMetadata(file, "v_objective"));
-  OSCAR_ASSIGN_OR_RETURN(info.composition, GetMetadata(file, "composition"));
-  OSCAR_ASSIGN_OR_RETURN(info.clip_source, GetMetadata(file, "clip_source"));
-  OSCAR_ASSIGN_OR_RETURN(info.model_fingerprint, GetMetadata(file, "model_fingerprint"));
-  OSCAR_ASSIGN_OR_RETURN(info.calibration_hash, GetMetadata(file, "calibration_hash"));
+  for (const auto& [name, field] : kRotationStrings) {
+    OSCAR_ASSIGN_OR_RETURN(info.*field, GetMetadata(file, name));
+  }
   OSCAR_ASSIGN_OR_RETURN(const std::string tokens, GetMetadata(file, "calibration_tokens"));
   const char* end = tokens.data() + tokens.size();
   const auto [stop, error] = std::from_chars(tokens.data(), end, info.calibration_tokens);
@@ -300,16 +297,11 @@ Status WriteRotationFile(const fs::path& path, const Rotation& rotation) {
       tensors.push_back({prefix + "clip", DType::kF32, {heads}, BytesOf(side.clip)});
     }
   }
-  const RotationInfo& info = rotation.info;
-  return WriteSafetensors(path, tensors,
-                          {{"format_version", kRotationFormatVersion},
-                           {"k_objective", info.k_objective},
-                           {"v_objective", info.v_objective},
-                           {"composition", info.composition},
-                           {"clip_source", info.clip_source},
-                           {"model_fingerprint", info.model_fingerprint},
-                           {"calibration_hash", info.calibration_hash},
-                           {"calibration_tokens", std::to_string(info.calibration_tokens)}});
+  std::map<std::string, std::string> metadata = {
+      {"format_version", std::string(kRotationFormatVersion)},
+      {"calibration_tokens", std::to_string(rotation.info.calibration_tokens)}};
+  AddStrings(rotation.info, metadata);
+  return WriteSafetensors(path, tensors, metadata);
 }
 
 Result<Rotation> ReadZooPair(const ZooPaths& paths, double tolerance) {
