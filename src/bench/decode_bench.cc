@@ -14,9 +14,9 @@
 namespace oscar {
 namespace {
 
-Result<PageRef> RandomPage(PagePool& pool, const PageLayout& shape) {
+Result<PageRef> RandomPage(PagePool& pool, const PageLayout& layout) {
   const Philox rng(1, 0);
-  std::vector<Bf16> numbers(shape.bytes() / sizeof(Bf16));
+  std::vector<Bf16> numbers(layout.bytes() / sizeof(Bf16));
   for (size_t i = 0; i < numbers.size(); ++i) {
     // The sum of four bytes is near enough to Gaussian, and quick.
     const uint32_t bits = rng.Bits(i);
@@ -24,7 +24,7 @@ Result<PageRef> RandomPage(PagePool& pool, const PageLayout& shape) {
         static_cast<int>((bits & 255) + ((bits >> 8) & 255) + ((bits >> 16) & 255) + (bits >> 24));
     numbers[i] = ToBf16(static_cast<float>(sum - 510) / 147.8f);
   }
-  OSCAR_ASSIGN_OR_RETURN(PageRef page, pool.Allocate(shape));
+  OSCAR_ASSIGN_OR_RETURN(PageRef page, pool.Allocate(layout));
   OSCAR_RETURN_IF_ERROR(pool.Write(page, std::as_bytes(std::span(numbers))));
   return page;
 }

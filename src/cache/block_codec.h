@@ -1,4 +1,4 @@
-// Scalar encode, decode and random access of a page block: the specification that SIMD and CUDA
+// Scalar encode, decode and random access of a block: the specification that SIMD and CUDA
 // writers and readers are tested against. Stateless; safe from any thread.
 #pragma once
 
@@ -13,7 +13,7 @@
 
 namespace oscar {
 
-// How the rows of a page are quantised. Bits and groups come from the layout; both sides share
+// How the rows of a block are quantised. Bits and groups come from the layout; both sides share
 // them.
 struct BlockRules {
   RowRule k_rule = RowRule::kMinMax;
@@ -22,7 +22,7 @@ struct BlockRules {
   float v_clip_ratio = 0.0f;
 };
 
-// A clear reason why a page of this shape cannot be, or OK.
+// A clear reason why a block of this shape cannot be, or OK.
 Status CheckBlockShape(int head_dim, int group_dims);
 
 // k, v: [64, D] BF16 rows as they lie in the window. `block` has layout.block_bytes() bytes and
@@ -34,7 +34,7 @@ int EncodeBlock(const BlockLayout& layout, const BlockRules& rules, std::span<co
 void DecodeBlock(const BlockLayout& layout, std::span<const std::byte> block, std::span<float> k,
                  std::span<float> v);
 
-// One element. BF16 pages give the BF16 value.
+// One element. BF16 blocks give the BF16 value.
 float DecodeK(const BlockLayout& layout, std::span<const std::byte> block, int token, int dim);
 float DecodeV(const BlockLayout& layout, std::span<const std::byte> block, int token, int dim);
 

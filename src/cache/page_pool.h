@@ -1,7 +1,7 @@
-// PagePool: memory for cache pages under one byte budget. A page here is the whole of 64 tokens:
-// the blocks of every (layer, KV head), in one allocation, so that sealing, sharing and eviction
-// move one reference. Pages are reference-counted by plain integers: pool and pages belong to one
-// thread (the engine's); only the bytes behind them may be read and written from workers.
+// PagePool: memory for cache pages (cache/page_layout.h) under one byte budget. A page is one
+// allocation, so that sealing, sharing and eviction move one reference. Pages are reference-counted
+// by plain integers: pool and pages belong to one thread (the engine's); only the bytes behind them
+// may be read and written from workers.
 //
 // The bytes lie in host memory, or where a PageMemory keeps them: on a device, addresses are then
 // not the host's to follow.

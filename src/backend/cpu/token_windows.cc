@@ -40,10 +40,13 @@ void TokenWindows::Show(int slot, std::span<const ForwardItem> items, ThreadPool
         if (used < kPageTokens) {
           // Rows to come are not numbers yet. Only the newest page has some.
           std::memset(view.open.data(), 0, open_layer);
-          for (size_t half = 0; half < 2 * heads; ++half) {
-            const size_t at = half * open.block_bytes() / 2;
-            std::memcpy(view.open.data() + at, source + at,
-                        static_cast<size_t>(used * open.head_dim()) * sizeof(Bf16));
+          const auto row_bytes = static_cast<size_t>(open.head_dim()) * sizeof(Bf16);
+          for (size_t head = 0; head < heads; ++head) {
+            for (const uint32_t side : {open.KRow(0), open.VRow(0)}) {
+              const size_t at = head * open.block_bytes() + side;
+              std::memcpy(view.open.data() + at, source + at,
+                          static_cast<size_t>(used) * row_bytes);
+            }
           }
           source = view.open.data();
         }
