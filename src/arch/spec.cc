@@ -14,6 +14,7 @@ namespace {
 struct Architecture {
   std::string_view model_type;
   Result<ModelSpec> (*make)(const ModelConfig&);
+  bool rotates_part = false;  // has a partial_rotary_factor
 };
 constexpr std::array kArchitectures = {
     Architecture{"qwen3", MakeQwen3Spec},
@@ -155,6 +156,11 @@ Result<ModelSpec> MakeModelSpec(const ModelConfig& config) {
     if (config.mlp_bias) {
       return Unexpected(Unimplemented(
           "config.json: mlp_bias: feed-forward layers with a bias are not supported"));
+    }
+    if (config.rotary_dim != config.head_dim && !architecture.rotates_part) {
+      return Unexpected(Unimplemented(fmt::format(
+          "config.json: partial_rotary_factor: {} rotates all {} dimensions of a head, not {}",
+          config.model_type, config.head_dim, config.rotary_dim)));
     }
     return architecture.make(config);
   }

@@ -31,6 +31,7 @@ TEST(ModelSpec, RefusesWhatItWouldIgnore) {
   };
   const Case cases[] = {
       {[](ModelConfig* c) { c->mlp_bias = true; }, "mlp_bias"},
+      {[](ModelConfig* c) { c->rotary_dim = 32; }, "partial_rotary_factor"},
       {[](ModelConfig* c) { c->other_layer_type = "linear_attention"; },
        "layer_types has 'linear_attention'"},
       {[](ModelConfig* c) { c->sliding_window = 4095; }, "sliding_window: 4095"},
@@ -69,10 +70,9 @@ TEST(ModelSpec, EveryLayerHasASlotOfTheCacheWhereItHasAttention) {
 }
 
 TEST(ModelSpec, SaysWhatADeviceDoesNotCompute) {
-  ModelConfig config = Plain("llama");
-  config.rotary_dim = 32;
-  const ModelSpec spec = *MakeModelSpec(config);
-  EXPECT_EQ(spec.attention().rotary_dims, 32);
+  ModelSpec spec = *MakeModelSpec(Plain("llama"));
+  EXPECT_TRUE(CheckFeatures(spec, {}, "a test").ok());
+  std::get<AttentionSpec>(spec.layers[1].mixer).rotary_dims = 32;
   EXPECT_TRUE(CheckFeatures(spec, {Feature::kPartialRope}, "a test").ok());
   const Status status = CheckFeatures(spec, {Feature::kExperts}, "a test");
   EXPECT_EQ(status.code(), StatusCode::kUnimplemented);

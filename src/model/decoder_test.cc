@@ -221,10 +221,10 @@ void ExpectAsReference(const ModelSpec& spec) {
 }
 
 TEST(Decoder, RotatesPartOfAHead) {
-  ModelConfig config = SmallConfig();
-  ExpectAsReference(*MakeModelSpec(config));
-  config.rotary_dim = 32;
-  ExpectAsReference(*MakeModelSpec(config));
+  ModelSpec spec = *MakeModelSpec(SmallConfig());
+  ExpectAsReference(spec);
+  for (LayerSpec& layer : spec.layers) std::get<AttentionSpec>(layer.mixer).rotary_dims = 32;
+  ExpectAsReference(spec);
 }
 
 TEST(Decoder, LayersWithoutAttentionHaveNoPages) {

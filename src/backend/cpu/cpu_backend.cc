@@ -372,9 +372,11 @@ Result<std::unique_ptr<Backend>> MakeCpuBackend(const ModelSpec& spec, const Wei
                                                 const BackendOptions& options) {
   OSCAR_RETURN_IF_ERROR(CheckCpuPlan(spec, plan));
   const simd::GemmPath path = options.portable ? simd::GemmPath::kFma : simd::DefaultGemmPath();
+  // Reads parts of the files, whose pages should not come on top of the weights.
+  const uint64_t fingerprint = source.Fingerprint();
   OSCAR_ASSIGN_OR_RETURN(CpuWeights weights,
                          LoadCpuWeights(spec, source, plan, path, options.staging_bytes, threads));
-  return std::make_unique<CpuBackend>(spec, plan, threads, options, source.Fingerprint(),
+  return std::make_unique<CpuBackend>(spec, plan, threads, options, fingerprint,
                                       std::move(weights));
 }
 
