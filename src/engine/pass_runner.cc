@@ -135,7 +135,7 @@ bool PassRunner::wanted() const {
 Status PassRunner::Drain() {
   if (!in_flight()) return {};
   ids_.resize(flight_.size());
-  const Status status = model_.Collect(ids_);
+  Status status = model_.Collect(ids_);
   for (SequenceCache* cache : flight_) {
     if (cache != nullptr) cache->Trim(cache->length() - 1);
   }
