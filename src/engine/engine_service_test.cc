@@ -2,10 +2,13 @@
 // order, share one fake model and its helpers.
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <cctype>
+#include <chrono>
 #include <cmath>
 #include <latch>
 #include <limits>
+#include <thread>
 
 #include "base/rng.h"
 #include "engine/engine_test_util.h"
@@ -374,11 +377,14 @@ TEST(EngineService, Rule2_SharedPagesAreCountedOnce) {
     options.step_tokens = 512;
     FakeEngine engine(40, options, model);
     size_t most = 0;
+    std::atomic<bool> held{false};  // until all six are there, however slow this machine is
     engine.model.before_pass = [&](std::span<const ForwardItem> items) {
+      while (held) std::this_thread::sleep_for(std::chrono::milliseconds(1));
       most = std::max(most, items.size());
     };
     EngineRequest first = FakeRequest(2, 20 * kPageTokens, 1);
     engine.Ask(first);
+    held = true;
     std::vector<std::unique_ptr<RequestHandle>> handles;
     for (uint64_t i = 0; i < 6; ++i) {
       EngineRequest request = first;
@@ -387,6 +393,7 @@ TEST(EngineService, Rule2_SharedPagesAreCountedOnce) {
       request.prompt.insert(request.prompt.end(), own.begin(), own.end());
       handles.push_back(engine.Submit(request));
     }
+    held = false;
     for (const auto& handle : handles) EXPECT_EQ(Collect(*handle).tokens.size(), 60u);
     EXPECT_EQ(most, 6u) << method;
     EXPECT_EQ(engine.service->Stats().preemptions, 0u) << method;
