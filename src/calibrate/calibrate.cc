@@ -81,6 +81,7 @@ Status Capture::Pass(const std::vector<std::vector<int32_t>>& sequences, DumpWri
   // Only exact scores and dumps need a sequence's rows side by side.
   const bool whole = dump != nullptr || options_.fit.objectives.v == Objective::kSstExact;
   const auto num_layers = static_cast<size_t>(model_.spec().num_layers());
+  const std::vector<int> kv_layers = model_.spec().kv_layers();
   const auto kv_width = static_cast<size_t>(shape_.num_kv_heads * shape_.head_dim);
   OSCAR_RETURN_IF_ERROR(
       model_.model().SetTap([&](int layer, size_t, std::span<const float> q,
@@ -101,10 +102,12 @@ Status Capture::Pass(const std::vector<std::vector<int32_t>>& sequences, DumpWri
     rows_.assign(num_layers, {});
     status = ReadSequence(sequences[i], progress);
     const auto count = static_cast<int32_t>(sequences[i].size());
-    for (size_t layer = 0; whole && layer < num_layers && status.ok(); ++layer) {
-      const QkvChunk chunk{count, rows_[layer].q, rows_[layer].k, rows_[layer].v, {&count, 1}};
-      status = Add(static_cast<int>(layer), chunk);
-      if (status.ok() && dump != nullptr) status = dump->Write(static_cast<int>(layer), chunk);
+    for (const int layer : kv_layers) {
+      if (!whole || !status.ok()) break;
+      const Rows& rows = rows_[static_cast<size_t>(layer)];
+      const QkvChunk chunk{count, rows.q, rows.k, rows.v, {&count, 1}};
+      status = Add(layer, chunk);
+      if (status.ok() && dump != nullptr) status = dump->Write(layer, chunk);
     }
   }
   rows_.clear();
