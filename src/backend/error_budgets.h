@@ -2,8 +2,8 @@
 // BF16 or fp32 activations. Rounding to BF16 is a step: a last-bit difference in fp32 now and then
 // becomes one in BF16, and one in BF16 now and then a whole step of a 2-bit code, so after a few
 // layers any difference, however small, has grown to the size given here and grows no further.
-// docs/accuracy.md has the measurements; engine_test holds the CPU's own two arithmetics to these
-// numbers, from both sides, and gpu_test the GPU.
+// docs/lab/2026-11-16-accuracy.md has the measurements; engine_test holds the CPU's own two
+// arithmetics to these numbers, from both sides, and gpu_test the GPU.
 #pragma once
 
 #include <string_view>

@@ -264,7 +264,7 @@ Result<EvalSuite> MakeSuite(const EvalArguments& arguments, const std::string& n
     const std::string path = equals == std::string::npos ? "" : name.substr(equals + 1);
     if (path.empty()) {
       return Unexpected(InvalidArgument(fmt::format(
-          "--suite {}: name your copy of its data as {}=PATH; see docs/accuracy.md for the format",
+          "--suite {}: name your copy of its data as {}=PATH; see docs/tasks.md for the format",
           name, kind)));
     }
     return ReadBenchmark(kind, path, options);

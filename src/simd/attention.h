@@ -85,7 +85,7 @@ class AttentionWorkspace {
 // L2): against INT2 and INT4 pages q and P * scale are rounded to 15 bits, or
 // (Target::kAvx512Words, INT2) so that sums over 16 dims or 32 tokens have 16 bits; fp32 elsewhere.
 // That last rounding moves a logit by some 4e-5 of its size, so on logits of +-40 one head in eight
-// exceeds 1e-3 (docs/benchmarks.md).
+// exceeds 1e-3 (docs/lab/2026-11-16-benchmarks.md).
 void DecodeAttention(ThreadPool& pool, AttentionWorkspace& workspace, const AttentionLayer& layer,
                      std::span<const DecodeQuery> batch);
 

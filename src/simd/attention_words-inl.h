@@ -19,8 +19,8 @@
 //
 // A page of four heads and 128 dims takes 1040 instructions for keys, 1240 for values, 250 for the
 // softmax and 140 to round its weights, all but a few of 512 bits. Zen 4 starts two of those a
-// cycle, one of them a permute, and 1335 cycles become 1800 with pages in L2: docs/benchmarks.md
-// has what was measured and what was tried.
+// cycle, one of them a permute, and 1335 cycles become 1800 with pages in L2:
+// docs/lab/2026-11-16-benchmarks.md has what was measured and what was tried.
 #if defined(OSCAR_SIMD_ATTENTION_WORDS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef OSCAR_SIMD_ATTENTION_WORDS_INL_H_
 #undef OSCAR_SIMD_ATTENTION_WORDS_INL_H_

@@ -33,7 +33,7 @@ struct DecodeTraits {
   // Floats; conflict-free for the epilogue.
   static constexpr int kStateStride = kDim + (kPacked ? 8 : 4);
   // Consumer warps, and registers a thread. Quantised pages: one block an SM, 12 consumers measured
-  // best on an H200 (docs/benchmarks.md).
+  // best on an H200 (docs/lab/2026-11-16-benchmarks.md).
   // BF16 pages are bound by memory, and smaller blocks have shorter tails.
   static constexpr bool kSmall = kDim <= 128 && kNB == 1 && kGroups <= 2;
   static constexpr int kWarps = kSmall && kQuantised ? 12 : 6;
