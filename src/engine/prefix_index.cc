@@ -286,8 +286,7 @@ void PrefixIndex::AttachStore(PrefixStore* store) {
   store_ = nullptr;
   if (store == nullptr) return;
   OSCAR_CHECK(group_pages() == 1 && !exact_only_);
-  store->Load(config_.open.bytes(), config_.sealed.bytes(),
-              [&](const PageRecord& record) { return Restore(record); });
+  store->Load([&](const PageRecord& record) { return Restore(record); });
   std::vector<Node*> leaves;
   for (Node* node : recency_) {
     if (node->children.empty()) leaves.push_back(node);
@@ -323,7 +322,7 @@ bool PrefixIndex::Restore(const PageRecord& record) {
 }
 
 void PrefixIndex::Store(const Node& node, const PageRef& page, bool sealed) {
-  if (store_ == nullptr || store_->Has(node.hash)) return;
+  if (store_ == nullptr || !store_->Wants(node.hash, page.layout().bytes())) return;
   const Node* root = node.parent;
   while (root->parent != nullptr) root = root->parent;
   const auto unsalted = roots_.find("");

@@ -1,12 +1,20 @@
 #include "engine/prefix_store.h"
 
+#include <fcntl.h>
 #include <fmt/core.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
 #include <xxhash.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <charconv>
 #include <cstring>
-#include <fstream>
 #include <iterator>
+#include <optional>
+#include <string>
+#include <tuple>
 
 #include "base/file.h"
 #include "base/log.h"
@@ -15,6 +23,7 @@ namespace oscar {
 namespace {
 
 constexpr uint64_t kMaxQueuedBytes = uint64_t{256} << 20;
+constexpr uint32_t kMaxIndex = 1u << 24;
 constexpr char kMagic[8] = {'O', 'S', 'C', 'P', 'A', 'G', 'E', '1'};
 
 // Little-endian, without padding; the payload and an XXH3 of everything before it follow.
@@ -31,27 +40,71 @@ struct Header {
 static_assert(sizeof(Header) == 48 + 4 * kPageTokens);
 static_assert(std::is_trivially_copyable_v<Header>);
 
-Result<PageRecord> Parse(const std::string& text, uint64_t key, uint64_t name, size_t open_bytes,
-                         size_t sealed_bytes) {
+uint64_t FileBytes(size_t payload_bytes) {
+  return sizeof(Header) + payload_bytes + sizeof(uint64_t);
+}
+
+// The hash that a page's file name says.
+std::optional<uint64_t> ParseName(std::string_view name) {
+  constexpr std::string_view kSuffix = ".page";
+  if (name.size() != 16 + kSuffix.size() || !name.ends_with(kSuffix)) return std::nullopt;
+  uint64_t hash = 0;
+  const auto [end, error] = std::from_chars(name.data(), name.data() + 16, hash, 16);
+  if (error != std::errc() || end != name.data() + 16) return std::nullopt;
+  return hash;
+}
+
+// What AtomicFileWriter leaves of a page when the process is killed.
+bool IsTemporary(std::string_view name) {
+  return name.substr(0, 26).ends_with(".page.tmp.") && ParseName(name.substr(0, 21)).has_value();
+}
+
+struct FileHead {
+  struct stat info {};
+  Header header{};  // zeros where the file is shorter
+};
+
+// Does not follow links, nor wait for whoever may write to a pipe; empty where `path` is not a
+// regular file or cannot be read.
+std::optional<FileHead> ReadHead(const std::filesystem::path& path) {
+  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW);
+  if (fd < 0) return std::nullopt;
+  FileHead head;
+  bool read = ::fstat(fd, &head.info) == 0 && S_ISREG(head.info.st_mode);
+  if (read) {
+    const ssize_t got = ::pread(fd, &head.header, sizeof(head.header), 0);
+    if (got != sizeof(head.header)) head.header = {};
+    read = got >= 0;
+  }
+  ::close(fd);
+  if (!read) return std::nullopt;
+  return head;
+}
+
+}  // namespace
+
+Result<PageRecord> ParsePageFile(std::string_view bytes, uint64_t hash,
+                                 const PrefixStoreOptions& options) {
   Header header;
   uint64_t checksum = 0;
-  if (text.size() < sizeof(header) + sizeof(checksum)) {
+  if (bytes.size() < sizeof(header) + sizeof(checksum)) {
     return Unexpected(DataLoss("shorter than its header"));
   }
-  std::memcpy(&header, text.data(), sizeof(header));
-  if (std::memcmp(header.magic, kMagic, sizeof(kMagic)) != 0 || header.key != key) {
+  std::memcpy(&header, bytes.data(), sizeof(header));
+  if (std::memcmp(header.magic, kMagic, sizeof(kMagic)) != 0 || header.key != options.key) {
     return Unexpected(DataLoss("not a page of this model and format"));
   }
-  const size_t expected = header.sealed != 0 ? sealed_bytes : open_bytes;
-  const size_t body = sizeof(header) + expected;
-  if (header.payload_bytes != expected || text.size() != body + sizeof(checksum)) {
+  const size_t expected = header.sealed != 0 ? options.sealed_bytes : options.open_bytes;
+  if (header.payload_bytes != expected || bytes.size() != FileBytes(expected)) {
     return Unexpected(
-        DataLoss(fmt::format("has {} bytes, a page of {} was expected", text.size(), expected)));
+        DataLoss(fmt::format("has {} bytes, a page of {} was expected", bytes.size(), expected)));
   }
-  std::memcpy(&checksum, text.data() + body, sizeof(checksum));
-  if (checksum != XXH3_64bits(text.data(), body)) return Unexpected(DataLoss("checksum differs"));
-  const uint64_t hash = XXH3_64bits_withSeed(header.tokens, sizeof(header.tokens), header.parent);
-  if (header.hash != hash || hash != name || header.index > (1u << 24)) {
+  const size_t body = sizeof(header) + expected;
+  std::memcpy(&checksum, bytes.data() + body, sizeof(checksum));
+  if (checksum != XXH3_64bits(bytes.data(), body)) return Unexpected(DataLoss("checksum differs"));
+  const uint64_t computed =
+      XXH3_64bits_withSeed(header.tokens, sizeof(header.tokens), header.parent);
+  if (header.hash != computed || computed != hash || header.index > kMaxIndex) {
     return Unexpected(DataLoss("its name and its tokens disagree"));
   }
   PageRecord record;
@@ -60,29 +113,10 @@ Result<PageRecord> Parse(const std::string& text, uint64_t key, uint64_t name, s
   record.index = header.index;
   record.sealed = header.sealed != 0;
   record.tokens.assign(std::begin(header.tokens), std::end(header.tokens));
-  const auto* payload = reinterpret_cast<const std::byte*>(text.data()) + sizeof(header);
+  const auto* payload = reinterpret_cast<const std::byte*>(bytes.data()) + sizeof(header);
   record.payload.assign(payload, payload + expected);
   return record;
 }
-
-// Unchecked, and zeros where the file is too short.
-Header ReadHeader(const std::filesystem::path& path) {
-  Header header{};
-  std::ifstream stream(path, std::ios::binary);
-  stream.read(reinterpret_cast<char*>(&header), sizeof(header));
-  header.index = std::min(header.index, 1u << 24);
-  return header;
-}
-
-bool ParseName(const std::filesystem::path& path, uint64_t* hash) {
-  const std::string stem = path.stem().string();
-  if (path.extension() != ".page" || stem.size() != 16) return false;
-  char* end = nullptr;
-  *hash = std::strtoull(stem.c_str(), &end, 16);
-  return end == stem.c_str() + stem.size();
-}
-
-}  // namespace
 
 uint64_t PrefixStoreKey(const Model& model) {
   const KvPlan& plan = model.kv();
@@ -127,46 +161,101 @@ uint64_t PrefixStoreKey(const Model& model) {
   return key;
 }
 
-PrefixStore::PrefixStore(std::filesystem::path folder, uint64_t key, uint64_t max_bytes)
-    : folder_(std::move(folder)), key_(key), max_bytes_(max_bytes) {}
+PrefixStore::LockFile::~LockFile() {
+  if (fd >= 0) ::close(fd);  // and gives up the lock
+}
 
 Result<std::unique_ptr<PrefixStore>> PrefixStore::Open(const std::filesystem::path& folder,
-                                                       uint64_t key, uint64_t max_bytes) {
+                                                       const PrefixStoreOptions& options) {
   std::unique_ptr<PrefixStore> store(
-      new PrefixStore(folder / fmt::format("{:016x}", key), key, max_bytes));
+      new PrefixStore(folder / fmt::format("{:016x}", options.key), options));
   std::error_code error;
   std::filesystem::create_directories(store->folder_, error);
-  struct Found {
-    std::filesystem::file_time_type time;
-    File file;
-  };
-  std::vector<Found> found;
-  auto entries = std::filesystem::directory_iterator(store->folder_, error);
-  if (error) {
-    return Unexpected(InvalidArgument(fmt::format("{}: cannot be used as prefix folder: {}",
-                                                  store->folder_.string(), error.message())));
-  }
-  for (const auto& entry : entries) {
-    std::error_code ignored;
-    if (!entry.is_regular_file(ignored)) continue;
-    File file{entry.path(), entry.file_size(ignored)};
-    if (ParseName(file.path, &file.hash)) {
-      const Header header = ReadHeader(file.path);
-      file.parent = header.parent;
-      file.index = header.index;
-    }
-    found.push_back({entry.last_write_time(ignored), std::move(file)});
-  }
-  std::ranges::sort(found, {}, &Found::time);
-  for (Found& one : found) store->Remember(std::move(one.file));
+  OSCAR_RETURN_IF_ERROR(store->Lock());
+  OSCAR_RETURN_IF_ERROR(store->Scan());
+  if (store->read_only()) return store;
   store->Trim(/*written=*/0);
   store->thread_ =
       std::jthread([raw = store.get()](const std::stop_token& stop) { raw->WriteLoop(stop); });
   return store;
 }
 
+Status PrefixStore::Lock() {
+  const std::string path = (folder_ / "lock").string();
+  const auto failed = [&](const char* what) {
+    return InvalidArgument(fmt::format("{}: cannot be used as prefix folder: {}: {}",
+                                       folder_.string(), what, std::strerror(errno)));
+  };
+  // As a pipe or a link it would be somebody's trap.
+  const int fd = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW, 0644);
+  if (fd < 0) return failed("its lock cannot be opened");
+  LockFile lock{fd};
+  struct stat info {};
+  if (::fstat(fd, &info) != 0 || !S_ISREG(info.st_mode)) {
+    errno = EINVAL;
+    return failed("its lock is not a regular file");
+  }
+  if (::flock(fd, LOCK_EX | LOCK_NB) == 0) {
+    std::swap(lock_.fd, lock.fd);
+    return {};
+  }
+  if (errno != EWOULDBLOCK) return failed("it cannot be locked");
+  LogWarning(
+      "{}: another oscar writes to this prefix folder; its pages are read now, and none of this "
+      "process's are kept. Give each server a folder of its own",
+      folder_.string());
+  return {};
+}
+
+Status PrefixStore::Scan() {
+  struct Found {
+    bool damaged;
+    timespec time;
+    File file;
+  };
+  std::vector<Found> found;
+  std::error_code error;
+  for (auto entry = std::filesystem::directory_iterator(folder_, error);
+       !error && entry != std::filesystem::directory_iterator(); entry.increment(error)) {
+    const std::filesystem::path path = entry->path();
+    const std::string name = path.filename().string();
+    if (IsTemporary(name) && !read_only()) {
+      std::error_code ignored;
+      std::filesystem::remove(path, ignored);
+    }
+    const std::optional<uint64_t> hash = ParseName(name);
+    if (!hash.has_value()) continue;
+    const std::optional<FileHead> head = ReadHead(path);
+    if (!head.has_value()) {
+      LogWarning("{}: ignored: not a regular file, or closed to us", path.string());
+      continue;
+    }
+    const Header& header = head->header;
+    const auto bytes = static_cast<uint64_t>(head->info.st_size);
+    const bool damaged =
+        header.hash != *hash || header.key != options_.key || header.index > kMaxIndex ||
+        bytes != FileBytes(header.sealed != 0 ? options_.sealed_bytes : options_.open_bytes);
+    found.push_back({damaged,
+                     head->info.st_mtim,
+                     {path, bytes, header.parent, *hash, damaged ? 0 : header.index}});
+  }
+  if (error) {
+    return InvalidArgument(
+        fmt::format("{}: cannot be used as prefix folder: {}", folder_.string(), error.message()));
+  }
+  // Damaged ones first, in the order in which they go.
+  std::ranges::sort(found, [](const Found& a, const Found& b) {
+    const auto rank = [](const Found& one) {
+      return std::tuple(!one.damaged, one.time.tv_sec, one.time.tv_nsec);
+    };
+    return rank(a) < rank(b);
+  });
+  for (Found& one : found) Remember(std::move(one.file));
+  return {};
+}
+
 PrefixStore::~PrefixStore() {
-  if (!thread_.joinable()) return;  // Open failed
+  if (!thread_.joinable()) return;  // Open failed, or nothing is written
   Flush();
   thread_.request_stop();
   thread_.join();
@@ -181,7 +270,6 @@ void PrefixStore::Remember(File file) {
   bytes_ += file.bytes;
   files_.push_back(std::move(file));
   const File& added = files_.back();
-  if (added.hash == 0) return;
   pages_[added.hash] = std::prev(files_.end());
   uint64_t parent = added.parent;
   for (int64_t left = added.index; left > 0; --left) {
@@ -193,7 +281,7 @@ void PrefixStore::Remember(File file) {
 }
 
 void PrefixStore::Trim(uint64_t written) {
-  while (bytes_ > max_bytes_ && !files_.empty()) {
+  while (bytes_ > options_.max_bytes && !files_.empty()) {
     const File& file = files_.front();
     std::error_code ignored;
     std::filesystem::remove(file.path, ignored);
@@ -208,47 +296,41 @@ void PrefixStore::Trim(uint64_t written) {
   }
 }
 
-void PrefixStore::Load(size_t open_bytes, size_t sealed_bytes,
-                       const std::function<bool(PageRecord record)>& body) {
-  // Headers first: pages are handed over in order of depth, and not all may fit.
-  struct Found {
-    uint32_t index;
-    uint64_t hash;
-    std::filesystem::path path;
-  };
-  std::vector<Found> found;
-  std::error_code error;
-  for (const auto& entry : std::filesystem::directory_iterator(folder_, error)) {
-    Found file{0, 0, entry.path()};
-    if (!ParseName(file.path, &file.hash)) continue;  // a temporary that a crash left
-    file.index = ReadHeader(file.path).index;
-    found.push_back(std::move(file));
-  }
-  std::ranges::sort(found, {}, &Found::index);
-  const uint64_t largest = sizeof(Header) + std::max(open_bytes, sealed_bytes) + sizeof(uint64_t);
-  for (const Found& file : found) {
-    const Result<std::string> text = ReadFile(file.path, largest);
-    Result<PageRecord> record = text.has_value()
-                                    ? Parse(*text, key_, file.hash, open_bytes, sealed_bytes)
-                                    : Result<PageRecord>(Unexpected(text.error()));
+void PrefixStore::Load(const std::function<bool(PageRecord record)>& body) {
+  // In order of depth: not all may fit.
+  std::vector<const File*> files;
+  for (const File& file : files_) files.push_back(&file);
+  std::ranges::sort(files, {}, &File::index);
+  const uint64_t largest = FileBytes(std::max(options_.open_bytes, options_.sealed_bytes));
+  for (const File* file : files) {
+    const Result<std::string> text = ReadFile(file->path, largest);
+    // Where another process writes, pages may go at any time.
+    if (read_only() && !text.has_value() && text.error().code() == StatusCode::kNotFound) continue;
+    Result<PageRecord> record = text.has_value() ? ParsePageFile(*text, file->hash, options_)
+                                                 : Result<PageRecord>(Unexpected(text.error()));
     if (!record.has_value()) {
-      LogWarning("{}: ignored: {}", file.path.string(), record.error().message());
+      LogWarning("{}: ignored: {}", file->path.string(), record.error().message());
       continue;
     }
     {
       const std::lock_guard lock(mutex_);
-      known_.insert(file.hash);
+      known_.insert(file->hash);
     }
     if (!body(std::move(*record))) return;
   }
 }
 
+bool PrefixStore::Wants(uint64_t hash, size_t payload_bytes) const {
+  const std::lock_guard lock(mutex_);
+  return !read_only() && !known_.contains(hash) && queued_bytes_ + payload_bytes <= kMaxQueuedBytes;
+}
+
 bool PrefixStore::Put(PageRecord record) {
   if (Has(record.hash)) return true;
   const uint64_t bytes = record.payload.size();
+  if (!Wants(record.hash, bytes)) return false;
   {
     const std::lock_guard lock(mutex_);
-    if (queued_bytes_ + bytes > kMaxQueuedBytes) return false;
     known_.insert(record.hash);
     queued_bytes_ += bytes;
     queue_.push_back(std::move(record));
@@ -259,7 +341,9 @@ bool PrefixStore::Put(PageRecord record) {
 
 void PrefixStore::Flush() {
   std::unique_lock lock(mutex_);
-  changed_.wait(lock, [&] { return queue_.empty() && !writing_; });
+  disk_full_ = false;  // try once more, now
+  changed_.notify_all();
+  changed_.wait(lock, [&] { return queue_.empty() || disk_full_; });
 }
 
 Status PrefixStore::Write(const PageRecord& record) {
@@ -271,7 +355,7 @@ Status PrefixStore::Write(const PageRecord& record) {
   }
   Header header{};
   std::memcpy(header.magic, kMagic, sizeof(kMagic));
-  header.key = key_;
+  header.key = options_.key;
   header.parent = record.parent;
   header.hash = record.hash;
   header.payload_bytes = record.payload.size();
@@ -293,24 +377,31 @@ Status PrefixStore::Write(const PageRecord& record) {
 }
 
 void PrefixStore::WriteLoop(const std::stop_token& stop) {
-  bool warned = false;
+  bool failing = false;  // each spell of failures says so once
+  std::unique_lock lock(mutex_);
   while (true) {
-    PageRecord record;
-    {
-      std::unique_lock lock(mutex_);
-      writing_ = false;
-      changed_.notify_all();
-      if (!changed_.wait(lock, stop, [&] { return !queue_.empty(); })) return;
-      record = std::move(queue_.front());
-      queue_.pop_front();
-      queued_bytes_ -= record.payload.size();
-      writing_ = true;
-    }
+    changed_.wait(lock, stop, [&] { return !queue_.empty(); });
+    if (stop.stop_requested()) return;          // after a Flush
+    const PageRecord& record = queue_.front();  // stays in place while others are added behind it
+    lock.unlock();
     const Status status = Write(record);
-    if (!status.ok() && !warned) {
-      warned = true;  // a full disk says so once
+    if (!status.ok() && !failing) {
       LogWarning("prefix pages are not kept on disk: {}", status.message());
+    } else if (status.ok() && failing) {
+      LogInfo("prefix pages are kept on disk again");
     }
+    failing = !status.ok();
+    lock.lock();
+    if (status.code() == StatusCode::kResourceExhausted) {
+      disk_full_ = true;
+      changed_.notify_all();
+      changed_.wait_for(lock, stop, options_.retry_after, [&] { return !disk_full_; });
+      disk_full_ = false;
+      continue;
+    }
+    queued_bytes_ -= record.payload.size();
+    queue_.pop_front();
+    changed_.notify_all();
   }
 }
 

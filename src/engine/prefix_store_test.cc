@@ -1,9 +1,16 @@
 #include "engine/prefix_store.h"
 
 #include <gtest/gtest.h>
+#include <sys/mount.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
+#include <chrono>
+#include <csignal>
 #include <fstream>
+#include <thread>
 
 #include "base/log.h"
 #include "engine/engine_test_util.h"
@@ -30,8 +37,14 @@ class PrefixStoreTest : public testing::Test {
     fs::remove_all(folder_);
   }
 
+  PrefixStoreOptions Options(uint64_t max_bytes = uint64_t{1} << 30) const {
+    return {.key = key_, .open_bytes = 200, .sealed_bytes = 100, .max_bytes = max_bytes};
+  }
   std::unique_ptr<PrefixStore> Open(uint64_t max_bytes = uint64_t{1} << 30) {
-    auto store = PrefixStore::Open(folder_, key_, max_bytes);
+    return Open(Options(max_bytes));
+  }
+  std::unique_ptr<PrefixStore> Open(const PrefixStoreOptions& options) {
+    auto store = PrefixStore::Open(folder_, options);
     EXPECT_TRUE(store.has_value()) << store.error().ToString();
     return std::move(*store);
   }
@@ -55,16 +68,26 @@ class PrefixStoreTest : public testing::Test {
   }
   std::vector<PageRecord> LoadAll() {
     std::vector<PageRecord> loaded;
-    Open()->Load(200, 100, [&](PageRecord record) {
-      loaded.push_back(std::move(record));
+    Load(*Open(), &loaded);
+    return loaded;
+  }
+  static void Load(PrefixStore& store, std::vector<PageRecord>* loaded) {
+    store.Load([&](PageRecord record) {
+      loaded->push_back(std::move(record));
       return true;
     });
-    return loaded;
+  }
+  template <typename Fill, typename Free>
+  void ExpectPagesComeAfterAFullDisk(const Fill& fill, const Free& free);
+  fs::path PathOf(const PageRecord& record) const {
+    return folder_ / fmt::format("{:016x}/{:016x}.page", key_, record.hash);
   }
   std::vector<fs::path> Files() const {
     std::vector<fs::path> files;
     for (const auto& entry : fs::recursive_directory_iterator(folder_)) {
-      if (entry.is_regular_file()) files.push_back(entry.path());
+      if (entry.is_regular_file() && entry.path().filename() != "lock") {
+        files.push_back(entry.path());
+      }
     }
     return files;
   }
@@ -167,7 +190,7 @@ TEST_F(PrefixStoreTest, WhatIsLeftAtTheLimitCanStillBeUsed) {
 
   // Another history takes the place of the old one's end; that may be written again.
   auto store = Open(kLimit - 2 * (kFile + 100));
-  store->Load(200, 100, [](const PageRecord&) { return true; });
+  store->Load([](const PageRecord&) { return true; });
   PageRecord other = chain[1];
   other.tokens = FakeTokens(9, 64);
   other.hash = XXH3_64bits_withSeed(other.tokens.data(), 4 * 64, other.parent);
@@ -179,9 +202,202 @@ TEST_F(PrefixStoreTest, WhatIsLeftAtTheLimitCanStillBeUsed) {
   EXPECT_TRUE(store->Has(other.hash));
 }
 
+size_t CountPages(const fs::path& folder) {
+  size_t count = 0;
+  for (const auto& entry : fs::recursive_directory_iterator(folder)) {
+    count += entry.path().extension() == ".page" ? 1 : 0;
+  }
+  return count;
+}
+
+// What a full disk leaves in the queue is written when there is space, without being asked. `fill`
+// and `free` make the disk full and give its space back.
+template <typename Fill, typename Free>
+void PrefixStoreTest::ExpectPagesComeAfterAFullDisk(const Fill& fill, const Free& free) {
+  const std::vector<PageRecord> chain = Chain(6);
+  PrefixStoreOptions options = Options();
+  options.retry_after = std::chrono::milliseconds(10);
+  auto store = Open(options);
+  ASSERT_TRUE(store->Put(chain[0]));
+  store->Flush();
+  fill();
+  for (size_t i = 1; i < chain.size(); ++i) ASSERT_TRUE(store->Put(chain[i]));
+  store->Flush();  // returns although nothing can be written
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  EXPECT_EQ(CountPages(folder_), 1u);
+  EXPECT_EQ(warnings_.load(), 1);  // however often it was tried
+  free();
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  while (CountPages(folder_) < 6 && std::chrono::steady_clock::now() < end) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  EXPECT_EQ(CountPages(folder_), 6u);
+  EXPECT_EQ(Files().size(), 6u);  // the attempts left no temporaries
+}
+
+// A real full file system, where the test may mount one.
+TEST_F(PrefixStoreTest, PagesAreWrittenWhenADiskIsNoLongerFull) {
+  fs::create_directories(folder_);
+  if (::mount("tmpfs", folder_.c_str(), "tmpfs", 0, "size=256k") != 0) {
+    GTEST_SKIP() << "only root may mount a small file system";
+  }
+  struct Unmount {
+    ~Unmount() { ::umount2(folder.c_str(), MNT_DETACH); }
+    fs::path folder;
+  } unmount{folder_};
+  const fs::path ballast = PathOf({}).parent_path() / "ballast.txt";
+  ExpectPagesComeAfterAFullDisk(
+      [&] { std::ofstream(ballast) << std::string(1 << 20, 'x') << std::flush; },
+      [&] { fs::remove(ballast); });
+}
+
+// The same by the kernel's limit on the size of a file, which needs no rights.
+TEST_F(PrefixStoreTest, PagesAreWrittenWhenALimitIsLifted) {
+  std::signal(SIGXFSZ, SIG_IGN);
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &before), 0);
+  ExpectPagesComeAfterAFullDisk(
+      [&] {
+        const rlimit small{50, before.rlim_max};
+        ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &small), 0);
+      },
+      [&] { ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &before), 0); });
+}
+
+// A full disk bounds what waits in memory, and does not hold up the end.
+TEST_F(PrefixStoreTest, AFullDiskBoundsTheQueue) {
+  std::signal(SIGXFSZ, SIG_IGN);
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &before), 0);
+  std::vector<PageRecord> chain = Chain(5);
+  PrefixStoreOptions options = Options();
+  options.retry_after = std::chrono::hours(1);
+  auto store = Open(options);
+  const rlimit small{50, before.rlim_max};
+  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &small), 0);
+  for (PageRecord& record : chain) record.payload.resize(size_t{60} << 20);
+  for (size_t i = 0; i < 4; ++i) {
+    EXPECT_TRUE(store->Wants(chain[i].hash, chain[i].payload.size()));
+    EXPECT_TRUE(store->Put(std::move(chain[i])));
+  }
+  EXPECT_FALSE(store->Wants(chain[4].hash, chain[4].payload.size()));
+  EXPECT_FALSE(store->Put(chain[4]));
+  EXPECT_FALSE(store->Has(chain[4].hash));  // it may be offered again
+  store.reset();
+  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &before), 0);
+  EXPECT_TRUE(Files().empty());
+}
+
+// Nothing that is named like a page makes the start wait, or read what is not a page.
+TEST_F(PrefixStoreTest, OnlyRegularFilesAreOpened) {
+  const std::vector<PageRecord> chain = Chain(5);
+  {
+    auto store = Open();
+    ASSERT_TRUE(store->Put(chain[0]));
+  }
+  ASSERT_EQ(::mkfifo(PathOf(chain[1]).c_str(), 0600), 0);
+  fs::create_symlink("/dev/zero", PathOf(chain[2]));
+  fs::create_symlink(PathOf(chain[0]), PathOf(chain[3]));
+  fs::create_directories(PathOf(chain[4]) / "inside");
+  std::vector<PageRecord> loaded;
+  auto store = Open();
+  Load(*store, &loaded);
+  EXPECT_EQ(loaded.size(), 1u);
+  EXPECT_EQ(warnings_.load(), 4);
+  // Pages take the place of all but the folder, which costs its page and those that continue it.
+  for (const PageRecord& record : chain) EXPECT_TRUE(store->Put(record));
+  store.reset();
+  EXPECT_EQ(warnings_.load(), 5);
+  EXPECT_TRUE(fs::is_directory(PathOf(chain[4]) / "inside"));
+  for (size_t i = 1; i < 4; ++i) {
+    EXPECT_NE(fs::symlink_status(PathOf(chain[i])).type(), fs::file_type::fifo);
+    EXPECT_NE(fs::symlink_status(PathOf(chain[i])).type(), fs::file_type::symlink);
+  }
+}
+
+TEST_F(PrefixStoreTest, AStrangeLockIsAnError) {
+  fs::create_directories(folder_ / fmt::format("{:016x}", key_));
+  const fs::path lock = folder_ / fmt::format("{:016x}/lock", key_);
+  ASSERT_EQ(::mkfifo(lock.c_str(), 0600), 0);
+  auto store = PrefixStore::Open(folder_, Options());
+  ASSERT_FALSE(store.has_value());
+  EXPECT_NE(store.error().message().find("not a regular file"), std::string::npos);
+  fs::remove(lock);
+  fs::create_symlink("/etc/passwd", lock);
+  EXPECT_FALSE(PrefixStore::Open(folder_, Options()).has_value());
+}
+
+// Two servers on one folder: the second reads and does not write; when the first has ended, the
+// folder is free, also where it was killed.
+TEST_F(PrefixStoreTest, OneProcessWritesToAFolder) {
+  const std::vector<PageRecord> chain = Chain(6);
+  auto first = Open();
+  EXPECT_FALSE(first->read_only());
+  for (size_t i = 0; i < 3; ++i) ASSERT_TRUE(first->Put(chain[i]));
+  first->Flush();
+  {
+    auto second = Open(/*max_bytes=*/10);  // nor does it delete anything
+    EXPECT_TRUE(second->read_only());
+    EXPECT_EQ(warnings_.load(), 1);
+    std::vector<PageRecord> loaded;
+    fs::rename(PathOf(chain[2]), folder_ / "elsewhere");  // as if the first had trimmed it
+    Load(*second, &loaded);
+    EXPECT_EQ(loaded.size(), 2u);
+    EXPECT_EQ(warnings_.load(), 1);
+    EXPECT_FALSE(second->Wants(chain[3].hash, 100));
+    EXPECT_FALSE(second->Put(chain[3]));
+    second->Flush();
+  }
+  // Another key is another folder.
+  key_ = 78;
+  EXPECT_FALSE(Open()->read_only());
+  key_ = 77;
+  first.reset();
+  EXPECT_FALSE(Open()->read_only());
+
+  const pid_t child = ::fork();
+  if (child == 0) {
+    const auto held = PrefixStore::Open(folder_, Options());
+    ::kill(::getpid(), held.has_value() && !(*held)->read_only() ? SIGKILL : SIGTERM);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  ASSERT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+  EXPECT_FALSE(Open()->read_only());
+}
+
+// Whatever else lies in the folder does not cost a good page.
+TEST_F(PrefixStoreTest, ForeignFilesDoNotDrivePagesOut) {
+  const std::vector<PageRecord> chain = Chain(6);
+  {
+    auto store = Open();
+    for (size_t i = 0; i < 4; ++i) ASSERT_TRUE(store->Put(chain[i]));
+  }
+  const fs::path notes = PathOf(chain[0]).parent_path() / "notes.txt";
+  std::ofstream(notes) << std::string(10000, 'x');
+  std::ofstream(PathOf(chain[4])) << std::string(10000, 'x');
+  const fs::path torn = PathOf(chain[5]).string() + ".tmp.4711.3";
+  std::ofstream(torn) << std::string(10000, 'x');
+  // The header of a page and the size of a hundred.
+  std::ofstream(PathOf(chain[5])) << std::ifstream(PathOf(chain[3])).rdbuf();
+  fs::resize_file(PathOf(chain[5]), 10000);
+  std::vector<PageRecord> loaded;
+  auto store = Open(/*max_bytes=*/2500);
+  Load(*store, &loaded);
+  EXPECT_EQ(loaded.size(), 4u);
+  EXPECT_TRUE(fs::exists(notes));              // not ours
+  EXPECT_FALSE(fs::exists(PathOf(chain[4])));  // there was no room for it
+  EXPECT_FALSE(fs::exists(PathOf(chain[5])));
+  EXPECT_FALSE(fs::exists(torn));  // nobody will finish it
+  // And afterwards there is room for what is new.
+  ASSERT_TRUE(store->Put(chain[4]));
+  store.reset();
+  EXPECT_EQ(LoadAll().size(), 5u);
+}
+
 TEST_F(PrefixStoreTest, AnUnusableFolderIsAnError) {
   std::ofstream(folder_.string()) << "a file";
-  EXPECT_FALSE(PrefixStore::Open(folder_, 1, 1000).has_value());
+  EXPECT_FALSE(PrefixStore::Open(folder_, Options()).has_value());
   // The engine goes without, and says so.
   EngineServiceOptions options;
   options.prefix_dir = folder_.string();
@@ -243,13 +459,16 @@ TEST_F(PrefixStoreTest, RestoredPagesAreTheSameBytes) {
     ASSERT_TRUE(model.Forward({&item, 1}, {}).ok());
   }
   ASSERT_TRUE(cache.SealForGeneration(threads).ok());
+  PrefixStoreOptions options = Options();
+  options.open_bytes = config.open.bytes();
+  options.sealed_bytes = config.sealed.bytes();
   {
-    auto store = Open();
+    auto store = Open(options);
     PrefixIndex index(config, pool, false);
     index.AttachStore(store.get());
     index.Insert(key, cache, 1000, PrefixIndex::Keep::kAll);
   }
-  auto store = Open();
+  auto store = Open(options);
   PrefixIndex index(config, pool, false);
   index.AttachStore(store.get());
   const PrefixIndex::Hit hit = index.Match(key, 999, false);
