@@ -26,6 +26,7 @@
 #include "run/item_log.h"
 #include "sandbox/sandbox.h"
 #include "tasks/benchmarks.h"
+#include "tasks/demo_suite.h"
 #include "tasks/ruler.h"
 #include "text/chat.h"
 #include "text/tokenizer.h"
@@ -34,6 +35,8 @@ namespace oscar::cli {
 namespace {
 
 namespace fs = std::filesystem;
+
+constexpr uint64_t kItemSeed = 42;  // of items that are generated
 
 struct EvalArguments {
   ModelArguments model;
@@ -121,10 +124,13 @@ Status CheckOptions(const EvalArguments& arguments) {
   } else if (const std::string list = given_of({"--endpoint-model", "--parallel"}); !list.empty()) {
     return InvalidArgument(fmt::format("{}: only with --endpoint", list));
   }
-  if (std::none_of(arguments.suites.begin(), arguments.suites.end(), IsRuler)) {
-    if (const std::string list = given_of({"--haystack", "--length", "--samples"}); !list.empty()) {
-      return InvalidArgument(fmt::format("{}: only with RULER's tasks, as --suite ruler", list));
-    }
+  const bool has_ruler = std::ranges::any_of(arguments.suites, IsRuler);
+  const bool has_demo = std::ranges::find(arguments.suites, "demo") != arguments.suites.end();
+  if (const std::string list = given_of({"--haystack", "--length"}); !has_ruler && !list.empty()) {
+    return InvalidArgument(fmt::format("{}: only with RULER's tasks, as --suite ruler", list));
+  }
+  if (!has_ruler && !has_demo && arguments.given.contains("--samples")) {
+    return InvalidArgument("--samples: only with suites that are generated: demo, ruler");
   }
   const bool has_text = arguments.given.contains("--text") && arguments.prose != "none";
   if (has_text && arguments.prose_windows == 0) {
@@ -213,7 +219,7 @@ Result<EvalSuite> MakeRuler(const EvalArguments& arguments, const std::string& n
   RulerOptions ruler;
   OSCAR_ASSIGN_OR_RETURN(ruler.count_tokens, MakeTokenCounter(model));
   ruler.essays = essays;
-  const uint64_t seed = arguments.sampling.seed.value_or(42);
+  const uint64_t seed = arguments.sampling.seed.value_or(kItemSeed);
   if (seed > std::numeric_limits<uint32_t>::max()) {
     return Unexpected(InvalidArgument(
         fmt::format("--seed {}: RULER's items are drawn by seeds below 2^32", seed)));
@@ -274,6 +280,14 @@ Result<EvalSuite> MakeSuite(const EvalArguments& arguments, const std::string& n
     OSCAR_ASSIGN_OR_RETURN(
         directory, DemoModelFor("the demo suite comes", "name a directory with --suite DIR"));
     directory /= "eval";
+    if (arguments.given.contains("--samples")) {
+      prose = directory / "heldout_prose.json";
+      OSCAR_ASSIGN_OR_RETURN(std::string text, ReadHaystack(directory / "haystack.txt"));
+      OSCAR_ASSIGN_OR_RETURN(const CodePointText haystack,
+                             CodePointText::Create(std::move(text), "haystack.txt"));
+      return MakeDemoSuite(arguments.samples, arguments.sampling.seed.value_or(kItemSeed), haystack,
+                           options);
+    }
   }
   if (!IsDirectory(directory)) return Unexpected(UnknownSuite(name));
   if (Exists(directory / "heldout_prose.json")) prose = directory / "heldout_prose.json";
@@ -449,7 +463,11 @@ void AddEvalCommand(CLI::App& app, RunFunction& run) {
       ->delimiter(',')
       ->capture_default_str()
       ->check(CLI::Range(512, 1 << 24));
-  command->add_option("--samples", arguments->samples, "RULER's items a task")
+  command
+      ->add_option(
+          "--samples", arguments->samples,
+          "Items per task of suites that are generated: RULER's, and the demo suite, which "
+          "without this option is the one that ships")
       ->capture_default_str()
       ->check(CLI::Range(1, 100000));
   command
@@ -500,7 +518,7 @@ void AddEvalCommand(CLI::App& app, RunFunction& run) {
       ->check(CLI::Range(0, 1024));
   AddSamplingOptions(*command, arguments->sampling, "are each task's: greedy, or as published");
   command->get_option("--seed")->description(
-      "Of draws, by default 0, and RULER's items, by default 42");
+      "Of sampled outputs, by default 0, and of generated items, by default 42");
   command->add_option("--out", arguments->out, "Directory for results; a stopped run goes on there")
       ->required();
   command->callback([arguments, command, &run] {

@@ -1,23 +1,31 @@
 #include "tasks/python_random.h"
 
+#include <openssl/sha.h>
+
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <set>
+#include <string>
 
 #include "base/check.h"
 
 namespace oscar {
 
-// MT19937 seeded by the one-word array {seed}, as CPython does for small integers.
-PythonRandom::PythonRandom(uint32_t seed) {
+PythonRandom::PythonRandom(uint32_t seed) : PythonRandom(std::span<const uint32_t>(&seed, 1)) {}
+
+// MT19937 seeded by an array, as CPython does for whole numbers.
+PythonRandom::PythonRandom(std::span<const uint32_t> words) {
   state_[0] = 19650218u;
   for (size_t i = 1; i < kSize; ++i) {
     state_[i] = 1812433253u * (state_[i - 1] ^ (state_[i - 1] >> 30)) + static_cast<uint32_t>(i);
   }
-  size_t i = 1;
-  for (size_t k = 0; k < kSize; ++k) {
-    state_[i] = (state_[i] ^ ((state_[i - 1] ^ (state_[i - 1] >> 30)) * 1664525u)) + seed;
+  size_t i = 1, j = 0;
+  for (size_t k = 0; k < std::max(kSize, words.size()); ++k) {
+    state_[i] = (state_[i] ^ ((state_[i - 1] ^ (state_[i - 1] >> 30)) * 1664525u)) + words[j] +
+                static_cast<uint32_t>(j);
     if (++i == kSize) state_[0] = state_[kSize - 1], i = 1;
+    if (++j == words.size()) j = 0;
   }
   for (size_t k = 0; k < kSize - 1; ++k) {
     state_[i] = (state_[i] ^ ((state_[i - 1] ^ (state_[i - 1] >> 30)) * 1566083941u)) -
@@ -25,6 +33,44 @@ PythonRandom::PythonRandom(uint32_t seed) {
     if (++i == kSize) state_[0] = state_[kSize - 1], i = 1;
   }
   state_[0] = 0x80000000u;
+}
+
+// The number whose big-endian bytes are the text and then its SHA-512.
+PythonRandom PythonRandom::OfText(std::string_view text) {
+  std::string bytes(text);
+  std::array<unsigned char, SHA512_DIGEST_LENGTH> hash;
+  SHA512(reinterpret_cast<const unsigned char*>(text.data()), text.size(), hash.data());
+  bytes.append(hash.begin(), hash.end());
+  std::vector<uint32_t> words((bytes.size() + 3) / 4);
+  for (size_t i = 0; i < bytes.size(); ++i) {
+    const auto byte = static_cast<unsigned char>(bytes[bytes.size() - 1 - i]);
+    words[i / 4] |= uint32_t{byte} << (i % 4 * 8);
+  }
+  while (words.size() > 1 && words.back() == 0) words.pop_back();
+  return PythonRandom(std::span<const uint32_t>(words));
+}
+
+// The number's hash: its value modulo 2^61 - 1.
+PythonRandom PythonRandom::OfFloat(double number) {
+  constexpr uint64_t kModulus = (uint64_t{1} << 61) - 1;
+  constexpr int kBits = 61, kPart = 28;
+  OSCAR_CHECK(std::isfinite(number) && number >= 0);
+  int exponent = 0;
+  double mantissa = std::frexp(number, &exponent);
+  uint64_t hash = 0;
+  while (mantissa != 0) {
+    hash = ((hash << kPart) & kModulus) | (hash >> (kBits - kPart));
+    mantissa *= 1 << kPart;
+    exponent -= kPart;
+    const auto part = static_cast<uint64_t>(mantissa);
+    mantissa -= static_cast<double>(part);
+    hash += part;
+    if (hash >= kModulus) hash -= kModulus;
+  }
+  const int shift = exponent >= 0 ? exponent % kBits : kBits - 1 - (-1 - exponent) % kBits;
+  hash = ((hash << shift) & kModulus) | (hash >> (kBits - shift));
+  const uint32_t words[] = {static_cast<uint32_t>(hash), static_cast<uint32_t>(hash >> 32)};
+  return PythonRandom(std::span<const uint32_t>(words, words[1] == 0 ? 1 : 2));
 }
 
 uint32_t PythonRandom::Next() {

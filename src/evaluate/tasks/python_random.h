@@ -5,6 +5,8 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <span>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -13,6 +15,9 @@ namespace oscar {
 class PythonRandom {
  public:
   explicit PythonRandom(uint32_t seed);
+  // random.Random(text) and random.Random(number) for a str and for a float.
+  static PythonRandom OfText(std::string_view text);
+  static PythonRandom OfFloat(double number);
 
   uint32_t GetBits(int count);     // 1 to 32
   uint32_t Below(uint32_t limit);  // > 0
@@ -28,6 +33,8 @@ class PythonRandom {
 
  private:
   static constexpr size_t kSize = 624;
+  // The magnitude of a whole number in words, the lowest first.
+  explicit PythonRandom(std::span<const uint32_t> words);
   uint32_t Next();
   std::array<uint32_t, kSize> state_;
   size_t at_ = kSize;

@@ -74,58 +74,21 @@ Result<std::string> ContextPrompt(const json& record, const CodePointText* hayst
   return prompt;
 }
 
-struct Record {
-  std::string task;
-  EvalItem item;
-};
-
-Result<Record> ParseRecord(std::string_view line, std::string_view default_task,
-                           const CodePointText* haystack) {
-  OSCAR_ASSIGN_OR_RETURN(const json record, ParseJson(line, "record"));
-  if (!record.is_object()) return Unexpected(InvalidArgument("a record must be an object"));
-  Record out;
-  out.task = default_task;
-  if (record.contains("task")) {
-    OSCAR_ASSIGN_OR_RETURN(out.task, StringField(record, "task"));
-  }
-  OSCAR_ASSIGN_OR_RETURN(out.item.id, StringField(record, "id"));
-  if (record.contains("context")) {
-    OSCAR_ASSIGN_OR_RETURN(out.item.prompt, ContextPrompt(record, haystack));
-  } else {
-    OSCAR_ASSIGN_OR_RETURN(out.item.prompt, StringField(record, "prompt"));
-  }
-  OSCAR_ASSIGN_OR_RETURN(out.item.answer, StringField(record, "answer"));
-  if (record.contains("reference")) {
-    OSCAR_ASSIGN_OR_RETURN(out.item.reference, StringField(record, "reference"));
-  }
-  const json tokens = record.value("max_tokens", json());
-  if (!tokens.is_number_integer() || tokens.get<int64_t>() < 1 ||
-      tokens.get<int64_t>() > kMaxOutputTokens) {
-    return Unexpected(InvalidArgument(
-        fmt::format("\"max_tokens\" must be a whole number from 1 to {}", kMaxOutputTokens)));
-  }
-  out.item.max_tokens = tokens.get<int64_t>();
-  return out;
-}
-
 Status ReadTaskFile(const fs::path& path, const CodePointText* haystack,
                     const SuiteOptions& options, EvalSuite& suite) {
   EvalTask task;
   task.name = path.stem().string();
   std::set<std::string> ids;
-  OSCAR_RETURN_IF_ERROR(ReadJsonLines(
-      path, options.LimitOf(task.name), suite.warnings,
-      [&](std::string_view line, int64_t) -> Status {
-        OSCAR_ASSIGN_OR_RETURN(Record record, ParseRecord(line, task.name, haystack));
-        if (record.task != task.name) {
-          return InvalidArgument(fmt::format("the record belongs to task \"{}\"", record.task));
-        }
-        if (!ids.insert(record.item.id).second) {
-          return InvalidArgument(fmt::format("id \"{}\" is there twice", record.item.id));
-        }
-        task.items.push_back(std::move(record.item));
-        return {};
-      }));
+  OSCAR_RETURN_IF_ERROR(
+      ReadJsonLines(path, options.LimitOf(task.name), suite.warnings,
+                    [&](std::string_view line, int64_t) -> Status {
+                      OSCAR_ASSIGN_OR_RETURN(EvalItem item, ParseItem(line, task.name, haystack));
+                      if (!ids.insert(item.id).second) {
+                        return InvalidArgument(fmt::format("id \"{}\" is there twice", item.id));
+                      }
+                      task.items.push_back(std::move(item));
+                      return {};
+                    }));
   suite.tasks.push_back(std::move(task));
   return {};
 }
@@ -169,6 +132,37 @@ Status SetApart(const std::string& name,
 }
 
 }  // namespace
+
+Result<EvalItem> ParseItem(std::string_view line, std::string_view task,
+                           const CodePointText* haystack) {
+  OSCAR_ASSIGN_OR_RETURN(const json record, ParseJson(line, "record"));
+  if (!record.is_object()) return Unexpected(InvalidArgument("a record must be an object"));
+  if (record.contains("task")) {
+    OSCAR_ASSIGN_OR_RETURN(const std::string owner, StringField(record, "task"));
+    if (owner != task) {
+      return Unexpected(InvalidArgument(fmt::format("the record belongs to task \"{}\"", owner)));
+    }
+  }
+  EvalItem out;
+  OSCAR_ASSIGN_OR_RETURN(out.id, StringField(record, "id"));
+  if (record.contains("context")) {
+    OSCAR_ASSIGN_OR_RETURN(out.prompt, ContextPrompt(record, haystack));
+  } else {
+    OSCAR_ASSIGN_OR_RETURN(out.prompt, StringField(record, "prompt"));
+  }
+  OSCAR_ASSIGN_OR_RETURN(out.answer, StringField(record, "answer"));
+  if (record.contains("reference")) {
+    OSCAR_ASSIGN_OR_RETURN(out.reference, StringField(record, "reference"));
+  }
+  const json tokens = record.value("max_tokens", json());
+  if (!tokens.is_number_integer() || tokens.get<int64_t>() < 1 ||
+      tokens.get<int64_t>() > kMaxOutputTokens) {
+    return Unexpected(InvalidArgument(
+        fmt::format("\"max_tokens\" must be a whole number from 1 to {}", kMaxOutputTokens)));
+  }
+  out.max_tokens = tokens.get<int64_t>();
+  return out;
+}
 
 Status ReadJsonLines(const fs::path& path, int64_t limit, std::vector<std::string>& warnings,
                      const std::function<Status(std::string_view, int64_t)>& parse) {

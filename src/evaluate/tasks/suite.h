@@ -113,6 +113,10 @@ struct SuiteOptions {
 // seen when all suites are there: JoinSuites.
 Result<EvalSuite> ReadSuite(const std::filesystem::path& directory, const SuiteOptions& options);
 
+// One record of `task`; `haystack` may be null where it has no context.
+Result<EvalItem> ParseItem(std::string_view line, std::string_view task,
+                           const CodePointText* haystack);
+
 // A suite and what it was asked for by: "demo", "tasks/long", "math500=FILE".
 struct NamedSuite {
   std::string source;
