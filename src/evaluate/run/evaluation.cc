@@ -537,24 +537,34 @@ EvalResults Evaluator::Collect() const {
                      lengths.end());
     if (lengths[lengths.size() / 2] < kDefaultWindows) out.short_tasks.push_back(task.name);
   }
-  for (const MethodState& state : methods_) {
+  using RecordsByTask = std::map<std::string, std::vector<const ItemRecord*>>;
+  std::vector<RecordsByTask> records_of(methods_.size());
+  const RecordsByTask* plain = nullptr;
+  std::vector<ItemRecord> failed;  // the same of every method
+  for (const Job& job : too_long_) {
+    failed.push_back(FailedRecord(*job.task, *job.item, job.repeat));
+    if (!job.reference.empty()) failed.back().strict = false;
+    if (!options_.want_answers) failed.back().answer.reset();
+  }
+  for (size_t i = 0; i < methods_.size(); ++i) {
+    const MethodState& state = methods_[i];
     MethodScore score = state.score;
-    std::map<std::string, std::vector<const ItemRecord*>> records;
+    RecordsByTask& records = records_of[i];
     for (const Job& job : jobs_) {
       const ItemRecord* record = log_.Find(
           SettingsOf(state, job), {state.method->label, job.task->name, job.item->id, job.repeat});
       if (record != nullptr) records[job.task->name].push_back(record);
     }
-    std::vector<ItemRecord> failed;
-    failed.reserve(too_long_.size());
-    for (const Job& job : too_long_) {
-      failed.push_back(FailedRecord(*job.task, *job.item, job.repeat));
-      if (!job.reference.empty()) failed.back().strict = false;
-      if (!options_.want_answers) failed.back().answer.reset();
-      records[job.task->name].push_back(&failed.back());
+    for (size_t j = 0; j < failed.size(); ++j) {
+      records[too_long_[j].task->name].push_back(&failed[j]);
     }
     for (const auto& [name, list] : records) score.tasks[name] = ScoreTask(list);
+    if (state.method->kv == "bf16") plain = &records;
     out.methods.push_back(std::move(score));
+  }
+  for (size_t i = 0; plain != nullptr && i < methods_.size(); ++i) {
+    if (&records_of[i] == plain) continue;
+    out.methods[i].paired = PairWith(*plain, records_of[i], out.short_tasks);
   }
   return out;
 }

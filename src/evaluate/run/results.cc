@@ -22,6 +22,7 @@ using nlohmann::ordered_json;
 
 // Characters of all task columns of the terminal's table; beyond it tasks are rows.
 constexpr size_t kMaxTaskColumns = 120;
+constexpr uint64_t kBootstrapSeed = 1;
 
 template <typename T>
 ordered_json OrNull(const std::optional<T>& value) {
@@ -128,6 +129,33 @@ std::string TaskCell(const MethodScore& method, const std::string& name) {
                  use_answer ? score.answer_sd : score.strict_sd, score.failed);
 }
 
+// "-1.2 [-2.0, -0.4]"
+std::string DifferenceText(const PairedScore& paired) {
+  return fmt::format("{:+.1f} [{:+.1f}, {:+.1f}]", paired.difference, paired.low, paired.high);
+}
+
+// One row per method: items lost and won against BF16, and what that is as a difference.
+std::string PairedTable(const EvalResults& results, size_t width) {
+  std::string out;
+  for (const MethodScore& method : results.methods) {
+    const auto mean = method.paired.find(kPairedMean);
+    if (mean == method.paired.end()) continue;
+    if (out.empty()) {
+      out = fmt::format("\n{:<{}} {:>6} {:>5} {:>5} {:>9}  {}\n", "against bf16", width, "items",
+                        "lost", "won", "p", "points, 95 % interval; tasks beyond it");
+    }
+    const PairedScore& paired = mean->second;
+    out += fmt::format("{:<{}} {:>6} {:>5} {:>5} {:>9.2g}  {}", method.label, width, paired.items,
+                       paired.lost, paired.won, paired.p, DifferenceText(paired));
+    for (const auto& [task, score] : method.paired) {
+      if (task == kPairedMean || (score.low <= 0 && score.high >= 0)) continue;
+      out += fmt::format("; {} {}", task, DifferenceText(score));
+    }
+    out += "\n";
+  }
+  return out;
+}
+
 ordered_json TaskToJson(const TaskScore& score, bool is_remote) {
   return {{"items", score.items},
           {"failed", score.failed},
@@ -167,6 +195,15 @@ ordered_json MethodToJson(const MethodScore& method, const std::vector<std::stri
   for (const auto& [name, score] : method.tasks) {
     out["tasks"][name] = TaskToJson(score, method.is_remote);
   }
+  for (const auto& [name, paired] : method.paired) {
+    out["against_bf16"][name] = {{"items", paired.items},
+                                 {"lost", paired.lost},
+                                 {"won", paired.won},
+                                 {"mcnemar_p", paired.p},
+                                 {"difference", paired.difference},
+                                 {"low_95", paired.low},
+                                 {"high_95", paired.high}};
+  }
   for (const auto& [k, v] : method.layer_errors) out["layer_errors"].push_back({k, v});
   return out;
 }
@@ -201,6 +238,15 @@ MethodScore MethodFromJson(const json& object) {
       score.bits = Field(task, "bits_per_element", 0.0);
       score.peak_bytes = Field<uint64_t>(task, "peak_cache_bytes", 0);
       score.mean_tokens = Field(task, "mean_tokens", 0.0);
+    }
+  }
+  if (const json paired = object.value("against_bf16", json::object()); paired.is_object()) {
+    for (const auto& [name, score] : paired.items()) {
+      if (!score.is_object()) continue;
+      out.paired[name] = {Field<int64_t>(score, "items", 0), Field<int64_t>(score, "lost", 0),
+                          Field<int64_t>(score, "won", 0),   Field(score, "mcnemar_p", 1.0),
+                          Field(score, "difference", 0.0),   Field(score, "low_95", 0.0),
+                          Field(score, "high_95", 0.0)};
     }
   }
   if (const json layers = object.value("layer_errors", json::array()); layers.is_array()) {
@@ -307,6 +353,37 @@ TaskScore ScoreTask(const std::vector<const ItemRecord*>& records) {
   const std::vector<double> strict_means = over_repeats(strict), answers = over_repeats(answer);
   out.strict = Mean(strict_means), out.strict_sd = Deviation(strict_means);
   out.answer = Mean(answers), out.answer_sd = Deviation(answers);
+  return out;
+}
+
+std::map<std::string, PairedScore> PairWith(
+    const std::map<std::string, std::vector<const ItemRecord*>>& baseline,
+    const std::map<std::string, std::vector<const ItemRecord*>>& method,
+    const std::vector<std::string>& short_tasks) {
+  std::map<std::string, PairedItems> items;
+  for (const auto& [task, records] : method) {
+    const auto found = baseline.find(task);
+    if (found == baseline.end()) continue;
+    std::map<std::pair<std::string, int>, bool> right;
+    for (const ItemRecord* record : found->second) {
+      if (record->strict.has_value()) right[{record->id, record->repeat}] = *record->strict;
+    }
+    for (const ItemRecord* record : records) {
+      const auto other = right.find({record->id, record->repeat});
+      if (!record->strict.has_value() || other == right.end()) continue;
+      items[task].baseline.push_back(other->second);
+      items[task].method.push_back(*record->strict);
+    }
+  }
+  std::map<std::string, PairedScore> out;
+  std::map<std::string, PairedItems> long_items;
+  for (const auto& [task, list] : items) {
+    out[task] = ComparePaired({{task, list}}, kBootstrapSeed);
+    if (std::ranges::find(short_tasks, task) == short_tasks.end()) long_items[task] = list;
+  }
+  if (!items.empty()) {
+    out[kPairedMean] = ComparePaired(long_items.empty() ? items : long_items, kBootstrapSeed);
+  }
   return out;
 }
 
@@ -502,6 +579,7 @@ std::string ResultsToTable(const EvalResults& results) {
     }
     out += "\n";
   }
+  out += PairedTable(results, width);
   if (failed > 0) {
     out +=
         fmt::format("* {} outputs are missing and count as wrong; the warnings say why\n", failed);

@@ -13,6 +13,7 @@
 
 #include "measure/text_metrics.h"
 #include "oscar/status.h"
+#include "run/paired.h"
 
 namespace oscar {
 
@@ -74,6 +75,9 @@ struct MethodScore {
   std::map<int64_t, double> stored_bits;  // context length -> bits, by formula
   std::map<std::string, TaskScore> tasks;
   std::optional<TextMetrics> text;
+  // Strict scores against the BF16 cache, by task and over all long ones ("long"; over all where
+  // none is); empty where BF16 was not measured. BF16 itself has none.
+  std::map<std::string, PairedScore> paired;
   std::vector<std::pair<double, double>> layer_errors;  // (K logits, V), relative; may be empty
 
   // Means of tasks; none where no task has the score.
@@ -102,6 +106,15 @@ struct EvalResults {
 
 // Failed records count as wrong, and not for bits, tokens and bytes.
 TaskScore ScoreTask(const std::vector<const ItemRecord*>& records);
+
+// The key of MethodScore::paired that stands for the mean of tasks.
+inline constexpr char kPairedMean[] = "long";
+// Fills `paired` of one method. Both maps are records by task; items without a strict score are
+// left out.
+std::map<std::string, PairedScore> PairWith(
+    const std::map<std::string, std::vector<const ItemRecord*>>& baseline,
+    const std::map<std::string, std::vector<const ItemRecord*>>& method,
+    const std::vector<std::string>& short_tasks);
 
 // All tasks of all methods, lengths by their value: "vt@4096" before "vt@16384".
 std::vector<std::string> TaskNames(const EvalResults& results);

@@ -41,6 +41,8 @@ EvalResults Sample() {
   method.stored_bits = {{4096, 3.3}, {131072, 2.28}};
   method.tasks["sum"] = {10, 90.0, 95.0, std::nullopt, std::nullopt, 2.5, 4096, 120, 0};
   method.tasks["copy"] = {10, 100.0, 100.0, std::nullopt, std::nullopt, 16, 1024, 60, 0};
+  method.paired["sum"] = {10, 2, 1, 1.0, -10.0, -40.0, 20.0};
+  method.paired[kPairedMean] = {10, 9, 0, 0.0039, -90.0, -100.0, -70.0};
   method.text = TextMetrics{3.25, 25.79, 0.01, 0.95, 100, 50};
   method.layer_errors = {{0.1, 0.2}, {0.3, 0.4}};
   results.methods.push_back(method);
@@ -124,6 +126,7 @@ TEST(Results, ServersHaveNoBits) {
   EXPECT_THAT(text, testing::Not(testing::HasSubstr("\"peak_cache_bytes\": 4096")));
   const auto back = ResultsFromJson(text, "results.json");
   ASSERT_TRUE(back.has_value());
+  EXPECT_EQ(back->methods[0].paired, results.methods[0].paired);
   EXPECT_TRUE(back->methods[0].is_remote);
   EXPECT_EQ(ResultsToJson(*back), text);
 }
