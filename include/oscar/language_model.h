@@ -56,7 +56,7 @@ class LanguageModel {
   // A piece of the answer as it grows; reasoning comes marked. Returning false stops.
   using OnText = std::function<bool(std::string_view piece, bool is_reasoning)>;
 
-  // Goes on from raw text. Special tokens in it are recognised: it is the caller's own.
+  // Continues raw text. Special tokens in it are recognised: it is the caller's own.
   virtual Result<Completion> Complete(std::string_view prompt, const CompletionOptions& options,
                                       const OnText& on_text = {}) = 0;
   // Answers a conversation: a JSON list of {"role", "content"} as in OpenAI's API. Text in messages

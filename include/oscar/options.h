@@ -1,4 +1,4 @@
-// What a caller can ask for: which model on which cache, and how to draw tokens. Plain values.
+// What a caller can ask for: which model on which cache, and how to sample tokens. Plain values.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +23,7 @@ std::string_view NameOf(Device device);
 
 enum class WeightFormat : uint8_t {
   kCheckpoint,  // as they are stored
-  kFp8,         // the layers' matrices as FP8 E4M3 with one scale an output
+  kFp8,         // the layers' matrices as FP8 E4M3 with one scale per output
 };
 
 struct ModelOptions {
@@ -54,7 +54,7 @@ struct ModelOptions {
   uint64_t weights_seed = 0;
   WeightFormat weights = WeightFormat::kCheckpoint;
   Device device = Device::kAuto;
-  // 0: one a core.
+  // 0: one per core.
   int num_threads = 0;
   // Prompt tokens in one pass: speed, never answers. 0: 512 on the CPU, 4096 on a GPU.
   int chunk = 0;
@@ -67,7 +67,7 @@ struct ModelOptions {
   bool portable = false;
 };
 
-// The order of application: logit bias and penalties, temperature, top-k, top-p, min-p, draw.
+// The order of application: logit bias and penalties, temperature, top-k, top-p, min-p, sample.
 struct SamplingOptions {
   // 0 takes the most likely token (the lowest id among equals) and ignores the rest.
   float temperature = 1.0f;
@@ -85,7 +85,7 @@ struct SamplingOptions {
   float frequency_penalty = 0.0f;
   // Added to the logit of a token id.
   std::vector<std::pair<int32_t, float>> logit_bias;
-  // The same seed, prompt and options give the same answer. Unset draws one from the system.
+  // The same seed, prompt and options give the same answer. Unset samples one from the system.
   std::optional<uint64_t> seed;
 
   // Names the first field that is out of range, in Status::param.
@@ -96,7 +96,7 @@ enum class FinishReason : uint8_t {
   kStop,       // the model ended its answer
   kLength,     // max_tokens, or the end of the context
   kCancelled,  // Cancel(), or the callback asked for it
-  kFailed,     // an error in mid-answer, such as a full cache; what was drawn before it stands
+  kFailed,     // an error in mid-answer, such as a full cache; what was sampled before it stands
 };
 // "stop", "length", "cancelled", "error".
 std::string_view NameOf(FinishReason reason);

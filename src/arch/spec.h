@@ -127,7 +127,7 @@ Status CheckFeatures(const ModelSpec& spec, std::initializer_list<Feature> suppo
 // Refuses what no spec can say, naming the field of the config.
 Result<ModelSpec> MakeModelSpec(const ModelConfig& config);
 
-// The architectures; each is defined in a file of its own.
+// The architectures; each has its own file.
 Result<ModelSpec> MakeQwen3Spec(const ModelConfig& config);
 Result<ModelSpec> MakeLlamaSpec(const ModelConfig& config);
 // What they have in common, for those files: Llama's layers, all alike.

@@ -8,7 +8,7 @@ Status NotHere() { return Unimplemented("this device does not do that"); }
 }  // namespace
 
 Result<double> Backend::MeasureReadBandwidth() { return Unexpected(NotHere()); }
-Status Backend::Sample(int, std::span<const TokenDraw>, std::span<const int32_t>) {
+Status Backend::Sample(int, std::span<const SampleParams>, std::span<const int32_t>) {
   return NotHere();
 }
 Status Backend::Await(int, std::span<int32_t>) { return NotHere(); }

@@ -59,7 +59,7 @@ struct BackendOptions {
   size_t staging_bytes = size_t{1} << 20;
 };
 
-// Bytes taken on a device of its own, exact: nothing else is, and nothing after loading. What the
+// Bytes taken in device memory, exact: nothing else is, and nothing after loading. What the
 // driver takes for code and graphs is not in them, but missing from `free`.
 struct DeviceMemory {
   uint64_t weights = 0;      // and RoPE's angles, rotations
@@ -137,8 +137,8 @@ class Backend {
   virtual bool CanSample() const { return false; }
   static constexpr int kFlights = 2;
   // Tokens from rows of the logits, without waiting; the next pass may take them
-  // (ForwardItem::Drawn).
-  virtual Status Sample(int flight, std::span<const TokenDraw> draws,
+  // (ForwardItem::Sampled).
+  virtual Status Sample(int flight, std::span<const SampleParams> sampling,
                         std::span<const int32_t> rows);
   virtual Status Await(int flight, std::span<int32_t> ids);
   // Rows of the logits that the last pass left on the device.

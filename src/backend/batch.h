@@ -17,8 +17,8 @@ namespace oscar {
 struct ForwardItem {
   SequenceCache* cache = nullptr;
   std::span<const int32_t> tokens;
-  // In place of a token: what the draw of that row of the pass before (Model::Launch) gives.
-  static constexpr int32_t Drawn(int32_t row) { return -1 - row; }
+  // In place of a token: what the sample of that row of the pass before (Model::Launch) gives.
+  static constexpr int32_t Sampled(int32_t row) { return -1 - row; }
   // Prompt tokens see their cell exactly; a chunk must not cross into the next cell
   // (CacheConfig::cell). A generated token comes alone.
   bool is_prompt = false;

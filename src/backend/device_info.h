@@ -10,7 +10,7 @@ struct DeviceInfo {
   std::string name;
   int major = 0, minor = 0;                  // compute capability of a GPU
   int driver = 0;                            // CUDA version the driver speaks, such as 13000
-  uint64_t free_bytes = 0, total_bytes = 0;  // of its own memory
+  uint64_t free_bytes = 0, total_bytes = 0;  // of device memory
 };
 
 }  // namespace oscar

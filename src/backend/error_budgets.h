@@ -18,7 +18,7 @@ struct SamenessBudget {
   // Share of an evaluation's items on which the first wrong tokens may differ. Items live on
   // looking far back, and a code that moved can turn what is found there: then the margin at the
   // parting says nothing, and how often it happens is all there is to hold to.
-  double parted;
+  double diverged;
 };
 
 // By cache method (a --kv name). The coarser its codes, the more of them lie at a boundary.

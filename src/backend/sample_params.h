@@ -1,12 +1,12 @@
-// TokenDraw: how one token is drawn from a row of logits, for models that draw on their device.
-// Plain data, host and device; the order of application is that of SamplingOptions.
+// SampleParams: how one token is sampled from a row of logits, for models that sample on their
+// device. Plain data, host and device; the order of application is that of SamplingOptions.
 #pragma once
 
 #include <cstdint>
 
 namespace oscar {
 
-struct TokenDraw {
+struct SampleParams {
   static constexpr int32_t kNotFinite = -1;  // the row holds a NaN or an infinity
   static constexpr int32_t kUndecided = -2;  // needs more candidates than the device keeps
 

@@ -16,7 +16,7 @@ namespace oscar {
 
 class ThreadPool {
  public:
-  // `num_threads` counts the calling thread; 1 runs everything inline, 0 means one a core.
+  // `num_threads` counts the calling thread; 1 runs everything inline, 0 means one per core.
   explicit ThreadPool(int num_threads);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;

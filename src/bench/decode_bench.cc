@@ -58,9 +58,9 @@ int TokensOf(int steps) { return kRounds * (2 * (steps + kWarmUp) + 1); }
 Status TimeSteps(Model& model, std::vector<SequenceCache>& caches, int steps, bool ahead,
                  std::vector<double>& times) {
   PassRunner pass(model);
-  const std::vector<std::optional<TokenDraw>> draws(caches.size(), TokenDraw{});
+  const std::vector<std::optional<SampleParams>> sampling(caches.size(), SampleParams{});
   std::vector<PassRunner::Ahead> next;
-  for (size_t i = 0; ahead && i < caches.size(); ++i) next.push_back({i, TokenDraw{}});
+  for (size_t i = 0; ahead && i < caches.size(); ++i) next.push_back({i, SampleParams{}});
   auto last = std::chrono::steady_clock::now();
   for (int step = 0; step < steps + kWarmUp; ++step) {
     if (!pass.in_flight()) {
@@ -68,7 +68,7 @@ Status TimeSteps(Model& model, std::vector<SequenceCache>& caches, int steps, bo
       std::vector<ForwardItem> items;
       items.reserve(caches.size());
       for (SequenceCache& cache : caches) items.push_back({&cache, {&token, 1}, false, 1});
-      OSCAR_RETURN_IF_ERROR(pass.Run(items, draws));
+      OSCAR_RETURN_IF_ERROR(pass.Run(items, sampling));
     }
     if (pass.in_flight()) OSCAR_RETURN_IF_ERROR(pass.Land(next));
     if (step >= kWarmUp) times.push_back(SecondsSince(last));
@@ -124,7 +124,7 @@ Result<DecodeBenchRow> RunDecodeBench(LoadedModel& loaded, int64_t context, int 
   row.batch = batch;
   // In turn, because a device that has been busy for longer is slower.
   std::vector<double> alone, ahead;
-  const bool runs_ahead = model.CanRunAhead() && model.max_draws() >= batch;
+  const bool runs_ahead = model.CanRunAhead() && model.max_samples() >= batch;
   for (int round = 0; round < kRounds; ++round) {
     OSCAR_RETURN_IF_ERROR(TimeSteps(model, caches, steps, /*ahead=*/false, alone));
     if (runs_ahead) OSCAR_RETURN_IF_ERROR(TimeSteps(model, caches, steps, /*ahead=*/true, ahead));

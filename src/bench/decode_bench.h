@@ -13,7 +13,7 @@ namespace oscar {
 struct DecodeBenchRow {
   int64_t context = 0;
   int batch = 0;
-  // Medians, host work and drawing the token included. Where the model can run ahead, each step is
+  // Medians, host work and sampling the token included. Where the model can run ahead, each step is
   // launched before the one before it is waited for, as the engine does; alone: one after another.
   double seconds_per_step = 0.0, seconds_alone = 0.0;
   double tokens_per_second = 0.0;

@@ -1,7 +1,7 @@
 // BlockLayout: where every code and every scale of a block lives. A block is what one (layer, KV
 // head) has in a page: 64 consecutive tokens, K and V together, as contiguous bytes, so that one
 // bulk copy brings it in. docs/cache-format.md is the normative text; writer, readers, kernels and
-// tests use this class and compute no offsets of their own.
+// tests use this class and compute no offsets themselves.
 //
 // A block is   K codes | V codes | K meta planes | V meta planes.
 //

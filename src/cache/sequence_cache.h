@@ -85,7 +85,7 @@ class SequenceCache {
   Status SealGaps(ThreadPool& threads);
 
   // Makes room for positions [length, length + num_tokens): allocates open pages, and gives the
-  // sequence a copy of its own of a partly filled page it shares. On kResourceExhausted nothing has
+  // sequence its own copy of a partly filled page it shares. On kResourceExhausted nothing has
   // changed.
   Status Reserve(int64_t num_tokens);
   // Where the row of an open position lies; [D] numbers each. Positions below length + the last

@@ -31,7 +31,7 @@ struct CalibrateOptions {
 
 struct Calibration {
   Rotation rotation;
-  Rotation shared;                    // one matrix a layer, from the same moments
+  Rotation shared;                    // one matrix per layer, from the same moments
   std::map<int, FittedLayer> layers;  // moments, clip curves, rotations
   int64_t num_sequences = 0, num_tokens = 0, generated_tokens = 0;
   std::vector<float> clip_candidates;

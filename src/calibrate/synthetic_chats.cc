@@ -22,7 +22,7 @@ constexpr std::array<std::string_view, 24> kSecond = {
     "coral", "daisy",  "ember", "fern",   "goose", "hazel",  "heron",  "ivory",
     "lemon", "mill",   "otter", "pearl",  "quilt", "rocket", "saddle", "teapot"};
 
-// Draws in sequence from one counter stream.
+// Samples in sequence from one counter stream.
 class Dice {
  public:
   Dice(uint64_t seed, uint64_t stream) : philox_(seed, stream) {}

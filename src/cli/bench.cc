@@ -112,7 +112,7 @@ void AddBenchCommand(CLI::App& app, RunFunction& run) {
   command->add_option("--seconds", options->bench.seconds_per_row, "Time for each row, seconds")
       ->capture_default_str()
       ->check(CLI::Range(0.0, 3600.0));
-  command->add_option("--threads", options->threads, "Threads; 0 is one a core")
+  command->add_option("--threads", options->threads, "Threads; 0 is one per core")
       ->capture_default_str()
       ->check(CLI::Range(0, 1024));
   command->add_option("--json", options->json, "Write the results to this file, too");

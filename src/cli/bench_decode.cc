@@ -317,7 +317,7 @@ void AddDecodeBench(CLI::App& bench, RunFunction& run) {
       ->check(CLI::Range(1, 100000));
   command->add_option("--json", options->json, "Write the results to this file, too");
   command->add_option("--csv", options->csv, "Write the results as CSV, too");
-  command->add_option("--svg", options->svg, "Draw tokens/s over the batch");
+  command->add_option("--svg", options->svg, "Plot tokens/s over the batch");
   AddModelOptions(*command, options->model);
   command->remove_option(command->get_option("--kv"));  // --methods names them
   command->add_option("--config", options->model.options.model,

@@ -247,7 +247,7 @@ void AddServeBench(CLI::App& bench, RunFunction& run) {
       ->delimiter(',')
       ->capture_default_str()
       ->check(CLI::Range(int64_t{0}, int64_t{1} << 22));
-  command->add_option("--prompt-tokens", o.prompt_tokens, "Tokens of a prompt of its own")
+  command->add_option("--prompt-tokens", o.prompt_tokens, "Unshared tokens of each prompt")
       ->capture_default_str()
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 22));
   command->add_option("--max-tokens", o.max_tokens, "Tokens of an answer")

@@ -39,7 +39,7 @@ Status RunCalibrate(const CalibrateArguments& arguments) {
   }
   if (arguments.seed.has_value()) {
     if (!options.text.data.empty()) {
-      return InvalidArgument("--seed draws the built-in sample's chats; --data takes its place");
+      return InvalidArgument("--seed selects the built-in sample's chats; --data takes its place");
     }
     options.text.seed = *arguments.seed;
   }
@@ -88,8 +88,8 @@ Status RunCalibrate(const CalibrateArguments& arguments) {
   fmt::print(
       "written to {0}: calibration.html, calibration.json,\n"
       "  rotation.safetensors: {1}; use --rotation {0}\n"
-      "  {2}, {3}: one matrix a layer, as published; use --rotation {4}\n",
-      arguments.out.string(), arguments.shared ? "one matrix a layer" : "one matrix a KV head",
+      "  {2}, {3}: one matrix per layer, as published; use --rotation {4}\n",
+      arguments.out.string(), arguments.shared ? "one matrix per layer" : "one matrix per KV head",
       pair.k.string(), pair.v.filename().string(), (arguments.out / kZooDirectoryName).string());
   return {};
 }
@@ -141,8 +141,9 @@ void AddCalibrateCommand(CLI::App& app, RunFunction& run) {
       ->capture_default_str();
   command->add_option("--composition", arguments->composition, "r_h_pbr, r_h, br, plain, ...")
       ->default_str("r_h_pbr");
-  command->add_flag("--layer-shared", arguments->shared,
-                    "One matrix a layer in rotation.safetensors, too, in place of one a KV head");
+  command->add_flag(
+      "--layer-shared", arguments->shared,
+      "One matrix per layer in rotation.safetensors, too, instead of one per KV head");
   command
       ->add_option("--clip", arguments->clip,
                    "fitted: by attention-weighted error on the data; fixed: --k-clip and --v-clip, "

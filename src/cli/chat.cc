@@ -35,7 +35,7 @@ constexpr char kHelp[] =
     "/stats          what the cache holds and saved\n"
     "/read FILE      send a file's text as the next message\n"
     "/save FILE      write the conversation as JSON\n"
-    "/load FILE      go on with a saved conversation\n"
+    "/load FILE      continue a saved conversation\n"
     "/system TEXT    set the system message and start afresh\n"
     "/reset          start afresh\n"
     "/help           this list\n"
@@ -242,9 +242,9 @@ Status RunChat(const ChatOptions& options) {
   LineReader lines;
   const InterruptScope interrupts(InterruptScope::Mode::kEvery);
   const bool interactive = ::isatty(STDIN_FILENO) == 1;
-  const int drawing = LineEditor::DrawingFd();
+  const int editing = LineEditor::EditingFd();
   std::optional<LineEditor> editor;
-  if (drawing >= 0) editor.emplace(drawing);
+  if (editing >= 0) editor.emplace(editing);
   if (interactive) fmt::print("{} tokens of context; /help lists commands\n", model->max_context());
   while (true) {
     if (interactive && !editor.has_value()) fmt::print("> ");

@@ -362,7 +362,7 @@ class Demo {
     fmt::print(
         "\noscar+ keeps the text in {:.1f} times less memory than BF16. One text shows how it "
         "works; "
-        "docs/accuracy.md\nhas what it is worth over many.\n",
+        "docs/accuracy.md\nhas the scores over many.\n",
         static_cast<double>(bf16.bytes) / static_cast<double>(std::max<uint64_t>(ours.bytes, 1)));
     if (arguments_.serve) return;
     std::error_code error;
@@ -401,7 +401,7 @@ void AddDemoCommand(CLI::App& app, RunFunction& run) {
   command->add_option("--port", arguments->port, "Port of --serve; 0 takes a free one")
       ->capture_default_str()
       ->check(CLI::Range(0, 65535));
-  command->add_option("--threads", arguments->threads, "Compute threads; 0 is one a core")
+  command->add_option("--threads", arguments->threads, "Compute threads; 0 is one per core")
       ->capture_default_str()
       ->check(CLI::Range(0, 1024));
   command->add_flag("--json", arguments->json, "Print the results as JSON");

@@ -221,8 +221,8 @@ Result<EvalSuite> MakeRuler(const EvalArguments& arguments, const std::string& n
   ruler.essays = essays;
   const uint64_t seed = arguments.sampling.seed.value_or(kItemSeed);
   if (seed > std::numeric_limits<uint32_t>::max()) {
-    return Unexpected(InvalidArgument(
-        fmt::format("--seed {}: RULER's items are drawn by seeds below 2^32", seed)));
+    return Unexpected(
+        InvalidArgument(fmt::format("--seed {}: RULER's items take seeds below 2^32", seed)));
   }
   ruler.seed = static_cast<uint32_t>(seed);
   for (const int64_t length : arguments.lengths) {
@@ -325,7 +325,7 @@ Status CheckTasks(const EvalArguments& arguments, const EvalSuite& suite) {
   if (const std::string list = GivenOf(arguments, {"--top-k", "--top-p", "--min-p"});
       !draws && !list.empty()) {
     return InvalidArgument(fmt::format(
-        "{}: the outputs of these tasks are greedy; add --temperature to draw them", list));
+        "{}: the outputs of these tasks are greedy; add --temperature to sample them", list));
   }
   for (const EvalTask& task : suite.tasks) {
     const bool has_references = std::ranges::any_of(
@@ -440,7 +440,7 @@ void AddEvalCommand(CLI::App& app, RunFunction& run) {
   arguments->model.options.kv = "bf16,oscar+";
   command->get_option("--kv")
       ->description(
-          "Methods to compare, joined by commas; NAME@DIR gives one a rotation of its own, "
+          "Methods to compare, joined by commas; NAME@DIR gives one its own rotation, "
           "NAME@none takes it away")
       ->default_str(arguments->model.options.kv);
   command
@@ -506,7 +506,7 @@ void AddEvalCommand(CLI::App& app, RunFunction& run) {
                     "Stop an item at its first wrong token: no answer score");
   command
       ->add_option("--repeats", arguments->repeats,
-                   "Times each item is drawn; default: as published, once for greedy outputs")
+                   "Times each item is sampled; default: as published, once for greedy outputs")
       ->check(CLI::Range(1, 1000));
   command
       ->add_option("--text", arguments->prose,
@@ -518,8 +518,8 @@ void AddEvalCommand(CLI::App& app, RunFunction& run) {
       ->check(CLI::Range(0, 1024));
   AddSamplingOptions(*command, arguments->sampling, "are each task's: greedy, or as published");
   command->get_option("--seed")->description(
-      "Of sampled outputs, by default 0, and of generated items, by default 42");
-  command->add_option("--out", arguments->out, "Directory for results; a stopped run goes on there")
+      "For sampling, by default 0, and for generated items, by default 42");
+  command->add_option("--out", arguments->out, "Directory for results; a stopped run resumes there")
       ->required();
   command->callback([arguments, command, &run] {
     for (const CLI::Option* option : command->get_options()) {

@@ -120,7 +120,7 @@ void AddGenerateCommand(CLI::App& app, RunFunction& run) {
   auto options = std::make_shared<GenerateOptions>();
   CLI::App* command = app.add_subcommand("generate", "Answer one prompt or conversation and stop");
   CLI::Option* prompt = command->add_option("--prompt", options->prompt,
-                                            "Raw text to go on from; special tokens in it count");
+                                            "Raw text to continue; special tokens in it count");
   CLI::Option* messages = command->add_option(
       "--messages", options->messages,
       "JSON file or pipe with a list of {role, content}, rendered by the model's chat template");
@@ -132,7 +132,7 @@ void AddGenerateCommand(CLI::App& app, RunFunction& run) {
                    "JSON object of variables for the chat template, such as "
                    "'{\"enable_thinking\": false}'")
       ->needs(messages);
-  command->add_option("--max-tokens", options->max_tokens, "Most tokens to draw; 0 is no limit")
+  command->add_option("--max-tokens", options->max_tokens, "Most tokens to generate; 0 is no limit")
       ->capture_default_str()
       ->check(NonNegative());
   command->add_flag("--json", options->json, "Print JSON (docs/cli-json.md)");

@@ -295,7 +295,7 @@ void AddInspectCommand(CLI::App& app, RunFunction& run) {
       "inspect", "Show what a model directory, config, safetensors, torch or rotation file holds");
   command->add_option("path", options->path, "File or directory")->required();
   CLI::Option* const json = command->add_flag("--json", options->json, "Print JSON");
-  command->add_option("--layer", options->layer, "Layer whose eigenvalue spectrum is drawn")
+  command->add_option("--layer", options->layer, "Layer whose eigenvalue spectrum is shown")
       ->excludes(json)
       ->check(CLI::Range(0, 1'000'000));
   command->callback([options, &run] { run = [options] { return RunInspect(*options); }; });

@@ -34,7 +34,7 @@ class InterruptScope {
 };
 
 // SIGINT, SIGTERM and SIGHUP end the program as ever, but only after `clear_up` has run, on a
-// thread of its own while the others go on. Begins before the threads of what it guards.
+// separate thread while the others continue. Begins before the threads of what it guards.
 class ClearUpScope {
  public:
   explicit ClearUpScope(std::function<void()> clear_up);

@@ -402,7 +402,7 @@ int Columns() {
 
 }  // namespace
 
-int LineEditor::DrawingFd() {
+int LineEditor::EditingFd() {
   const char* term = std::getenv("TERM");
   if (::isatty(STDIN_FILENO) != 1 || (term != nullptr && std::string_view(term) == "dumb")) {
     return -1;
@@ -430,7 +430,7 @@ LineEditor::~LineEditor() {
   for (const auto& [signal, function] : kHandlers) ReplaceHandler(signal, function, SIG_DFL);
 }
 
-void LineEditor::Draw(std::string_view prompt) {
+void LineEditor::Render(std::string_view prompt) {
   const auto indent = static_cast<int>(prompt.size());
   int cursor = 0;
   // The last column stays free: terminals differ in what a full row does.
@@ -455,7 +455,7 @@ LineEditor::Event LineEditor::Next(std::string_view prompt, std::string* line) {
     const LineBuffer::Event event = buffer_.Feed(pending_, &used);
     dirty = dirty || used > 0;
     pending_.erase(0, used);
-    if (dirty) Draw(prompt);
+    if (dirty) Render(prompt);
     dirty = false;
     if (event == LineBuffer::Event::kLine) {
       WriteAll("\n");

@@ -60,11 +60,11 @@ class LineEditor {
  public:
   enum class Event { kLine, kInterrupted, kEnd };
 
-  // Whether standard input is a terminal that an editor can be drawn on, and the descriptor to draw
+  // Whether standard input is a terminal that can show an editor, and the descriptor to write
   // to; -1 where not.
-  static int DrawingFd();
+  static int EditingFd();
 
-  // `out` is DrawingFd().
+  // `out` is EditingFd().
   explicit LineEditor(int out);
   ~LineEditor();
   LineEditor(const LineEditor&) = delete;
@@ -74,7 +74,7 @@ class LineEditor {
   Event Next(std::string_view prompt, std::string* line);
 
  private:
-  void Draw(std::string_view prompt);
+  void Render(std::string_view prompt);
 
   LineBuffer buffer_;
   std::string pending_;  // read, not yet fed

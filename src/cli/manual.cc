@@ -115,7 +115,7 @@ std::string ManPage(const std::vector<CommandInfo>& commands) {
       ".TH OSCAR 1 \"\" \"oscar {}\" \"User Commands\"\n.SH NAME\noscar \\- serve and study large "
       "language models on a 2-bit KV cache\n.SH SYNOPSIS\n.B oscar\n.I COMMAND\n.RI [ OPTION ]...\n"
       ".SH DESCRIPTION\nRuns Qwen3 and Llama-3 checkpoints, as Hugging Face ships them, on a paged "
-      "KV cache that keeps its history in two bits a number. Without\n.B \\-\\-model\nevery "
+      "KV cache that keeps its history in two bits per element. Without\n.B \\-\\-model\nevery "
       "command "
       "takes the embedded demo model.\n",
       kVersion);

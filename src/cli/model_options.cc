@@ -48,7 +48,7 @@ void AddModelOptions(CLI::App& command, ModelArguments& arguments) {
           "--portable", o.portable,
           "The same bits on any CPU and on a GPU: one order of every sum, several times slower")
       ->group(group);
-  command.add_option("--threads", o.num_threads, "Compute threads; 0 is one a core")
+  command.add_option("--threads", o.num_threads, "Compute threads; 0 is one per core")
       ->capture_default_str()
       ->check(CLI::Range(0, 1024))
       ->group(group);
@@ -172,7 +172,7 @@ void AddSamplingOptions(CLI::App& command, SamplingArguments& arguments, const c
   command.add_option("--frequency-penalty", arguments.frequency_penalty, "0 is off")
       ->check(penalty)
       ->group(group);
-  command.add_option("--seed", arguments.seed, "Makes draws repeatable")
+  command.add_option("--seed", arguments.seed, "Makes sampling repeatable")
       ->check(NoMinus())
       ->group(group);
 }

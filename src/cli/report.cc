@@ -16,7 +16,7 @@ nlohmann::ordered_json CacheToJson(const CacheReport& cache) {
 }
 
 std::string CacheLine(const CacheReport& cache) {
-  return fmt::format("{} tokens cached in {} (BF16: {}), {:.2f} bits a number{}", cache.tokens,
+  return fmt::format("{} tokens cached in {} (BF16: {}), {:.2f} bits per element{}", cache.tokens,
                      FormatBytes(cache.bytes), FormatBytes(cache.bf16_bytes),
                      cache.bits_per_element, cache.simulated ? ", simulated" : "");
 }

@@ -9,7 +9,7 @@
 namespace oscar::cli {
 
 nlohmann::ordered_json CacheToJson(const CacheReport& cache);
-// "14021 tokens cached in 3.20 MiB (BF16: 27.4 MiB), 2.56 bits a number".
+// "14021 tokens cached in 3.20 MiB (BF16: 27.4 MiB), 2.56 bits per element".
 std::string CacheLine(const CacheReport& cache);
 // The same and what the answer took.
 std::string StatsLine(const Completion& completion);

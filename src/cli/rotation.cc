@@ -360,7 +360,7 @@ void AddRotationCommand(CLI::App& app, RunFunction& run) {
         ->default_str("r_h_pbr");
     command
         ->add_flag("--per-head{kv}", options->per_head,
-                   "One matrix a KV head, not one a layer; --per-head=k or =v for one side")
+                   "One matrix per KV head, not one per layer; --per-head=k or =v for one side")
         ->check(CLI::IsMember({"k", "v", "kv"}));
     CLI::Option* fit_clip =
         command->add_flag("--fit-clip", options->fit_clip, "Choose clip ratios on the data");
@@ -384,7 +384,7 @@ void AddRotationCommand(CLI::App& app, RunFunction& run) {
         ->check(NotEmpty());
     command->add_option("--fingerprint", options->fingerprint,
                         "Fingerprint of the model that was captured");
-    command->add_option("--threads", options->threads, "Threads; 0: one a core")
+    command->add_option("--threads", options->threads, "Threads; 0: one per core")
         ->capture_default_str()
         ->check(CLI::Range(0, 1024));
     command->add_flag("--json", options->json, "Print JSON");

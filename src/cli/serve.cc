@@ -88,7 +88,7 @@ Status PrintPlan(const ServeArguments& arguments) {
   fmt::print("page of 64 tokens {:>12}  in BF16, {} sealed\n", FormatBytes(memory.open_page_bytes),
              FormatBytes(memory.sealed_page_bytes));
   fmt::print("cache             {}\n", planned->kv().Describe());
-  fmt::print("one conversation  {:>12}  for {} tokens, {:.2f} bits a number; {} in BF16\n",
+  fmt::print("one conversation  {:>12}  for {} tokens, {:.2f} bits per element; {} in BF16\n",
              FormatBytes(ours), tokens, planned->kv().StoredBits(tokens), FormatBytes(theirs));
   fmt::print("conversations     {:>12}  at once, one of them being read; {} in BF16\n", fit,
              fit_bf16);
@@ -175,7 +175,7 @@ void AddServeCommand(CLI::App& app, RunFunction& run) {
       ->group(group);
   command
       ->add_option("--shutdown-timeout", a.shutdown_timeout,
-                   "Seconds that requests may go on after the first signal")
+                   "Seconds that requests may continue after the first signal")
       ->capture_default_str()
       ->check(NonNegative())
       ->group(group);

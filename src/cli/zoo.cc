@@ -247,7 +247,7 @@ Status RunConvert(const ConvertCommand& command) {
     } else if (*written) {
       fmt::print("{} -> {}\n", Printable(entry.name), target.string());
     } else {
-      fmt::print("{}: one matrix a KV head, left out; {}/ below it holds its pair\n",
+      fmt::print("{}: one matrix per KV head, left out; {}/ below it holds its pair\n",
                  Printable(entry.name), kZooDirectoryName);
     }
   }

@@ -120,7 +120,7 @@ TEST_F(ZooCommand, ConvertsThePairOfACalibration) {
   EXPECT_THAT(std::string(alone.message()), HasSubstr("1 of 1 rotations were not converted"));
   ASSERT_TRUE(WriteZooPair(dir_ / "out/model/zoo", Hadamard(2, 64)).has_value());
   ASSERT_TRUE(Run("convert --to pt " + Path("out") + " " + Path("pt")).ok());
-  EXPECT_THAT(output_, HasSubstr("model: one matrix a KV head, left out"));
+  EXPECT_THAT(output_, HasSubstr("model: one matrix per KV head, left out"));
   EXPECT_TRUE(FindZooPair(dir_ / "pt/model/zoo").has_value());
   ASSERT_TRUE(Run("list --json " + Path("out")).ok());
   const auto json = nlohmann::json::parse(output_);

@@ -135,7 +135,7 @@ inline void ExpectGoldenChats(Model& model, PagePool& pool) {
 // choices.
 struct Followed {
   double worst_max = 0.0, worst_rms = 0.0;  // of a row of logits
-  int parted = 0;                           // steps at which the second would have chosen otherwise
+  int diverged = 0;                         // steps at which the second would have chosen otherwise
   double widest_gap = 0.0;                  // of the first's two largest logits at such steps
   int64_t sealed_pages[2] = {};
 };
@@ -157,7 +157,7 @@ inline Followed Follow(Model& first, PagePool& first_pool, Model& second, PagePo
     out.worst_rms = std::max(out.worst_rms, d.rms);
     const auto top = TopLogprobs(logits[0], 2);
     if (TopLogprobs(logits[1], 1)[0].token != top[0].token) {
-      ++out.parted;
+      ++out.diverged;
       out.widest_gap = std::max(out.widest_gap, double{top[0].logprob} - top[1].logprob);
     }
     for (int i = 0; i < 2; ++i) {

@@ -204,7 +204,7 @@ Result<int64_t> Service::LimitOf(const EngineRequest& request) const {
   }
   const int64_t room = max_context_ - prompt;
   const int64_t wanted = request.max_tokens > 0 ? std::min(request.max_tokens, room) : room;
-  // The last token drawn is never computed.
+  // The last token sampled is never computed.
   int64_t fits = LargestTotal(config_, prompt, prompt + wanted - 1, budget_);
   Reading reading = Reading::kByChunk;
   if (fits < prompt && by_layer_ && !request.want_prompt_logprobs) {

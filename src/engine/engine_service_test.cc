@@ -72,14 +72,14 @@ TEST(EngineService, Rule1_BatchedAsAloneInDeterministicMode) {
   EXPECT_GT(engine.service->Stats().prefix_hits, 10u);
 }
 
-FakeModel::Options Drawing() {
+FakeModel::Options SamplesOnDevice() {
   FakeModel::Options options;
-  options.draws = true;
-  options.by_layer = false;  // the engine would draw from those logits itself, and otherwise
+  options.samples = true;
+  options.by_layer = false;  // the engine would sample from those logits itself, and otherwise
   return options;
 }
 
-// Requests whose tokens the device can draw by itself, some of which stop early.
+// Requests whose tokens the device can sample by itself, some of which stop early.
 std::vector<EngineRequest> DeviceRequests(int count, uint64_t seed) {
   auto requests = RandomRequests(count, seed);
   for (size_t i = 0; i < requests.size(); ++i) {
@@ -95,14 +95,14 @@ std::vector<EngineRequest> DeviceRequests(int count, uint64_t seed) {
   return requests;
 }
 
-// Passes are launched before the one before has ended; the answers are those of a model that draws
-// nothing ahead, those of one request at a time included.
+// Passes are launched before the one before has ended; the answers are those of a model that
+// samples nothing ahead, those of one request at a time included.
 TEST(EngineService, Rule2_RunningAheadChangesNoAnswer) {
   const auto requests = DeviceRequests(24, 11);
   // No second pass is ever launched while requests wait, so this engine never runs ahead.
   std::vector<Answer> expected;
   for (const EngineRequest& request : requests) {
-    FakeModel::Options options = Drawing();
+    FakeModel::Options options = SamplesOnDevice();
     options.runs_ahead = false;
     expected.push_back(FakeEngine::Alone(request, options));
   }
@@ -110,7 +110,7 @@ TEST(EngineService, Rule2_RunningAheadChangesNoAnswer) {
     EngineServiceOptions options;
     options.deterministic = deterministic;
     options.max_running = 8;
-    FakeEngine engine(4096, options, Drawing());
+    FakeEngine engine(4096, options, SamplesOnDevice());
     std::vector<std::unique_ptr<RequestHandle>> handles;
     for (const EngineRequest& request : requests) handles.push_back(engine.Submit(request));
     for (size_t i = 0; i < requests.size(); ++i) {
@@ -134,7 +134,7 @@ TEST(EngineService, Rule4_NothingComputedAheadIsKept) {
     first.stop_tokens = {static_cast<int32_t>(seed), 7, 11, 13};
     std::vector<Answer> turns[2];
     for (const bool ahead : {false, true}) {
-      FakeModel::Options options = Drawing();
+      FakeModel::Options options = SamplesOnDevice();
       options.runs_ahead = ahead;
       FakeEngine engine(4096, {}, options);
       turns[ahead].push_back(engine.Ask(first));
@@ -158,7 +158,7 @@ TEST(EngineService, Rule2_RunningAheadUnderPressure) {
     EngineServiceOptions options;
     options.max_waiting = 1000;
     options.max_running = 6;
-    FakeEngine engine(24, options, Drawing(), 2);
+    FakeEngine engine(24, options, SamplesOnDevice(), 2);
     const Philox rng(seed, 7);
     auto requests = DeviceRequests(40, seed);
     std::vector<std::unique_ptr<RequestHandle>> handles;
@@ -171,7 +171,7 @@ TEST(EngineService, Rule2_RunningAheadUnderPressure) {
       const Answer answer = Collect(*handles[i]);
       ASSERT_TRUE(answer.finished) << answer.status.ToString();
       if (answer.reason == FinishReason::kCancelled) continue;
-      EXPECT_EQ(answer.tokens, FakeEngine::Alone(requests[i], Drawing()).tokens) << i;
+      EXPECT_EQ(answer.tokens, FakeEngine::Alone(requests[i], SamplesOnDevice()).tokens) << i;
     }
     ASSERT_TRUE(Eventually([&] { return engine.Idle(); }));
     const EngineStats stats = engine.service->Stats();
@@ -180,7 +180,7 @@ TEST(EngineService, Rule2_RunningAheadUnderPressure) {
 }
 
 TEST(EngineService, Rule5_AFailureWhileRunningAheadFailsEveryRequest) {
-  FakeEngine engine(4096, {}, Drawing());
+  FakeEngine engine(4096, {}, SamplesOnDevice());
   engine.model.fail_after = 30;
   std::vector<std::unique_ptr<RequestHandle>> handles;
   for (uint64_t i = 0; i < 3; ++i) {
@@ -201,7 +201,7 @@ TEST(Generator, AFailureWhileRunningAheadLeavesNothingUnderWay) {
   request.max_tokens = 40;
   for (int passes = 1; passes < 12; ++passes) {
     ThreadPool threads(1);
-    FakeModel model(Drawing(), threads);
+    FakeModel model(SamplesOnDevice(), threads);
     PagePool pool(uint64_t{1} << 26, model.kv().host_sealer());
     Generator generator(model, pool), fresh(model, pool);
     model.fail_after = passes;
@@ -482,7 +482,7 @@ TEST(EngineService, Rule4_NextTurnReusesWhatWasGenerated) {
   const auto user = FakeTokens(77, 40);
   next.prompt.insert(next.prompt.end(), user.begin(), user.end());
   const Answer second = engine.Ask(next);
-  EXPECT_EQ(second.cached_tokens, 749);  // the last token drawn was never computed
+  EXPECT_EQ(second.cached_tokens, 749);  // the last token sampled was never computed
   const EngineStats stats = engine.service->Stats();
   EXPECT_EQ(stats.cached_prompt_tokens, 749u);
   EXPECT_EQ(stats.prefix_queries, 2u);
@@ -502,13 +502,13 @@ TEST(EngineService, Rule4_NextTurnReusesWhatWasGenerated) {
         (at >= 700 && at < 749) || at >= static_cast<int64_t>(next.prompt.size());
     int64_t end = at < 700 ? 700 : static_cast<int64_t>(next.prompt.size());
     end = generated ? at + 1 : std::min(end, (at / 256 + 1) * 256);
-    const bool draws = end == static_cast<int64_t>(tokens.size());
-    logits.resize(draws ? FakeModel::kVocab : 0);
+    const bool samples = end == static_cast<int64_t>(tokens.size());
+    logits.resize(samples ? FakeModel::kVocab : 0);
     const ForwardItem item{
         &cache, std::span(tokens).subspan(static_cast<size_t>(at), static_cast<size_t>(end - at)),
-        !generated, draws ? 1 : 0};
+        !generated, samples ? 1 : 0};
     ASSERT_TRUE(model.Forward({&item, 1}, logits).ok());
-    if (!draws) continue;
+    if (!samples) continue;
     expected.push_back(static_cast<int32_t>(std::ranges::max_element(logits) - logits.begin()));
     tokens.push_back(expected.back());
   }
@@ -670,9 +670,9 @@ TEST(EngineService, Rule5_AFailingModelFailsTheService) {
 TEST(EngineService, Rule5_LogitsThatAreNotFiniteFailTheirRequestAlone) {
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
   for (const float broken : {std::numeric_limits<float>::quiet_NaN(), kInfinity, -kInfinity}) {
-    for (const bool draws : {false, true}) {
+    for (const bool samples : {false, true}) {
       for (const float temperature : {0.0f, 1.0f}) {
-        FakeModel::Options model = draws ? Drawing() : FakeModel::Options{};
+        FakeModel::Options model = samples ? SamplesOnDevice() : FakeModel::Options{};
         model.by_layer = false;
         FakeEngine engine(4096, {}, model);
         engine.model.broken_at = 104;
@@ -743,7 +743,7 @@ TEST(EngineService, Rule7_Logprobs) {
     EXPECT_EQ(token.top[0].token, token.token);
     EXPECT_EQ(token.top[0].logprob, token.logprob);
   }
-  // The prompt's logprobs say what generation would have drawn.
+  // The prompt's logprobs say what generation would have sampled.
   EngineRequest shorter = FakeRequest(2, 129, 1);
   shorter.want_logprobs = true;
   shorter.top_logprobs = 4;

@@ -90,7 +90,7 @@ struct FakeEngine {
     return handle.has_value() ? std::move(*handle) : nullptr;
   }
   Answer Ask(EngineRequest request) { return Collect(*Submit(std::move(request))); }
-  // The same request in an engine of its own.
+  // The same request in a separate engine.
   static Answer Alone(const EngineRequest& request, const FakeModel::Options& model_options = {}) {
     EngineServiceOptions options;
     options.prefix_cache = false;

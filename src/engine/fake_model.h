@@ -49,7 +49,7 @@ class FakeModel : public Model {
     int cell = 256, sink = 64, recent = 128, max_batch_tokens = 512, head_dim = 64;
     std::string method = "oscar+";
     bool by_layer = true;    // offers to read prompts layer by layer
-    bool draws = false;      // draws tokens itself
+    bool samples = false;    // samples tokens itself
     bool runs_ahead = true;  // and leaves passes running
   };
 
@@ -110,22 +110,23 @@ class FakeModel : public Model {
     return {};
   }
 
-  int max_draws() const override { return options_.draws ? 64 : 0; }
-  bool CanRunAhead() const override { return options_.draws && options_.runs_ahead; }
-  Status ForwardAndDraw(std::span<const ForwardItem> items, std::span<const TokenDraw> draws,
-                        std::span<int32_t> ids) override {
+  int max_samples() const override { return options_.samples ? 64 : 0; }
+  bool CanRunAhead() const override { return options_.samples && options_.runs_ahead; }
+  Status ForwardAndSample(std::span<const ForwardItem> items,
+                          std::span<const SampleParams> sampling, std::span<int32_t> ids) override {
     OSCAR_CHECK(launched_.empty(), "a pass while another is under way");
-    OSCAR_RETURN_IF_ERROR(Launch(items, draws));
+    OSCAR_RETURN_IF_ERROR(Launch(items, sampling));
     return Collect(ids);
   }
   Status ReadLogits(size_t row, std::span<float> logits) override {
     OSCAR_CHECK(launched_.empty());
-    std::copy_n(drawn_logits_.begin() + static_cast<ptrdiff_t>(row * kVocab), kVocab,
+    std::copy_n(sampled_logits_.begin() + static_cast<ptrdiff_t>(row * kVocab), kVocab,
                 logits.begin());
     return {};
   }
   // Computes at once: what a device does later it does in the same order.
-  Status Launch(std::span<const ForwardItem> items, std::span<const TokenDraw> draws) override {
+  Status Launch(std::span<const ForwardItem> items,
+                std::span<const SampleParams> sampling) override {
     OSCAR_CHECK(launched_.size() < 2);
     most_launched = std::max<int>(most_launched, static_cast<int>(launched_.size()) + 1);
     std::vector<ForwardItem> resolved(items.begin(), items.end());
@@ -137,12 +138,12 @@ class FakeModel : public Model {
       tokens[i] = std::max(launched_.front()[row], 0);
       resolved[i].tokens = {&tokens[i], 1};
     }
-    drawn_logits_.resize(draws.size() * kVocab);
-    OSCAR_RETURN_IF_ERROR(Forward(resolved, drawn_logits_));
+    sampled_logits_.resize(sampling.size() * kVocab);
+    OSCAR_RETURN_IF_ERROR(Forward(resolved, sampled_logits_));
     std::vector<int32_t>& ids = launched_.emplace_back();
-    for (size_t i = 0; i < draws.size(); ++i) {
-      const auto logits = std::span(drawn_logits_).subspan(i * kVocab, kVocab);
-      ids.push_back(DrawFrom(logits, draws[i]));
+    for (size_t i = 0; i < sampling.size(); ++i) {
+      const auto logits = std::span(sampled_logits_).subspan(i * kVocab, kVocab);
+      ids.push_back(SampleFrom(logits, sampling[i]));
     }
     return {};
   }
@@ -216,16 +217,16 @@ class FakeModel : public Model {
   float broken_logit = 0.0f;
 
  private:
-  // Any function of the logits and the draw; now and then one is left to the caller.
-  static int32_t DrawFrom(std::span<const float> logits, const TokenDraw& draw) {
+  // Any function of the logits and the sample; now and then one is left to the caller.
+  static int32_t SampleFrom(std::span<const float> logits, const SampleParams& sample) {
     if (std::ranges::any_of(logits, [](float x) { return !std::isfinite(x); })) {
-      return TokenDraw::kNotFinite;
+      return SampleParams::kNotFinite;
     }
     const auto best = static_cast<int32_t>(std::ranges::max_element(logits) - logits.begin());
-    if (static_cast<int>(logits[0] * 1024.0f) % 23 == 0) return TokenDraw::kUndecided;
-    if (draw.temperature == 0.0f) return best;
-    const auto drawn = static_cast<int32_t>(draw.uniform * kVocab);
-    return logits[static_cast<size_t>(drawn)] > 1.0f ? drawn : best;
+    if (static_cast<int>(logits[0] * 1024.0f) % 23 == 0) return SampleParams::kUndecided;
+    if (sample.temperature == 0.0f) return best;
+    const auto sampled = static_cast<int32_t>(sample.uniform * kVocab);
+    return logits[static_cast<size_t>(sampled)] > 1.0f ? sampled : best;
   }
 
   Status Prepare(std::span<const ForwardItem> items) {
@@ -288,7 +289,7 @@ class FakeModel : public Model {
   ModelSpec spec_;
   std::unique_ptr<KvPlan> plan_;
   std::vector<std::vector<int32_t>> launched_;  // ids of the passes under way
-  std::vector<float> drawn_logits_;             // of the last pass
+  std::vector<float> sampled_logits_;           // of the last pass
 };
 
 // Prompts of distinct tokens for distinct seeds.

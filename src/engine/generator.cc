@@ -127,9 +127,9 @@ Result<std::span<const float>> Generator::Step(int32_t token) {
   return pass_.logits(0);
 }
 
-Status Generator::Append(int32_t token, const std::optional<TokenDraw>& draw) {
+Status Generator::Append(int32_t token, const std::optional<SampleParams>& sample) {
   const ForwardItem item{&cache_, {&token, 1}, /*is_prompt=*/false, /*num_logits=*/1};
-  const Status status = pass_.Run({&item, 1}, {&draw, 1});
+  const Status status = pass_.Run({&item, 1}, {&sample, 1});
   return status.code() == StatusCode::kResourceExhausted
              ? Exhausted(cache_.length(), cache_.length() + 1)
              : status;
@@ -138,10 +138,10 @@ Status Generator::Append(int32_t token, const std::optional<TokenDraw>& draw) {
 Result<int32_t> Generator::StepAndSample(int32_t token, bool goes_on, Sampler& sampler) {
   if (!pass_.in_flight()) {
     OSCAR_RETURN_IF_ERROR(
-        Append(token, model_.max_draws() > 0 ? sampler.NextDraw() : std::nullopt));
+        Append(token, model_.max_samples() > 0 ? sampler.NextSample() : std::nullopt));
   }
   if (pass_.in_flight()) {
-    const PassRunner::Ahead next{0, sampler.NextDraw(1).value_or(TokenDraw{})};
+    const PassRunner::Ahead next{0, sampler.NextSample(1).value_or(SampleParams{})};
     const bool ahead = goes_on && cache_.length() < max_context_;
     OSCAR_RETURN_IF_ERROR(pass_.Land({&next, ahead ? 1u : 0u}));
     if (pass_.id(0) == PassRunner::kRecompute) {

@@ -44,7 +44,7 @@ class Generator {
   // in one pass; it changes speed, never answers.
   Generator(Model& model, PagePool& pool, int64_t max_context = 0, int chunk = 0);
 
-  // Called for every token as it is drawn; returning false stops.
+  // Called for every token as it is sampled; returning false stops.
   using OnToken = std::function<bool(int32_t token)>;
   // kOutOfRange when the prompt does not fit the context, kResourceExhausted when the cache budget
   // cannot hold it; the sequence then keeps what was cached. An error after the first token is part
@@ -71,7 +71,7 @@ class Generator {
   // Why `total` tokens, the first `prompt` of them read as a prompt, do not fit the budget.
   Status Exhausted(int64_t prompt, int64_t total) const;
   // A pass of one generated token.
-  Status Append(int32_t token, const std::optional<TokenDraw>& draw);
+  Status Append(int32_t token, const std::optional<SampleParams>& sample);
   // Appends `token` and returns what is sampled after it, on the model's device where it can. With
   // `goes_on` another token will be wanted unless the sampled one ends the answer: the pass for it
   // may then be launched before this one is waited for.

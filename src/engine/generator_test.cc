@@ -65,8 +65,8 @@ TEST_P(BudgetTest, IsTheNoiseOfTheCpuItself) {
   DemoModel rounded(method), exact = PortableDemo(method);
   const Followed f =
       Follow(*rounded.model, rounded.pool, *exact.model, exact.pool, SomeTokens(1900), 200);
-  std::printf("%s: max %.4f rms %.5f, %d of 200 greedy ids parted, at gaps up to %.4f\n",
-              GetParam(), f.worst_max, f.worst_rms, f.parted, f.widest_gap);
+  std::printf("%s: max %.4f rms %.5f, %d of 200 greedy ids diverged, at gaps up to %.4f\n",
+              GetParam(), f.worst_max, f.worst_rms, f.diverged, f.widest_gap);
   const SamenessBudget budget = BudgetOf(GetParam());
   EXPECT_LE(f.worst_rms, budget.rms);
   EXPECT_GE(f.worst_rms, budget.rms / 4);
@@ -216,7 +216,7 @@ TEST(Generator, NextTurnReusesTheCache) {
   request.prompt.push_back(5);
   const auto second = generator.Generate(request);
   ASSERT_TRUE(second.has_value());
-  EXPECT_EQ(second->reused_tokens, 607);  // the last drawn token was never computed
+  EXPECT_EQ(second->reused_tokens, 607);  // the last sampled token was never computed
   // A prompt that differs early keeps the common part; it may shrink to a page boundary.
   request.prompt[300] = 6;
   const auto third = generator.Generate(request);
@@ -246,7 +246,7 @@ TEST(Generator, ErrorsAreClear) {
   EXPECT_LE(demo.pool.peak_bytes(), demo.pool.budget());
 }
 
-TEST(Generator, AFullCacheKeepsWhatWasDrawn) {
+TEST(Generator, AFullCacheKeepsWhatWasSampled) {
   DemoModel demo(DemoModel::Method("oscar+"), 2, uint64_t{512} << 10);  // one page of 64 tokens
   Generator generator(*demo.model, demo.pool, 1000);
   GenerateRequest request;
@@ -264,7 +264,7 @@ TEST(Generator, AFullCacheKeepsWhatWasDrawn) {
   // Cells are of no concern to generated tokens.
   EXPECT_EQ(result->status.message().find("--prefill-cell"), std::string::npos);
   EXPECT_EQ(result->tokens, seen);
-  EXPECT_EQ(seen.size(), 5u);  // four more in the page, and one drawn after them
+  EXPECT_EQ(seen.size(), 5u);  // four more in the page, and one sampled after them
 }
 
 TEST(Generator, SmallerCellsAreAdvisedWhereTheyHelp) {

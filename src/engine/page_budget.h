@@ -1,4 +1,4 @@
-// How many bytes of pages a sequence holds, by formula: what admission counts. Pure functions of
+// The bytes of pages held by a sequence, by formula: what admission counts. Pure functions of
 // positions, like sealing itself.
 #pragma once
 

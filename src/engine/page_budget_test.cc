@@ -153,7 +153,7 @@ TEST(PageBudget, TwentyFourConversationsWhereBf16HoldsFour) {
   options.method = "bf16";
   const auto bf16 = KvPlan::Make(spec, options, FakeEncodePage);
   ASSERT_TRUE(int2.has_value() && bf16.has_value());
-  const uint64_t budget = uint64_t{4} * 14000 * 2 * 2 * 2 * 128 * 8;  // 16 bits a number
+  const uint64_t budget = uint64_t{4} * 14000 * 2 * 2 * 2 * 128 * 8;  // 16 bits per element
   EXPECT_EQ(Conversations((*bf16)->cache(), 14000, budget, Reading::kByChunk), 3);  // whole pages
   EXPECT_EQ(Conversations((*bf16)->cache(), 13952, budget, Reading::kByChunk), 4);
   EXPECT_EQ(Conversations((*int2)->cache(), 14000, budget, Reading::kByChunk), 22);

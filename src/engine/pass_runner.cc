@@ -8,44 +8,44 @@
 namespace oscar {
 
 Status PassRunner::Run(std::span<const ForwardItem> items,
-                       std::span<const std::optional<TokenDraw>> draws) {
-  OSCAR_CHECK(flight_.empty() && (draws.empty() || draws.size() == items.size()));
-  rows_.clear(), draws_.clear();
+                       std::span<const std::optional<SampleParams>> sampling) {
+  OSCAR_CHECK(flight_.empty() && (sampling.empty() || sampling.size() == items.size()));
+  rows_.clear(), sampling_.clear();
   logits_used_ = 0;
   size_t num_logits = 0;
   bool any_on_device = false, runs_on = model_.CanRunAhead();
   for (size_t i = 0; i < items.size(); ++i) {
     num_logits += static_cast<size_t>(items[i].num_logits);
-    const bool on_device = !draws.empty() && draws[i].has_value();
+    const bool on_device = !sampling.empty() && sampling[i].has_value();
     any_on_device = any_on_device || on_device;
-    runs_on = runs_on && !items[i].is_prompt && on_device && draws[i]->IsSureOnDevice();
-    if (items[i].num_logits > 0) draws_.push_back(on_device ? *draws[i] : TokenDraw{});
+    runs_on = runs_on && !items[i].is_prompt && on_device && sampling[i]->IsSureOnDevice();
+    if (items[i].num_logits > 0) sampling_.push_back(on_device ? *sampling[i] : SampleParams{});
   }
   // Devices sample from one row of logits an item.
-  const bool samples = any_on_device && draws_.size() == num_logits &&
-                       num_logits <= static_cast<size_t>(model_.max_draws());
+  const bool samples = any_on_device && sampling_.size() == num_logits &&
+                       num_logits <= static_cast<size_t>(model_.max_samples());
   if (!samples) {
     for (const ForwardItem& item : items) {
-      AddRow(TokenDraw::kUndecided, static_cast<size_t>(item.num_logits));
+      AddRow(SampleParams::kUndecided, static_cast<size_t>(item.num_logits));
     }
     if (items.empty()) return {};
     return model_.Forward(items, std::span(logits_).first(logits_used_));
   }
   if (runs_on) {
-    OSCAR_RETURN_IF_ERROR(model_.Launch(items, draws_));
+    OSCAR_RETURN_IF_ERROR(model_.Launch(items, sampling_));
     for (const ForwardItem& item : items) flight_.push_back(item.cache);
     return {};
   }
-  ids_.resize(draws_.size());
-  OSCAR_RETURN_IF_ERROR(model_.ForwardAndDraw(items, draws_, ids_));
+  ids_.resize(sampling_.size());
+  OSCAR_RETURN_IF_ERROR(model_.ForwardAndSample(items, sampling_, ids_));
   size_t row = 0;
   for (size_t i = 0; i < items.size(); ++i) {
     if (items[i].num_logits == 0) {
-      AddRow(TokenDraw::kUndecided, 0);
+      AddRow(SampleParams::kUndecided, 0);
       continue;
     }
-    const bool ours = !draws[i].has_value() && ids_[row] != TokenDraw::kNotFinite;
-    OSCAR_RETURN_IF_ERROR(TakeDrawn(ours ? TokenDraw::kUndecided : ids_[row], row));
+    const bool ours = !sampling[i].has_value() && ids_[row] != SampleParams::kNotFinite;
+    OSCAR_RETURN_IF_ERROR(TakeSampled(ours ? SampleParams::kUndecided : ids_[row], row));
     ++row;
   }
   return {};
@@ -60,20 +60,21 @@ std::span<float> PassRunner::AddRow(int32_t id, size_t num_logits) {
 }
 
 // Adds what the device came to, with the logits where it was left to us.
-Status PassRunner::TakeDrawn(int32_t id, size_t drawn_row) {
-  const bool undecided = id == TokenDraw::kUndecided;
+Status PassRunner::TakeSampled(int32_t id, size_t sampled_row) {
+  const bool undecided = id == SampleParams::kUndecided;
   const std::span<float> logits = AddRow(id, undecided ? 1 : 0);
-  return undecided ? model_.ReadLogits(drawn_row, logits) : Status{};
+  return undecided ? model_.ReadLogits(sampled_row, logits) : Status{};
 }
 
 Result<bool> PassRunner::ContinueCell(CellRead& read, int64_t row_layers, bool wants_logits) {
-  return model_.ContinueCell(read, row_layers, AddRow(TokenDraw::kUndecided, wants_logits ? 1 : 0));
+  return model_.ContinueCell(read, row_layers,
+                             AddRow(SampleParams::kUndecided, wants_logits ? 1 : 0));
 }
 
 // Not where anything would be sealed, because a sealed page stays sealed, nor where pages would
 // have to be evicted: then the pass is run when it is sure that it is wanted.
 Status PassRunner::LaunchAhead(std::span<const Ahead> ahead) {
-  next_.clear(), items_.clear(), draws_.clear(), tokens_.clear();
+  next_.clear(), items_.clear(), sampling_.clear(), tokens_.clear();
   tokens_.reserve(ahead.size());  // items point to them
   uint64_t bytes = 0;
   for (const Ahead& next : ahead) {
@@ -87,12 +88,12 @@ Status PassRunner::LaunchAhead(std::span<const Ahead> ahead) {
       return {};
     }
     next_.push_back(cache);
-    draws_.push_back(next.draw);
-    tokens_.push_back(ForwardItem::Drawn(static_cast<int32_t>(next.row)));
+    sampling_.push_back(next.sample);
+    tokens_.push_back(ForwardItem::Sampled(static_cast<int32_t>(next.row)));
     items_.push_back({cache, {&tokens_.back(), 1}, /*is_prompt=*/false, /*num_logits=*/1});
   }
   if (next_.empty()) return {};
-  const Status status = model_.Launch(items_, draws_);
+  const Status status = model_.Launch(items_, sampling_);
   if (!status.ok()) next_.clear();  // nothing has grown
   return status.code() == StatusCode::kResourceExhausted ? Status{} : status;
 }
@@ -110,13 +111,13 @@ Status PassRunner::Land(std::span<const Ahead> ahead) {
   logits_used_ = 0;
   for (size_t row = 0; row < next_.size(); ++row) {
     int32_t id = ids_[row];
-    if (next_[row] == nullptr) id = TokenDraw::kNotFinite;  // nobody will ask
-    if (id == TokenDraw::kUndecided && in_flight()) {
+    if (next_[row] == nullptr) id = SampleParams::kNotFinite;  // nobody will ask
+    if (id == SampleParams::kUndecided && in_flight()) {
       Leave(*next_[row]);
       next_[row]->Trim(next_[row]->length() - 1);
       id = kRecompute;
     }
-    OSCAR_RETURN_IF_ERROR(TakeDrawn(id, row));
+    OSCAR_RETURN_IF_ERROR(TakeSampled(id, row));
   }
   return {};
 }
@@ -146,7 +147,7 @@ Status PassRunner::Drain() {
 int32_t PassRunner::Sample(size_t row, Sampler& sampler, std::span<const int32_t> masked) const {
   const int32_t id = rows_[row].id;
   if (id >= 0) sampler.Observe(id);
-  if (id != TokenDraw::kUndecided) return id;
+  if (id != SampleParams::kUndecided) return id;
   const auto vocab = static_cast<size_t>(model_.spec().vocab_size);
   return sampler.Sample(logits(row).last(vocab), masked);
 }

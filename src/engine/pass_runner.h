@@ -20,12 +20,12 @@ class PassRunner {
  public:
   explicit PassRunner(Model& model) : model_(model) {}
 
-  // Runs a pass. `draws`, one per item or none at all: how the device may sample the token after
+  // Runs a pass. `sampling`, one per item or none at all: how the device may sample the token after
   // the item; unset where its logits are needed here, or where it has none. Leaves the pass running
   // where its rows are all generated tokens that the device is sure to decide on: Land ends it. As
   // Model::Forward, an error leaves the caches as they were.
   Status Run(std::span<const ForwardItem> items,
-             std::span<const std::optional<TokenDraw>> draws = {});
+             std::span<const std::optional<SampleParams>> sampling = {});
   // A step of a cell that is read by layer, after Run, as one more row of that pass. True when all
   // of the cell has been read: only then the logits of its last token are there, where wanted.
   Result<bool> ContinueCell(CellRead& read, int64_t row_layers, bool wants_logits);
@@ -34,7 +34,7 @@ class PassRunner {
   // A sequence of the pass in flight that will want the token after the one being sampled.
   struct Ahead {
     size_t row;
-    TokenDraw draw;
+    SampleParams sample;
   };
   // Waits for the pass in flight, after launching the next one for the rows `ahead`, in order,
   // where undoing that would leave no trace: then that is in flight, and its caches are a token
@@ -45,28 +45,28 @@ class PassRunner {
   bool wanted() const;  // whether any sequence is left in the pass in flight
   Status Drain();       // waits for the pass in flight and undoes all of it
 
-  // Of the pass that ended last, by item: the token that the device sampled, or TokenDraw's
+  // Of the pass that ended last, by item: the token that the device sampled, or SampleParams's
   // kNotFinite or kUndecided, or kRecompute.
   int32_t id(size_t row) const { return rows_[row].id; }
   // The row was left undecided and its logits are gone, another pass having been launched since.
-  // Its token has been taken out of the cache: it has to be run again, without a draw.
+  // Its token has been taken out of the cache: it has to be run again, without a sample.
   static constexpr int32_t kRecompute = -3;
   // [num_logits, vocab] of rows that are kUndecided; empty of others.
   std::span<const float> logits(size_t row) const {
     return std::span(logits_).subspan(rows_[row].first, rows_[row].count);
   }
   // The token after the row, from the device or sampled here, never one of `masked`; kNotFinite
-  // where the logits are not numbers.
+  // where the logits are not finite.
   int32_t Sample(size_t row, Sampler& sampler, std::span<const int32_t> masked = {}) const;
 
  private:
   struct Row {
-    int32_t id = TokenDraw::kUndecided;
+    int32_t id = SampleParams::kUndecided;
     size_t first = 0, count = 0;  // in logits_
   };
   std::span<float> AddRow(int32_t id, size_t num_logits);
   Status LaunchAhead(std::span<const Ahead> ahead);
-  Status TakeDrawn(int32_t id, size_t drawn_row);
+  Status TakeSampled(int32_t id, size_t sampled_row);
 
   Model& model_;
   std::vector<SequenceCache*> flight_, next_;  // by row; null: has left
@@ -76,7 +76,7 @@ class PassRunner {
   // Of a pass being launched or collected; members so that a token allocates nothing.
   std::vector<ForwardItem> items_;
   std::vector<int32_t> tokens_, ids_;
-  std::vector<TokenDraw> draws_;
+  std::vector<SampleParams> sampling_;
 };
 
 }  // namespace oscar

@@ -7,9 +7,9 @@
 namespace oscar {
 namespace {
 
-FakeModel::Options Drawing(bool runs_ahead) {
+FakeModel::Options SamplesOnDevice(bool runs_ahead) {
   FakeModel::Options options;
-  options.draws = true;
+  options.samples = true;
   options.runs_ahead = runs_ahead;
   return options;
 }
@@ -51,7 +51,7 @@ TEST(Generator, RunningAheadChangesNoAnswer) {
     request.stop_tokens = {static_cast<int32_t>(seed)};
     std::vector<int32_t> answers[2];
     for (const bool ahead : {false, true}) {
-      FakeModel model(Drawing(ahead), threads);
+      FakeModel model(SamplesOnDevice(ahead), threads);
       PagePool pool(uint64_t{1} << 30, model.kv().host_sealer());
       Generator generator(model, pool);
       for (int turn = 0; turn < 3; ++turn) {
@@ -75,13 +75,13 @@ TEST(Generator, RunningAheadChangesNoAnswer) {
 // could not be undone.
 TEST(PassRunner, UndoesWhatIsNotWanted) {
   ThreadPool threads(1);
-  FakeModel model(Drawing(true), threads);
+  FakeModel model(SamplesOnDevice(true), threads);
   PagePool pool(uint64_t{1} << 30, model.kv().host_sealer());
   const CacheConfig& config = model.kv().cache();
   std::vector<SequenceCache> caches;
   for (int i = 0; i < 3; ++i) caches.emplace_back(config, pool);
   PassRunner pass(model);
-  const std::vector<std::optional<TokenDraw>> draws(3, TokenDraw{});
+  const std::vector<std::optional<SampleParams>> sampling(3, SampleParams{});
   const std::vector<PassRunner::Ahead> ahead = {{0, {}}, {2, {}}};
   int launched = 0, alone = 0;
   for (int step = 0; step < 500; ++step) {
@@ -92,7 +92,7 @@ TEST(PassRunner, UndoesWhatIsNotWanted) {
       before[i] = caches[i].length();
       items.push_back({&caches[i], {&token, 1}, /*is_prompt=*/false, /*num_logits=*/1});
     }
-    ASSERT_TRUE(pass.Run(items, draws).ok());
+    ASSERT_TRUE(pass.Run(items, sampling).ok());
     ASSERT_TRUE(pass.in_flight());
     const bool seals = caches[0].CostOf(1, false).seal_net != 0;
     ASSERT_TRUE(pass.Land(ahead).ok());
@@ -104,7 +104,7 @@ TEST(PassRunner, UndoesWhatIsNotWanted) {
       if (again) recomputed.push_back(i);
       const int grown = again ? 0 : !seals && i != 1 ? 2 : 1;
       EXPECT_EQ(caches[i].length(), before[i] + grown) << step << " row " << i;
-      EXPECT_EQ(pass.logits(i).empty(), pass.id(i) != TokenDraw::kUndecided);
+      EXPECT_EQ(pass.logits(i).empty(), pass.id(i) != SampleParams::kUndecided);
     }
     pass.Leave(caches[2]);
     pass.Leave(caches[1]);  // is not in it

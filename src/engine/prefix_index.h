@@ -47,7 +47,7 @@ class PrefixIndex {
   };
 
   enum class Keep : uint8_t {
-    kImmutable,  // full sink pages and sealed pages: safe while the sequence goes on
+    kImmutable,  // full sink pages and sealed pages: safe while the sequence grows
     kFullPages,  // open ones too, which the sequence then cannot seal in place
     kAll,        // and the partly filled last page: the sequence has ended
   };

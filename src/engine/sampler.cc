@@ -44,7 +44,7 @@ bool Sampler::NeedsPenalties() const {
 
 int32_t Sampler::Sample(std::span<const float> logits, std::span<const int32_t> masked) {
   OSCAR_CHECK(!logits.empty());
-  if (!AllFinite(logits)) return TokenDraw::kNotFinite;
+  if (!AllFinite(logits)) return SampleParams::kNotFinite;
   if (NeedsPenalties() || !masked.empty()) {
     adjusted_.assign(logits.begin(), logits.end());
     for (const auto& [token, bias] : options_.logit_bias) {
@@ -78,7 +78,7 @@ int32_t Sampler::Sample(std::span<const float> logits, std::span<const int32_t> 
     for (size_t i = 0; i < logits.size(); ++i) {
       candidates_[i] = {logits[i], static_cast<int32_t>(i)};
     }
-    token = DrawFrom(candidates_);
+    token = SampleFrom(candidates_);
   }
   Observe(token);
   return token;
@@ -89,15 +89,15 @@ void Sampler::Observe(int32_t token) {
   ++generated_[token];
 }
 
-std::optional<TokenDraw> Sampler::NextDraw(uint64_t ahead) const {
+std::optional<SampleParams> Sampler::NextSample(uint64_t ahead) const {
   if (NeedsPenalties()) return std::nullopt;
-  TokenDraw draw;
-  draw.temperature = options_.temperature;
-  draw.top_k = options_.top_k;
-  draw.top_p = options_.top_p;
-  draw.min_p = options_.min_p;
-  draw.uniform = Uniform(step_ + ahead);
-  return draw;
+  SampleParams sample;
+  sample.temperature = options_.temperature;
+  sample.top_k = options_.top_k;
+  sample.top_p = options_.top_p;
+  sample.min_p = options_.min_p;
+  sample.uniform = Uniform(step_ + ahead);
+  return sample;
 }
 
 double Sampler::Uniform(uint64_t step) const {
@@ -105,7 +105,7 @@ double Sampler::Uniform(uint64_t step) const {
   return static_cast<double>((uint64_t{block[0]} << 21) ^ (block[1] >> 11)) * 0x1p-53;
 }
 
-int32_t Sampler::DrawFrom(std::vector<Candidate>& candidates) {
+int32_t Sampler::SampleFrom(std::vector<Candidate>& candidates) {
   const auto more_likely = [](const Candidate& a, const Candidate& b) {
     return a.logit > b.logit || (a.logit == b.logit && a.token < b.token);
   };
@@ -113,7 +113,8 @@ int32_t Sampler::DrawFrom(std::vector<Candidate>& candidates) {
     std::nth_element(candidates.begin(), candidates.begin() + options_.top_k, candidates.end(),
                      more_likely);
     candidates.resize(static_cast<size_t>(options_.top_k));
-    // The order in which they are drawn from, which devices share, is not nth_element's to choose.
+    // The order in which they are sampled from, which devices share, is not nth_element's to
+    // choose.
     std::ranges::sort(candidates, more_likely);
   }
   const float largest = std::min_element(candidates.begin(), candidates.end(), more_likely)->logit;

@@ -1,5 +1,6 @@
-// Sampler: logits -> the next token, for one sequence. Deterministic: the draw at step n depends on
-// (seed, n), the logits and the options alone. Owned by one sequence; not shared between threads.
+// Sampler: logits -> the next token, for one sequence. Deterministic: the sample at step n depends
+// on (seed, n), the logits and the options alone. Owned by one sequence; not shared between
+// threads.
 #pragma once
 
 #include <cstdint>
@@ -20,19 +21,19 @@ struct TokenLogprob {
 
 class Sampler {
  public:
-  // REQUIRES: options validated. Without a seed in the options one is drawn from the system.
+  // REQUIRES: options validated. Without a seed in the options one is sampled from the system.
   explicit Sampler(const SamplingOptions& options);
 
   uint64_t seed() const { return seed_; }
   // Tokens of the prompt, for the repetition penalty.
   void ObservePrompt(std::span<const int32_t> tokens);
-  // Draws and counts the token as generated. `logits` [vocab] is not changed. `masked` tokens (ids
-  // below vocab) are not drawn; they must leave at least one. TokenDraw::kNotFinite, and no draw,
-  // where the logits hold a NaN or an infinity.
+  // Samples and counts the token as generated. `logits` [vocab] is not changed. `masked` tokens
+  // (ids below vocab) are not sampled; they must leave at least one. SampleParams::kNotFinite, and
+  // no sample, where the logits hold a NaN or an infinity.
   int32_t Sample(std::span<const float> logits, std::span<const int32_t> masked = {});
   // The Sample that comes after `ahead` more, as a device can do it, where nothing but the logits
   // is needed for it; Observe then takes what the device drew.
-  std::optional<TokenDraw> NextDraw(uint64_t ahead = 0) const;
+  std::optional<SampleParams> NextSample(uint64_t ahead = 0) const;
   void Observe(int32_t token);
 
  private:
@@ -43,7 +44,7 @@ class Sampler {
   bool NeedsPenalties() const;
   // In [0, 1), of that step.
   double Uniform(uint64_t step) const;
-  int32_t DrawFrom(std::vector<Candidate>& candidates);
+  int32_t SampleFrom(std::vector<Candidate>& candidates);
 
   SamplingOptions options_;
   uint64_t seed_;
@@ -55,7 +56,7 @@ class Sampler {
 };
 
 // What to say of logits that hold a NaN or an infinity, from which the token at `position` (from 0)
-// was to be drawn.
+// was to be sampled.
 Status NotFinite(int64_t position);
 
 // log softmax of one token under the model's own distribution (no temperature, no penalties).

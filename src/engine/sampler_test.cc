@@ -27,13 +27,13 @@ TEST(Sampler, FrequenciesFollowTheSoftmax) {
   for (float temperature : {0.5f, 1.0f, 2.0f}) {
     Sampler sampler(Seeded(temperature));
     std::map<int32_t, int> counts;
-    constexpr int kDraws = 40000;
-    for (int i = 0; i < kDraws; ++i) ++counts[sampler.Sample(logits)];
+    constexpr int kSamples = 40000;
+    for (int i = 0; i < kSamples; ++i) ++counts[sampler.Sample(logits)];
     double sum = 0;
     for (float logit : logits) sum += std::exp(logit / temperature);
     for (int t = 0; t < 4; ++t) {
       const double p = std::exp(logits[static_cast<size_t>(t)] / temperature) / sum;
-      EXPECT_NEAR(counts[t] / double{kDraws}, p, 4.5 * std::sqrt(p * (1 - p) / kDraws) + 1e-4);
+      EXPECT_NEAR(counts[t] / double{kSamples}, p, 4.5 * std::sqrt(p * (1 - p) / kSamples) + 1e-4);
     }
   }
 }
@@ -45,7 +45,7 @@ TEST(Sampler, FiltersKeepExactlyTheRightTokens) {
   for (size_t i = 0; i < ids.size(); ++i) {
     logits[static_cast<size_t>(ids[i])] = -static_cast<float>(i) * std::log(2.0f);
   }
-  const auto drawn = [&](const SamplingOptions& options) {
+  const auto sampled = [&](const SamplingOptions& options) {
     Sampler sampler(options);
     std::set<int32_t> seen;
     for (int i = 0; i < 3000; ++i) seen.insert(sampler.Sample(logits));
@@ -53,15 +53,15 @@ TEST(Sampler, FiltersKeepExactlyTheRightTokens) {
   };
   SamplingOptions options = Seeded(1.0f);
   options.top_k = 2;
-  EXPECT_EQ(drawn(options), (std::set<int32_t>{7, 150}));
+  EXPECT_EQ(sampled(options), (std::set<int32_t>{7, 150}));
   options = Seeded(1.0f);
   options.top_p = 0.7f;  // 0.516 + 0.258 reaches it
-  EXPECT_EQ(drawn(options), (std::set<int32_t>{7, 150}));
+  EXPECT_EQ(sampled(options), (std::set<int32_t>{7, 150}));
   options.top_p = 0.01f;  // never empty
-  EXPECT_EQ(drawn(options), (std::set<int32_t>{7}));
+  EXPECT_EQ(sampled(options), (std::set<int32_t>{7}));
   options = Seeded(1.0f);
   options.min_p = 0.2f;
-  EXPECT_EQ(drawn(options), (std::set<int32_t>{3, 7, 150}));
+  EXPECT_EQ(sampled(options), (std::set<int32_t>{3, 7, 150}));
 }
 
 TEST(Sampler, TopPComesBeforeMinP) {
@@ -78,7 +78,7 @@ TEST(Sampler, TopPComesBeforeMinP) {
   EXPECT_EQ(seen, (std::set<int32_t>{0, 1}));
 }
 
-TEST(Sampler, SameSeedSameDrawsAndStepsDiffer) {
+TEST(Sampler, SameSeedSameSamplesAndStepsDiffer) {
   const std::vector<float> logits(1000, 0.0f);
   Sampler a(Seeded(1.0f)), b(Seeded(1.0f));
   std::set<int32_t> seen;
@@ -131,7 +131,7 @@ TEST(Logprobs, MatchTheDefinition) {
   EXPECT_NEAR(top[1].logprob, std::log(std::exp(2.0) / sum), 1e-6);
 }
 
-TEST(Sampler, MaskedTokensAreNotDrawn) {
+TEST(Sampler, MaskedTokensAreNotSampled) {
   const std::vector<float> logits = {1.0f, 9.0f, 3.0f, 8.0f};
   const std::vector<int32_t> masked = {1, 3};
   SamplingOptions options;

@@ -399,12 +399,12 @@ Status Scheduler::RunCell() {
   // The share of a pass in rows of single layers.
   const int64_t row_layers = int64_t{cell_tokens_} * model_.spec().num_layers();
   const int64_t count = sequence.read->num_tokens();
-  const bool draws = sequence.cache.length() + count == sequence.size();
-  OSCAR_ASSIGN_OR_RETURN(const bool done, pass_.ContinueCell(*sequence.read, row_layers, draws));
+  const bool samples = sequence.cache.length() + count == sequence.size();
+  OSCAR_ASSIGN_OR_RETURN(const bool done, pass_.ContinueCell(*sequence.read, row_layers, samples));
   if (!done) return {};
   sequence.read.reset();
   ++counts_.cells_by_layer;
-  batch_.push_back({&sequence, static_cast<int>(count), /*is_prompt=*/true, draws ? 1 : 0});
+  batch_.push_back({&sequence, static_cast<int>(count), /*is_prompt=*/true, samples ? 1 : 0});
   return {};
 }
 
@@ -413,32 +413,32 @@ Status Scheduler::RunPass() {
     OSCAR_ASSIGN_OR_RETURN(cell_->read, model_.StartCell(cell_->cache, cell_->RestOfCell()));
   }
   std::vector<ForwardItem> items;
-  std::vector<std::optional<TokenDraw>> draws;
+  std::vector<std::optional<SampleParams>> sampling;
   items.reserve(batch_.size());
-  draws.reserve(batch_.size());
+  sampling.reserve(batch_.size());
   for (const Work& work : batch_) {
     Sequence& sequence = *work.sequence;
     const auto at = static_cast<size_t>(sequence.cache.length());
     items.push_back({&sequence.cache,
                      std::span(sequence.tokens).subspan(at, static_cast<size_t>(work.count)),
                      work.is_prompt, work.num_logits});
-    draws.push_back(work.num_logits > 0 ? DeviceDraw(sequence, 0) : std::nullopt);
+    sampling.push_back(work.num_logits > 0 ? DeviceSample(sequence, 0) : std::nullopt);
   }
-  OSCAR_RETURN_IF_ERROR(pass_.Run(items, draws));
+  OSCAR_RETURN_IF_ERROR(pass_.Run(items, sampling));
   if (pass_.in_flight()) flight_ = std::exchange(batch_, {});
   return cell_ != nullptr ? RunCell() : Status{};
 }
 
-// The draw after `ahead` more tokens, where the device can do it without us.
-std::optional<TokenDraw> Scheduler::DeviceDraw(const Sequence& sequence, int64_t ahead) const {
+// The sample after `ahead` more tokens, where the device can do it without us.
+std::optional<SampleParams> Scheduler::DeviceSample(const Sequence& sequence, int64_t ahead) const {
   const EngineRequest& request = sequence.request;
   const bool may_stop = sequence.generated() + ahead >= request.min_tokens;
   // Beside a cell that is read by layers all logits come back: that is a pass of its own.
-  if (model_.max_draws() == 0 || cell_ != nullptr || request.want_logprobs || sequence.draws_here ||
-      (!may_stop && !request.stop_tokens.empty())) {
+  if (model_.max_samples() == 0 || cell_ != nullptr || request.want_logprobs ||
+      sequence.samples_here || (!may_stop && !request.stop_tokens.empty())) {
     return std::nullopt;
   }
-  return sequence.sampler.NextDraw(static_cast<uint64_t>(ahead));
+  return sequence.sampler.NextSample(static_cast<uint64_t>(ahead));
 }
 
 // Who takes part in the pass after the one in flight: nobody unless that pass would be the same
@@ -454,9 +454,9 @@ std::vector<PassRunner::Ahead> Scheduler::PlanAhead() const {
     const Sequence& sequence = *flight_[row].sequence;
     if (sequence.channel->cancelled()) return {};
     if (sequence.generated() + 1 >= sequence.limit) continue;  // ends with what is being sampled
-    const std::optional<TokenDraw> draw = DeviceDraw(sequence, 1);
-    if (!draw.has_value()) return {};
-    ahead.push_back({row, *draw});
+    const std::optional<SampleParams> sample = DeviceSample(sequence, 1);
+    if (!sample.has_value()) return {};
+    ahead.push_back({row, *sample});
   }
   return ahead;
 }
@@ -553,28 +553,28 @@ void Scheduler::TakePromptLogprobs(const Work& work, std::span<const float> logi
   });
 }
 
-void Scheduler::Draw(Sequence& sequence, size_t row, GeneratedToken* drawn) {
+void Scheduler::SampleToken(Sequence& sequence, size_t row, GeneratedToken* sampled) {
   const EngineRequest& request = sequence.request;
-  sequence.draws_here = false;
+  sequence.samples_here = false;
   const bool may_stop = sequence.generated() >= request.min_tokens;
-  drawn->token =
+  sampled->token =
       pass_.Sample(row, sequence.sampler,
                    may_stop ? std::span<const int32_t>{} : std::span(request.stop_tokens));
-  if (drawn->token < 0 || !request.want_logprobs) return;
+  if (sampled->token < 0 || !request.want_logprobs) return;
   const auto logits = pass_.logits(row).last(static_cast<size_t>(model_.spec().vocab_size));
-  drawn->logprob = LogProbability(logits, drawn->token);
-  if (request.top_logprobs > 0) drawn->top = TopLogprobs(logits, request.top_logprobs);
+  sampled->logprob = LogProbability(logits, sampled->token);
+  if (request.top_logprobs > 0) sampled->top = TopLogprobs(logits, request.top_logprobs);
 }
 
 // What the pass of batch_ came to. A landed one was published before, and its caches may be a token
 // ahead.
 void Scheduler::Absorb(bool landed) {
-  struct Drawing {
+  struct Sampled {
     Sequence* sequence;
     size_t row;
     GeneratedToken token;
   };
-  std::vector<Drawing> drawings;
+  std::vector<Sampled> sampled_tokens;
   size_t num_tokens = cell_ != nullptr ? static_cast<size_t>(cell_tokens_) : 0;
   for (size_t row = 0; row < batch_.size(); ++row) {
     const Work& work = batch_[row];
@@ -582,7 +582,7 @@ void Scheduler::Absorb(bool landed) {
     Sequence& sequence = *work.sequence;
     if (pass_.id(row) == PassRunner::kRecompute) {
       Leave(sequence);
-      sequence.draws_here = true;
+      sequence.samples_here = true;
       continue;
     }
     // A cell counts in each step by its share.
@@ -591,20 +591,20 @@ void Scheduler::Absorb(bool landed) {
     if (work.is_prompt && sequence.WantsPromptLogprobs())
       TakePromptLogprobs(work, pass_.logits(row));
     if (landed || sequence.cache.length() == sequence.size()) {
-      drawings.push_back({&sequence, row, {}});
+      sampled_tokens.push_back({&sequence, row, {}});
     }
     if (!landed) Publish(sequence);
   }
   counts_.batch_tokens.Observe(num_tokens);
-  // Each sampler belongs to one sequence, so who draws changes nothing.
-  threads_.ParallelFor(static_cast<int64_t>(drawings.size()), [&](int64_t i, int) {
-    Drawing& drawing = drawings[static_cast<size_t>(i)];
-    Draw(*drawing.sequence, drawing.row, &drawing.token);
+  // Each sampler belongs to one sequence, so who samples changes nothing.
+  threads_.ParallelFor(static_cast<int64_t>(sampled_tokens.size()), [&](int64_t i, int) {
+    Sampled& sampled = sampled_tokens[static_cast<size_t>(i)];
+    SampleToken(*sampled.sequence, sampled.row, &sampled.token);
   });
-  for (Drawing& drawing : drawings) {
-    Sequence& sequence = *drawing.sequence;
+  for (Sampled& sampled : sampled_tokens) {
+    Sequence& sequence = *sampled.sequence;
     if (!sequence.started) Start(sequence);
-    const int32_t token = drawing.token.token;
+    const int32_t token = sampled.token.token;
     if (token < 0) {
       Leave(sequence);
       sequence.channel->Push(
@@ -614,7 +614,7 @@ void Scheduler::Absorb(bool landed) {
     }
     sequence.tokens.push_back(token);
     ++counts_.generated_tokens;
-    sequence.channel->Push({.kind = EngineEvent::Kind::kToken, .token = std::move(drawing.token)});
+    sequence.channel->Push({.kind = EngineEvent::Kind::kToken, .token = std::move(sampled.token)});
     ExtendPageHashes(sequence.request.cache_salt, sequence.tokens, &sequence.hashes);
     if (std::ranges::find(sequence.request.stop_tokens, token) !=
         sequence.request.stop_tokens.end()) {

@@ -1,6 +1,6 @@
 // Scheduler: the engine's state and one step of it. Decides which tokens of which sequences the
-// next forward pass computes, makes room for them, runs the pass, draws tokens and hands them out.
-// The rules (docs/engine-contract.md) are numbered there; tests name the numbers.
+// next forward pass computes, makes room for them, runs the pass, samples tokens and hands them
+// out. The rules (docs/engine-contract.md) are numbered there; tests name the numbers.
 //
 // Belongs to the engine thread. Requests come in through Enqueue and leave through their channels.
 #pragma once
@@ -38,7 +38,7 @@ struct Sequence {
   bool exact = true;         // its cache is what the request alone would have
   int64_t exact_tokens = 0;  // leading ones in the cache computed as a fresh prompt would
   int64_t cached_tokens = 0;
-  bool draws_here = false;  // its next draw needs the logits
+  bool samples_here = false;  // its next sample needs the logits
   int preemptions = 0;
   int64_t published_open = 0, published_sealed = 0;  // pages in the prefix index
   std::vector<GeneratedToken> prompt_logprobs;
@@ -50,7 +50,7 @@ struct Sequence {
   int64_t size() const { return static_cast<int64_t>(tokens.size()); }
   int64_t generated() const { return size() - prompt_size(); }
   bool reading_prompt() const { return cache.length() < prompt_size(); }
-  // The most tokens its cache will ever hold: the last one drawn is not computed.
+  // The most tokens its cache will ever hold: the last one sampled is not computed.
   int64_t final_length() const { return prompt_size() + limit - 1; }
   bool WantsPromptLogprobs() const {
     return request.want_prompt_logprobs &&
@@ -92,7 +92,7 @@ class Scheduler {
     int count;
     bool is_prompt;
     int num_logits;
-    // Tokens drawn before a preemption are computed again, not drawn again.
+    // Tokens sampled before a preemption are computed again, not sampled again.
     static Work Decode(Sequence& sequence) {
       return {&sequence, 1, false, sequence.cache.length() + 1 == sequence.size() ? 1 : 0};
     }
@@ -115,14 +115,14 @@ class Scheduler {
   void DropWork(const Sequence& sequence);
   Status RunPass();
   Status RunCell();
-  std::optional<TokenDraw> DeviceDraw(const Sequence& sequence, int64_t ahead) const;
+  std::optional<SampleParams> DeviceSample(const Sequence& sequence, int64_t ahead) const;
   Status Land();
   std::vector<PassRunner::Ahead> PlanAhead() const;
   void Leave(Sequence& sequence);
   void Drain();
   void Absorb(bool landed);
   void TakePromptLogprobs(const Work& work, std::span<const float> logits);
-  void Draw(Sequence& sequence, size_t row, GeneratedToken* drawn);
+  void SampleToken(Sequence& sequence, size_t row, GeneratedToken* sampled);
   void Start(Sequence& sequence);
   void Publish(Sequence& sequence);
   void Finish(Sequence& sequence, FinishReason reason);

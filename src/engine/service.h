@@ -28,7 +28,7 @@ struct EngineRequest {
   std::vector<int32_t> prompt;
   SamplingOptions sampling;  // seed set by the caller: (seed, choice) makes one
   int64_t max_tokens = 0;    // 0: the rest of the context
-  int64_t min_tokens = 0;    // stop tokens are not drawn before
+  int64_t min_tokens = 0;    // stop tokens are not sampled before
   std::vector<int32_t> stop_tokens;
   bool want_logprobs = false;
   int top_logprobs = 0;
@@ -119,7 +119,7 @@ class EngineService {
   virtual std::vector<SequenceInfo> Sequences() const = 0;
   // OK while requests are accepted; kUnavailable with the reason otherwise.
   virtual Status Health() const = 0;
-  // No new requests; running ones go on. Drained() turns true when none is left.
+  // No new requests; running ones continue. Drained() turns true when none is left.
   virtual void Drain() = 0;
   virtual bool Drained() const = 0;
   virtual int64_t max_context() const = 0;

@@ -193,37 +193,38 @@ Status Decoder::RunAndRead(std::span<const ForwardItem> items, std::span<float> 
   return backend_->Synchronize();
 }
 
-Status Decoder::ForwardAndDraw(std::span<const ForwardItem> items, std::span<const TokenDraw> draws,
-                               std::span<int32_t> ids) {
+Status Decoder::ForwardAndSample(std::span<const ForwardItem> items,
+                                 std::span<const SampleParams> sampling, std::span<int32_t> ids) {
   if (items.empty()) return {};
   OSCAR_CHECK(launched_ == collected_, "a pass while another is under way");
-  OSCAR_RETURN_IF_ERROR(Launch(items, draws));
+  OSCAR_RETURN_IF_ERROR(Launch(items, sampling));
   return Collect(ids);
 }
 
-Status Decoder::Launch(std::span<const ForwardItem> items, std::span<const TokenDraw> draws) {
+Status Decoder::Launch(std::span<const ForwardItem> items, std::span<const SampleParams> sampling) {
   OSCAR_CHECK(launched_ - collected_ < Backend::kFlights &&
-              draws.size() <= static_cast<size_t>(max_draws()));
+              sampling.size() <= static_cast<size_t>(max_samples()));
   OSCAR_RETURN_IF_ERROR(Prepare(items));
-  OSCAR_RETURN_IF_ERROR(DeviceFailure(RunAndSample(items, draws)));
+  OSCAR_RETURN_IF_ERROR(DeviceFailure(RunAndSample(items, sampling)));
   ++launched_;
   AdvanceAll(items);
   return {};
 }
 
-Status Decoder::RunAndSample(std::span<const ForwardItem> items, std::span<const TokenDraw> draws) {
-  OSCAR_CHECK(static_cast<size_t>(BatchRows(items).logits) == draws.size());
+Status Decoder::RunAndSample(std::span<const ForwardItem> items,
+                             std::span<const SampleParams> sampling) {
+  OSCAR_CHECK(static_cast<size_t>(BatchRows(items).logits) == sampling.size());
   OSCAR_ASSIGN_OR_RETURN(const bool recorded, Run(items));
   if (recorded) {
     sampled_rows_ = WantedRows(items);
   } else {
-    sampled_rows_.resize(draws.size());
-    for (size_t i = 0; i < draws.size(); ++i) sampled_rows_[i] = static_cast<int32_t>(i);
-    if (!draws.empty()) {
-      OSCAR_RETURN_IF_ERROR(backend_->Logits(0, static_cast<int>(draws.size()), nullptr));
+    sampled_rows_.resize(sampling.size());
+    for (size_t i = 0; i < sampling.size(); ++i) sampled_rows_[i] = static_cast<int32_t>(i);
+    if (!sampling.empty()) {
+      OSCAR_RETURN_IF_ERROR(backend_->Logits(0, static_cast<int>(sampling.size()), nullptr));
     }
   }
-  return backend_->Sample(static_cast<int>(launched_ % Backend::kFlights), draws, sampled_rows_);
+  return backend_->Sample(static_cast<int>(launched_ % Backend::kFlights), sampling, sampled_rows_);
 }
 
 Status Decoder::Collect(std::span<int32_t> ids) {

@@ -30,14 +30,17 @@ class Decoder final : public Model {
   uint64_t fingerprint() const override { return backend_->fingerprint(); }
   bool portable() const override { return backend_->portable(); }
   int max_batch_tokens() const override { return backend_->max_batch_tokens(); }
-  int max_draws() const override { return backend_->CanSample() ? backend_->max_logit_rows() : 0; }
+  int max_samples() const override {
+    return backend_->CanSample() ? backend_->max_logit_rows() : 0;
+  }
   Status SetTap(QkvTap tap) override;
   Status Forward(std::span<const ForwardItem> items, std::span<float> logits) override;
-  Status ForwardAndDraw(std::span<const ForwardItem> items, std::span<const TokenDraw> draws,
-                        std::span<int32_t> ids) override;
+  Status ForwardAndSample(std::span<const ForwardItem> items,
+                          std::span<const SampleParams> sampling, std::span<int32_t> ids) override;
   Status ReadLogits(size_t row, std::span<float> logits) override;
   bool CanRunAhead() const override { return backend_->CanSample(); }
-  Status Launch(std::span<const ForwardItem> items, std::span<const TokenDraw> draws) override;
+  Status Launch(std::span<const ForwardItem> items,
+                std::span<const SampleParams> sampling) override;
   Status Collect(std::span<int32_t> ids) override;
   bool CanReadByLayer() const override { return backend_->CanReadByLayer(); }
   Result<std::unique_ptr<CellRead>> StartCell(SequenceCache& cache,
@@ -55,14 +58,14 @@ class Decoder final : public Model {
   // All layers over the items; true: as a recorded step, whose logits are those of all rows.
   Result<bool> Run(std::span<const ForwardItem> items);
   Status RunAndRead(std::span<const ForwardItem> items, std::span<float> logits);
-  Status RunAndSample(std::span<const ForwardItem> items, std::span<const TokenDraw> draws);
+  Status RunAndSample(std::span<const ForwardItem> items, std::span<const SampleParams> sampling);
   Status ReportTap(int layer, std::span<const ForwardItem> items);
 
   std::unique_ptr<Backend> backend_;
   std::map<int, std::unique_ptr<Recording>> steps_;  // by rows
   QkvTap tap_;
   uint64_t launched_ = 0, collected_ = 0;  // passes
-  std::vector<int32_t> sampled_rows_;      // of the last pass: row of the logits, by draw
+  std::vector<int32_t> sampled_rows_;      // of the last pass: row of the logits, by sample
 };
 
 }  // namespace oscar

@@ -15,12 +15,12 @@ Result<std::unique_ptr<CellRead>> Model::StartCell(SequenceCache&, std::span<con
 Result<bool> Model::ContinueCell(CellRead&, int64_t, std::span<float>) {
   return Unexpected(NotHere("read prompts layer by layer"));
 }
-Status Model::ForwardAndDraw(std::span<const ForwardItem>, std::span<const TokenDraw>,
-                             std::span<int32_t>) {
-  return NotHere("draw tokens");
+Status Model::ForwardAndSample(std::span<const ForwardItem>, std::span<const SampleParams>,
+                               std::span<int32_t>) {
+  return NotHere("sample tokens");
 }
-Status Model::ReadLogits(size_t, std::span<float>) { return NotHere("draw tokens"); }
-Status Model::Launch(std::span<const ForwardItem>, std::span<const TokenDraw>) {
+Status Model::ReadLogits(size_t, std::span<float>) { return NotHere("sample tokens"); }
+Status Model::Launch(std::span<const ForwardItem>, std::span<const SampleParams>) {
   return NotHere("run ahead");
 }
 Status Model::Collect(std::span<int32_t>) { return NotHere("run ahead"); }

@@ -2,7 +2,7 @@
 // (model/decoder.h is the one that is real). Forward runs any mix of prompt chunks and generated
 // tokens of different sequences in one pass. One caller thread (the engine's) at a time.
 //
-// Sameness: the logits of a token depend on the tokens of its own sequence, their positions and
+// Sameness: the logits of a token depend on the tokens of its sequence, their positions and
 // which of them were prompt; never on the chunk, the batch or the number of threads.
 #pragma once
 
@@ -48,21 +48,22 @@ class Model {
   // Seals what is due, appends the items' keys and values to their caches and writes logits
   // [sum of num_logits, vocab] in item order. On kResourceExhausted no cache has grown.
   virtual Status Forward(std::span<const ForwardItem> items, std::span<float> logits) = 0;
-  // Where the model draws tokens itself (on its device), only ids come back: as Forward with at
-  // most one row of logits an item, `draws` and `ids` one a row. kUndecided leaves a row's draw to
-  // the caller, who fetches its logits with ReadLogits before the next pass. At most max_draws rows
-  // a pass; 0: the model does not draw.
-  virtual int max_draws() const { return 0; }
-  virtual Status ForwardAndDraw(std::span<const ForwardItem> items,
-                                std::span<const TokenDraw> draws, std::span<int32_t> ids);
+  // Where the model samples tokens itself (on its device), only ids come back: as Forward with at
+  // most one row of logits per item, `sampling` and `ids` one per row. kUndecided leaves a row's
+  // sample to the caller, who fetches its logits with ReadLogits before the next pass. At most
+  // max_samples rows a pass; 0: the model does not sample.
+  virtual int max_samples() const { return 0; }
+  virtual Status ForwardAndSample(std::span<const ForwardItem> items,
+                                  std::span<const SampleParams> sampling, std::span<int32_t> ids);
   virtual Status ReadLogits(size_t row, std::span<float> logits);
-  // Passes of generated tokens, one draw each, that are left running. Launch starts one and lets
+  // Passes of generated tokens, one sample each, that are left running. Launch starts one and lets
   // the caches grow; Collect waits for the oldest and gives its ids. Two may be under way, the
-  // tokens of the second being what the first draws (ForwardItem::Drawn); no other pass meanwhile.
-  // Caches may be trimmed and dropped: what follows on the device comes after. The logits of a pass
-  // are gone once the next is launched, so a row that stays undecided has to be computed again.
+  // tokens of the second being what the first samples (ForwardItem::Sampled); no other pass
+  // meanwhile. Caches may be trimmed and dropped: what follows on the device comes after. The
+  // logits of a pass are gone once the next is launched, so a row that stays undecided has to be
+  // computed again.
   virtual bool CanRunAhead() const { return false; }
-  virtual Status Launch(std::span<const ForwardItem> items, std::span<const TokenDraw> draws);
+  virtual Status Launch(std::span<const ForwardItem> items, std::span<const SampleParams> sampling);
   virtual Status Collect(std::span<int32_t> ids);
   // Weights that a pass of one token reads.
   virtual uint64_t weight_bytes_per_step() const { return weight_bytes(); }

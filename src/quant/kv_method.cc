@@ -255,7 +255,7 @@ Result<KvMethod> MakeKvMethod(const KvMethodOptions& options) {
     m.hadamard_block = std::min(options.head_dim, kLargestBlockHadamard);
   }
   if (options.group_dims.has_value() && !IsPages(m)) {
-    return Unexpected(InvalidArgument(fmt::format("group size {}: method {} has groups of its own",
+    return Unexpected(InvalidArgument(fmt::format("group size {}: method {} has its own groups",
                                                   group, method.name))
                           .WithParam("group_dims"));
   }

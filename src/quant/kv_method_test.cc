@@ -191,7 +191,7 @@ TEST(KvMethod, OptionsOverrideAndAreChecked) {
   };
   refused({.name = "oscar"}, "rotation", "oscar calibrate");
   refused({.name = "kivi", .has_rotation = true}, "rotation", "uses no rotation");
-  refused({.name = "kivi", .group_dims = 64}, "group_dims", "groups of its own");
+  refused({.name = "kivi", .group_dims = 64}, "group_dims", "its own groups");
   refused({.group_dims = 48}, "group_dims", "divide");
   refused({.group_dims = 16}, "group_dims", "32, 64, 128");  // rows could, pages cannot
   refused({.recent_tokens = 100}, "recent", "multiple of 64");

@@ -37,7 +37,7 @@ class KvQuantizer {
   KvQuantizer(const KvQuantizer&) = delete;
   KvQuantizer& operator=(const KvQuantizer&) = delete;
 
-  // A few words with every parameter, for reports: "KIVI keys, 2 bits, 32 tokens a channel, ...".
+  // A few words with every parameter, for reports: "KIVI keys, 2 bits, 32 tokens per channel, ...".
   virtual std::string description() const = 0;
   // Tokens that are encoded together; a tile holds a multiple.
   virtual int tokens_per_run() const { return 1; }

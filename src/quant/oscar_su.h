@@ -12,7 +12,7 @@
 // 128. V, Hadamard folded into the weights: AffineRows with kIntegerZero, groups of 32; 3.0 bits.
 //
 // Published: scale and offset in the activation type, BF16 or FP16; fp16 here, the finer one. The
-// published kernel rounds k / n_t to 16 bits a second time; this does not. A norm over all heads
+// published kernel rounds k / n_t twice to 16 bits; this does not. A norm over all heads
 // makes the codes depend on how heads are split over devices; that is the method's own property.
 #pragma once
 
@@ -47,7 +47,7 @@ class OscarSuKeys : public KvQuantizer {
                     std::span<float> rows) const override;
 
  private:
-  // Norms a token: 0, 1 or one a head.
+  // Norms per token: 0, 1 or one per head.
   size_t NormsPerToken(const TileShape& shape) const;
 
   OscarSuSpec spec_;

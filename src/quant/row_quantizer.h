@@ -81,9 +81,9 @@ float RoundMeta(float x, MetaType type);
 // The fixed summation order. REQUIRES: x.size() is a positive multiple of 16.
 float Sum16(std::span<const float> x);
 
-// Quantises one row. `codes` has row.size() entries; `scale` and `min` one a group, already rounded
-// to spec.meta. Returns the number of input values that were NaN or saturated.
-// REQUIRES: row.size() <= kMaxHeadDim, a multiple of spec.group_dims.
+// Quantises one row. `codes` has row.size() entries; `scale` and `min` one per group, already
+// rounded to spec.meta. Returns the number of input values that were NaN or saturated. REQUIRES:
+// row.size() <= kMaxHeadDim, a multiple of spec.group_dims.
 int QuantizeRow(const RowSpec& spec, std::span<const float> row, std::span<uint8_t> codes,
                 std::span<float> scale, std::span<float> min);
 

@@ -29,7 +29,7 @@ struct ChartOptions {
   std::string title;
   ChartAxis x, y;
   int width = 720, height = 360;
-  bool legend = true;  // of bars: a chart that goes on below needs none
+  bool legend = true;  // of bars: a chart that continues below needs none
 };
 
 // Values that are not finite, or not positive on a log axis, are left out. Where a line has few
@@ -41,7 +41,7 @@ struct ChartPoint {
   std::string label;
   double x = 0, y = 0;
   bool hollow = false;
-  double y_error = 0;  // drawn as a bar up and down; 0: none
+  double y_error = 0;  // shown as a bar up and down; 0: none
 };
 std::string ScatterChart(const std::vector<ChartPoint>& points, bool frontier,
                          const ChartOptions& options);
@@ -52,7 +52,7 @@ std::string BarChart(const std::vector<std::string>& groups, const std::vector<s
 std::string HeatMap(const std::vector<std::string>& rows, const std::vector<std::string>& columns,
                     const std::vector<std::vector<double>>& values, const ChartOptions& options);
 
-// A chart as a file of its own, with the colours that a page would give it.
+// A chart as a separate file, with the colours that a page would give it.
 std::string StandaloneChart(std::string chart);
 
 // A page around sections of HTML; no script, nothing is loaded from elsewhere.

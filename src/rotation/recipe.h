@@ -13,7 +13,7 @@
 //              second moment of 2-bit min/max rows under a reference rotation; Pi pairs the
 //              largest eigenvalue of the one with the smallest of the other
 //   hadamard, identity  both, no data: H or I
-// One matrix a layer is the eigenbasis of the mean of these over KV heads. hadamard, identity and
+// One matrix per layer is the eigenbasis of the mean of these over KV heads. hadamard, identity and
 // uresidual are complete by themselves: the composition does not apply to them.
 #pragma once
 

@@ -1,8 +1,8 @@
 // Rotations: for each layer the orthogonal matrices that keys and values are multiplied by before
 // they are quantised (row vectors: x R), with the eigenvalues they were ordered by and the clip
-// ratios that go with them. One matrix a layer (shared by all KV heads) or one a KV head. Layers
-// may have gaps: hybrid models have attention in some layers only. A plain value; immutable use is
-// thread-safe. On disk: docs/rotation-file.md.
+// ratios that go with them. One matrix per layer (shared by all KV heads) or one per KV head.
+// Layers may have gaps: hybrid models have attention in some layers only. A plain value; immutable
+// use is thread-safe. On disk: docs/rotation-file.md.
 #pragma once
 
 #include <cstdint>
@@ -118,7 +118,7 @@ Result<Rotation> MakeDataFreeRotation(std::string_view objective, std::span<cons
                                       int head_dim);
 
 // Layer by layer A B: first A, then B on its output. Shared matrices are repeated where the other
-// side has one a head. Eigenvalues, clips and provenance are A's; the composition names both.
+// side has one per head. Eigenvalues, clips and provenance are A's; the composition names both.
 Result<Rotation> MultiplyRotations(const Rotation& a, const Rotation& b);
 
 }  // namespace oscar

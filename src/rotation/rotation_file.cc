@@ -393,7 +393,7 @@ Result<ZooPaths> WriteZooPair(const fs::path& directory, const Rotation& rotatio
     if (heads > 1) {
       return Unexpected(InvalidArgument(fmt::format(
           "layer {} has {} matrices, one a KV head; a .pt pair holds one a layer. Take the pair "
-          "that oscar calibrate writes to {}/ beside {}, or fit one matrix a layer (oscar "
+          "that oscar calibrate writes to {}/ beside {}, or fit one matrix per layer (oscar "
           "rotation fit without --per-head)",
           layer, heads, kZooDirectoryName, kRotationFileName)));
     }

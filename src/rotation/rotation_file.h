@@ -39,7 +39,7 @@ bool IsZooFile(const std::filesystem::path& path);  // named k_*.pt or v_*.pt
 // What WriteZooPair calls its files.
 ZooPaths ZooPairPaths(const std::filesystem::path& directory, const RotationInfo& info);
 // Writes {k,v}_rotation_<objective>_<composition>.pt into `directory`, which is made where missing.
-// The format has one matrix a layer: per-head rotations are refused.
+// The format has one matrix per layer: per-head rotations are refused.
 Result<ZooPaths> WriteZooPair(const std::filesystem::path& directory, const Rotation& rotation);
 
 }  // namespace oscar

@@ -30,7 +30,7 @@ namespace oscar {
 struct FitOptions {
   ObjectivePair objectives;
   Composition composition = Composition::kRHPbr;
-  // One matrix a KV head in place of one a layer.
+  // One matrix per KV head in place of one per layer.
   bool per_head_k = false;
   bool per_head_v = false;
   // Beside them, also the layer's shared ones, from the same sums: FittedLayer::shared.
@@ -91,7 +91,7 @@ class LayerStatistics {
   std::vector<double> KeyWeights(const QkvChunk& chunk, ThreadPool& pool) const;
   void SumWeights(std::span<const double> weights);
   Status Solve();
-  // One matrix or one a KV head from its moments, which stay behind as what was decomposed.
+  // One matrix or one per KV head from its moments, which stay behind as what was decomposed.
   Result<SideRotation> SolveSide(char name, Objective objective, bool per_head, float clip,
                                  const CovarianceAccumulator* residual,
                                  std::vector<Matrix>& moments) const;

@@ -42,7 +42,7 @@ class ApiServer final : public HttpHandler {
 
   // Loading is over. `model` stays published for the life of the server.
   void SetModel(std::shared_ptr<const ServedModel> model);
-  // New generation requests are refused from here on; running ones go on.
+  // New generation requests are refused from here on; running ones continue.
   void BeginDrain();
   // Running ones end now, with an error that says why.
   void Abort();

@@ -197,7 +197,7 @@ TEST(ApiServer, CompletionPromptsEchoAndLogprobs) {
   EXPECT_EQ(logprobs["text_offset"][0], 0);
   EXPECT_EQ(logprobs["tokens"].size(), Ids("Bye").size() + 1);
 
-  // However few are asked for, the token that was drawn is among them.
+  // However few are asked for, the token that was sampled is among them.
   const Json none =
       server.Post("/v1/completions", {{"prompt", "Hello"}, {"logprobs", 0}, {"max_tokens", 1}})
           .json()["choices"][0]["logprobs"];

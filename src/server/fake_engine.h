@@ -1,5 +1,5 @@
 // For tests: an engine without a model. Says what it is told, at the speed it is told, and keeps
-// books on who was cancelled. One thread a request.
+// books on who was cancelled. One thread per request.
 #pragma once
 
 #include <atomic>

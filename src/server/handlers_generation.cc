@@ -24,17 +24,17 @@ constexpr int64_t kDefaultCompletionTokens = 16;
 
 double Seconds(Clock::duration duration) { return std::chrono::duration<double>(duration).count(); }
 
-uint64_t DrawSeed() {
+uint64_t SeedFromSystem() {
   std::random_device device;
   return (uint64_t{device()} << 32) | device();
 }
 
-// The client's own id, from the header or from the body, else the one drawn for it.
-std::string RequestIdOf(const HttpRequest& http, const std::string& drawn,
+// The client's own id, from the header or from the body, else the one sampled for it.
+std::string RequestIdOf(const HttpRequest& http, const std::string& sampled,
                         const GenerationParams& params) {
   const std::string* header = FindHeader(http.headers, "X-Request-Id");
-  const bool from_header = header != nullptr && *header == drawn;
-  return from_header || params.request_id.empty() ? drawn : params.request_id;
+  const bool from_header = header != nullptr && *header == sampled;
+  return from_header || params.request_id.empty() ? sampled : params.request_id;
 }
 
 // Fits the wanted number of tokens to the context. All three numbers are in the message.
@@ -69,10 +69,10 @@ std::optional<ApiError> CheckAnswerSize(const ServedModel& served, const Generat
   for (const GenerationPrompt& prompt : plan.prompts) {
     const auto length = static_cast<int64_t>(prompt.tokens.size());
     const int64_t room = takes_rest ? served.engine->max_context() - length : max_tokens;
-    const int64_t drawn = plan.prefill_only ? 0 : room;
+    const int64_t sampled = plan.prefill_only ? 0 : room;
     of_prompts += params.n * length * of_prompt_token;
-    of_answers += params.n * drawn * of_token;
-    longest = std::max(longest, drawn);
+    of_answers += params.n * sampled * of_token;
+    longest = std::max(longest, sampled);
   }
   const int64_t limit = served.max_answer_logprobs();
   if (of_prompts + (params.stream ? 0 : of_answers) <= limit) return std::nullopt;
@@ -342,7 +342,7 @@ HttpResponse ApiServer::Generate(const Context& context, std::string endpoint,
 
   plan.request_id = request_id;
   plan.choices_per_prompt = params.n;
-  plan.seed = params.seed.has_value() ? static_cast<uint64_t>(*params.seed) : DrawSeed();
+  plan.seed = params.seed.has_value() ? static_cast<uint64_t>(*params.seed) : SeedFromSystem();
   LogDebug("{} seed={}", request_id, plan.seed);
   plan.keep_prompt_logprobs = params.prompt_logprobs.has_value();
   plan.prompt_logprobs = (plan.echo && params.logprobs) || plan.keep_prompt_logprobs;

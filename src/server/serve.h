@@ -15,7 +15,7 @@ namespace oscar::server {
 struct ServeOptions {
   HttpOptions http;
   ApiOptions api;
-  // How long running requests may go on after the first signal.
+  // How long running requests may continue after the first signal.
   std::chrono::milliseconds shutdown_timeout{30'000};
   // How long /health answers 503 after the engine has failed, before the end.
   std::chrono::milliseconds failure_grace{3'000};

@@ -46,7 +46,7 @@ class AlignedBuffer {
   size_t size() const { return size_; }
 
  private:
-  // From here on buffers are mappings of their own. In malloc's heap, to which glibc moves large
+  // From here on buffers are separate mappings. In malloc's heap, to which glibc moves large
   // blocks once one has been freed, a huge page's boundary leaves holes that stay resident.
   static constexpr size_t kMapped = size_t{1} << 20;
   static constexpr size_t kHuge = size_t{2} << 20;

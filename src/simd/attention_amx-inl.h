@@ -147,7 +147,7 @@ HWY_INLINE F16x PlaneSum(const int32_t* rows, int head) {
 using TileLogitBlocks = float[kMaxTileHeads / kMaxBlockHeads][kMaxBlockHeads][kPageTokens];
 
 inline constexpr int kTileSums = 2 * kMaxTileHeads * 16;
-// Sums of a page's keys with q: [groups][4 tiles of 16 tokens][2 rows a head][16].
+// Sums of a page's keys with q: [groups][4 tiles of 16 tokens][2 rows per head][16].
 using KeySums = int32_t[kMaxPageGroups * 4 * kTileSums];
 // Unpacked codes of a page's keys, [D / 64][4 tiles of tokens], or values, [D / 16] right operands.
 using RightOperands = uint8_t[kMaxPageDims / kTileDims * 4 * kTileBytes];
@@ -233,7 +233,7 @@ HWY_INLINE void TileProducts(int32_t* sums) {
   Tiles::template Store<kC + 1>(sums + kTileSums, 64);
 }
 
-// One block of up to four heads through a function of its own size.
+// One block of up to four heads through a function for its size.
 template <typename Function>
 HWY_INLINE auto WithHeads(int heads, const Function& function) {
   switch (heads) {

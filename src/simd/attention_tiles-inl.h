@@ -1,4 +1,4 @@
-// One cached page as the right-hand operands of prefill's two matrix products: q k^T, whose columns
+// One cached page as the right-hand operands of prefill's two GEMMs: q k^T, whose columns
 // are the 64 tokens, and p v, whose columns are the D dims. Included once per target.
 //
 // Pair tiles hold 16-bit numbers, two of the summed index in a 32-bit word, as VPDPWSSD, VPMADDWD

@@ -4,7 +4,7 @@
 // A dot product of 2-bit codes with numbers q is a sum over bits: bit i of a run of codes adds x_i,
 // with x = q[0], 2 q[0], q[1], 2 q[1], ... A word holds 8 codes (16 bits) of one token; five or six
 // of its bits at a time select an entry of a table in registers (VPERMW, VPERMI2W), and one
-// addition of words counts it: 6 instructions for 8 codes x 32 tokens, where 16-bit products take
+// addition of words counts it: 6 instructions for 8 codes x 32 tokens, where 16-bit multiplies take
 // 16. Permutes of words ignore the index bits above what they need, so nothing is masked.
 //
 //   keys     tables of q, made once a sequence: bits 0-4, 5-9, 10-15 of a word of 8 dims
@@ -41,7 +41,7 @@ namespace oscar::simd::HWY_NAMESPACE {
 
 // Largest centred sum of a chunk, short of 2^15 by what rounding its terms can add.
 inline constexpr float kWordLimit = 32700.0f;
-// 1.5 2^23: the last bit of a sum with it is worth 1, so its low word is the number rounded.
+// 1.5 2^23: the last bit of a sum with it is 1, so its low word is the number rounded.
 inline constexpr float kMagic = 12582912.0f;
 inline constexpr int kChunkDims = 16;    // of keys: one vector of codes
 inline constexpr int kChunkTokens = 32;  // of values
@@ -156,18 +156,18 @@ inline void PrepareWordQuery(const float* q, const BlockLayout& layout, float sc
     _mm512_mask_storeu_epi32(out.weight[0][head] + first_chunk, used, weight);
     _mm512_mask_storeu_epi32(out.weight[1][head] + first_chunk, used,
                              _mm512_slli_epi32(weight, 16));
-    // What half a bit is worth: dims of the same parity, once and twice. All of them first, since
+    // The weight of half a bit: dims of the same parity, once and twice. All of them first, since
     // the tables load them one by one.
-    alignas(64) float worth[16][2][16];
+    alignas(64) float half_bits[16][2][16];
     for (int c = 0; c < chunks; ++c) {
       const __m512 once =
           _mm512_mul_ps(_mm512_loadu_ps(q + begin + c * kChunkDims), _mm512_set1_ps(halves[c]));
       const __m512 x = _mm512_moveldup_ps(once), y = _mm512_movehdup_ps(once);
-      _mm512_store_ps(worth[c][0], _mm512_mask_add_ps(x, kSet[0], x, x));
-      _mm512_store_ps(worth[c][1], _mm512_mask_add_ps(y, kSet[0], y, y));
+      _mm512_store_ps(half_bits[c][0], _mm512_mask_add_ps(x, kSet[0], x, x));
+      _mm512_store_ps(half_bits[c][1], _mm512_mask_add_ps(y, kSet[0], y, y));
     }
     for (int c = 0; c < 2 * chunks; ++c) {
-      const float(&x)[16] = worth[c / 2][c % 2];
+      const float(&x)[16] = half_bits[c / 2][c % 2];
       OSCAR_UNROLL
       for (int t = 0; t < 3; ++t) {
         // Entries of four bits: -x or +x for each bit of the entry's number.
@@ -295,8 +295,8 @@ HWY_INLINE void AddKeys(bool first, int t, int h, const int16_t (&tables)[4][kMa
 }
 
 // As CodeLogits, for 2 bits; the rounded form less reference[head]. Every sum stays in a register:
-// stores of chunks, 4 KiB a page, would share their low 12 address bits with the loads of tables,
-// which then wait for them on Zen 4 (180 cycles a page).
+// stores of chunks, 4 KiB per page, would share their low 12 address bits with the loads of tables,
+// which then wait for them on Zen 4 (180 cycles per page).
 template <int kHeads>
 HWY_NOINLINE void WordLogits(const BlockLayout& layout, const std::byte* HWY_RESTRICT block,
                              const WordQuery& query, QueryPart part, const float* reference,

@@ -276,7 +276,7 @@ HWY_INLINE F16x Exp2(const F16x& x) {
 // 1. Half the steps of Exp2: the softmax of a page waits for it.
 HWY_INLINE F16x Exp2NotAbove0(const F16x& x) {
   const F16x clamped = Max(x, Set(-126.0f));
-  // The sum's last bit is worth 1: it rounds, and its low bits are the integer.
+  // The sum's last bit is 1: it rounds, and its low bits are the integer.
   const F16x magic = Set(12582912.0f);
   const F16x shifted = Add(clamped, magic);
   const F16x f = Sub(clamped, Sub(shifted, magic));

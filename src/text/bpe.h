@@ -1,5 +1,5 @@
 // Byte-pair merging over raw bytes: the vocabulary of a byte-level model and its merge rules.
-// Immutable after Build apart from a bounded word cache with locks of its own; safe from any
+// Immutable after Build apart from a bounded word cache with its own locks; safe from any
 // thread. Time is O(n log n) in the bytes of a word, whatever the word.
 #pragma once
 

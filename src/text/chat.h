@@ -28,7 +28,7 @@ struct TemplateInput {
   // More variables for the template, such as enable_thinking: an object.
   const nlohmann::ordered_json* template_arguments = nullptr;
   bool add_generation_prompt = true;
-  // End the prompt inside the last message, for the model to go on with it. Excludes a generation
+  // End the prompt inside the last message, for the model to continue it. Excludes a generation
   // prompt.
   bool continue_final_message = false;
   // For strftime_now, seconds since 1970 UTC; absent: now, in local time.
@@ -70,7 +70,7 @@ class ChatTemplate {
 };
 
 // How the model marks its reasoning: as the template does or, where that leaves it to the model, by
-// tokens of its own. `chat` may be null. Nothing for models that do not reason aloud.
+// tokens. `chat` may be null. Nothing for models that do not reason aloud.
 std::optional<ReasoningFormat> DetectReasoning(const ChatTemplate* chat,
                                                const Tokenizer& tokenizer);
 

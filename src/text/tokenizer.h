@@ -30,7 +30,7 @@ struct TextSegment {
 struct AddedToken {
   TokenId id = kNoToken;
   std::string content;
-  bool special = false;      // a control token; others are plain text with an id of their own
+  bool special = false;      // a control token; others are plain text with their own id
   bool normalized = false;   // matched after normalisation instead of before
   bool single_word = false;  // only between non-word characters
   bool lstrip = false;       // takes the whitespace before it along

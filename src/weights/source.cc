@@ -284,13 +284,13 @@ class RandomWeights : public WeightSource {
 
   Status LoadRows(const std::string& name, std::span<const int64_t> shape, WeightRows rows,
                   std::span<float> out) const override {
-    Draw(name, shape, rows, out, [](float x) { return x; });
+    SampleToken(name, shape, rows, out, [](float x) { return x; });
     return {};
   }
 
   Status LoadBf16Rows(const std::string& name, std::span<const int64_t> shape, WeightRows rows,
                       std::span<Bf16> out) const override {
-    Draw(name, shape, rows, out, [](float x) { return ToBf16(x); });
+    SampleToken(name, shape, rows, out, [](float x) { return ToBf16(x); });
     return {};
   }
 
@@ -303,8 +303,8 @@ class RandomWeights : public WeightSource {
 
  private:
   template <typename T, typename Convert>
-  void Draw(const std::string& name, std::span<const int64_t> shape, WeightRows rows,
-            std::span<T> out, const Convert& convert) const {
+  void SampleToken(const std::string& name, std::span<const int64_t> shape, WeightRows rows,
+                   std::span<T> out, const Convert& convert) const {
     const size_t width = RowWidth(shape, rows, out.size());
     if (shape.size() == 1) {
       std::ranges::fill(out, convert(1.0f));

@@ -61,7 +61,7 @@ class WeightSource {
   // Whether a tensor of this shape can be loaded, as Load would say it, from its description alone.
   virtual Status CheckShape(const std::string&, std::span<const int64_t>) const { return {}; }
   // Random sources: the Philox (seed, stream) that Load's numbers of this name come from, so that a
-  // device can draw the same ones itself.
+  // device can sample the same ones itself.
   virtual std::optional<std::pair<uint64_t, uint64_t>> RandomStream(const std::string&) const {
     return std::nullopt;
   }
@@ -84,7 +84,7 @@ Result<bool> FollowCheckpoint(const WeightSource& source, ModelSpec* spec);
 // Gaussian matrices of standard deviation 0.02 and unit norms: the right shapes and magnitudes, no
 // meaning. The same seed gives the same model.
 std::unique_ptr<WeightSource> MakeRandomWeights(uint64_t seed);
-// The layers' matrices of `source`, rounded to BF16, as FP8 with one scale an output, (the largest
+// The layers' matrices of `source`, rounded to BF16, as FP8 with one scale per output, (the largest
 // magnitude) / 448; embedding and head stay as they are.
 std::unique_ptr<WeightSource> QuantizeWeights(std::unique_ptr<WeightSource> source,
                                               const ModelSpec& spec);

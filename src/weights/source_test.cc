@@ -195,8 +195,8 @@ ModelSpec SpecWithMatrix(const std::string& name) {
   return spec;
 }
 
-// Rows are the same numbers alone and with others, wherever in a piece, a block of scales or a draw
-// of random numbers they begin.
+// Rows are the same numbers alone and with others, wherever in a piece, a block of scales or a
+// sample of random numbers they begin.
 void ExpectRowsOf(const WeightSource& source, const std::string& name, int64_t outputs,
                   int64_t inputs) {
   const std::vector<int64_t> shape = {outputs, inputs};

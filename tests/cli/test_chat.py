@@ -192,7 +192,7 @@ def test_chat_in_a_terminal(terminal, tmp_path):
     terminal.wait_for("104 299 512 640 873")
     terminal.wait_for("> ")
     terminal.type("/stats")
-    assert "bits a number" in terminal.wait_for("> ")
+    assert "bits per element" in terminal.wait_for("> ")
     saved = tmp_path / "talk.json"
     terminal.type(f"/save {saved}")
     terminal.wait_for("> ")

@@ -11,7 +11,7 @@
 #include "base/log.h"
 #include "cuda/attention/prefill_attention.h"
 #include "cuda/device_backend.h"
-#include "cuda/gemm/products.h"
+#include "cuda/gemm/gemm_dispatch.h"
 #include "cuda/kv/kv_write.h"
 #include "cuda/kv/token_write.h"
 #include "cuda/step_kernels.h"
@@ -52,7 +52,7 @@ class CudaBackend final : public DeviceBackend {
   Status GateAndUp(const DeviceLayer& weights, const float* norm);
 
   std::optional<PrefillAttention> prefill_;
-  std::unique_ptr<Products> products_;
+  std::unique_ptr<GemmDispatch> gemms_;
   Bf16* normed_ = nullptr;    // [rows, hidden]
   Bf16* q_ = nullptr;         // [rows, q]
   Bf16* attended_ = nullptr;  // [rows, q]
@@ -78,8 +78,8 @@ Status CudaBackend::FinishLoading() {
                  kSkinnyRows);
     }
   }
-  products_ =
-      std::make_unique<Products>(std::move(blas), weight_scratch_, options_.batch_invariant);
+  gemms_ =
+      std::make_unique<GemmDispatch>(std::move(blas), weight_scratch_, options_.batch_invariant);
   return {};
 }
 
@@ -90,31 +90,31 @@ Status CudaBackend::Linear(const LinearOp& op) {
   if (op.output == Activation::kGated) return GateAndUp(weights, norm);
   if (op.output == Activation::kStream) {
     const bool attended = op.matrix == LayerMatrix::kO;
-    return products_->Of(attended ? weights.o : weights.down, attended ? attended_ : gated_, x_,
-                         spec_.hidden, pass_.rows, ProductOutput::kAdd,
-                         attended ? weights.o_bias : nullptr, stream_);
+    return gemms_->Of(attended ? weights.o : weights.down, attended ? attended_ : gated_, x_,
+                      spec_.hidden, pass_.rows, GemmOutput::kAdd,
+                      attended ? weights.o_bias : nullptr, stream_);
   }
   const int width = attention_.qkv_width(), first = weights.qkv.outputs;
-  OSCAR_RETURN_IF_ERROR(products_->OfNormed(weights.qkv, Normed(norm), qkv_, width, pass_.rows,
-                                            ProductOutput::kFloat, weights.qkv_bias, stream_));
+  OSCAR_RETURN_IF_ERROR(gemms_->OfNormed(weights.qkv, Normed(norm), qkv_, width, pass_.rows,
+                                         GemmOutput::kFloat, weights.qkv_bias, stream_));
   if (weights.v.outputs == 0) return {};
-  return products_->OfNormed(
-      weights.v, Normed(norm), qkv_ + first, width, pass_.rows, ProductOutput::kFloat,
+  return gemms_->OfNormed(
+      weights.v, Normed(norm), qkv_ + first, width, pass_.rows, GemmOutput::kFloat,
       weights.qkv_bias == nullptr ? nullptr : weights.qkv_bias + first, stream_);
 }
 
 Status CudaBackend::GateAndUp(const DeviceLayer& weights, const float* norm) {
   const int rows = pass_.rows, middle = weights.gate_up.outputs / 2;
-  if (products_->TakesSiluMul(weights.gate_up, rows)) {
-    return products_->OfNormed(weights.gate_up, Normed(norm), gated_, middle, rows,
-                               ProductOutput::kSiluMul, nullptr, stream_);
+  if (gemms_->TakesSiluMul(weights.gate_up, rows)) {
+    return gemms_->OfNormed(weights.gate_up, Normed(norm), gated_, middle, rows,
+                            GemmOutput::kSiluMul, nullptr, stream_);
   }
   OSCAR_ASSIGN_OR_RETURN(const DeviceMatrix gate_up,
-                         products_->Expanded(weights.gate_up, rows, stream_));
+                         gemms_->Expanded(weights.gate_up, rows, stream_));
   for (int first = 0; first < rows; first += kFeedForwardRows) {
     const int count = std::min(kFeedForwardRows, rows - first);
-    OSCAR_RETURN_IF_ERROR(products_->OfNormed(gate_up, Normed(norm, first), gate_up_, 2 * middle,
-                                              count, ProductOutput::kFloat, nullptr, stream_));
+    OSCAR_RETURN_IF_ERROR(gemms_->OfNormed(gate_up, Normed(norm, first), gate_up_, 2 * middle,
+                                           count, GemmOutput::kFloat, nullptr, stream_));
     OSCAR_RETURN_IF_ERROR(
         LaunchSiluMul(gate_up_, gated_ + int64_t{first} * middle, count, middle, stream_));
   }
@@ -202,8 +202,8 @@ Status CudaBackend::ReadQkv(int index, std::span<float> out) {
 Status CudaBackend::NormAndHead(const int32_t* sources, int rows) {
   OSCAR_RETURN_IF_ERROR(LaunchNorm(x_, weights_.final_norm, spec_.norm_eps, sources, normed_, rows,
                                    spec_.hidden, stream_));
-  return products_->Of(weights_.head, normed_, logits_, spec_.vocab_size, rows,
-                       ProductOutput::kFloat, nullptr, stream_);
+  return gemms_->Of(weights_.head, normed_, logits_, spec_.vocab_size, rows, GemmOutput::kFloat,
+                    nullptr, stream_);
 }
 
 }  // namespace

@@ -38,11 +38,11 @@ TEST_P(MethodTest, FollowsTheCpu) {
   GpuModel gpu(method, Sized(512, 8), weights);
   const Followed f =
       Follow(*cpu.model, cpu.pool, *gpu.model, *gpu.pool, SomeTokens(1900), /*steps=*/200);
-  std::printf("%s: max %.4f rms %.5f, %d of 200 greedy ids parted, at gaps up to %.4f\n", name,
-              f.worst_max, f.worst_rms, f.parted, f.widest_gap);
+  std::printf("%s: max %.4f rms %.5f, %d of 200 greedy ids diverged, at gaps up to %.4f\n", name,
+              f.worst_max, f.worst_rms, f.diverged, f.widest_gap);
   EXPECT_LE(f.worst_rms, BudgetOf(name).rms);
   EXPECT_LE(f.widest_gap, BudgetOf(name).gap);
-  EXPECT_LE(f.parted, 6);
+  EXPECT_LE(f.diverged, 6);
   EXPECT_EQ(f.sealed_pages[0], f.sealed_pages[1]);
 }
 
@@ -72,7 +72,7 @@ TEST(CudaModel, CodesAreMostlyTheCpus) {
     std::memcpy(&word, block.data() + at.offset, sizeof(word));
     return (word >> at.shift) & 3u;
   };
-  std::vector<std::array<int64_t, 2>> parted(static_cast<size_t>(cpu_shape.num_layers()));
+  std::vector<std::array<int64_t, 2>> diverged(static_cast<size_t>(cpu_shape.num_layers()));
   int64_t codes = 0;
   std::vector<std::byte> from_cpu(cpu_shape.bytes()), from_gpu(gpu_shape.bytes());
   for (int64_t page = 0; page < on_cpu.cache().num_pages(); ++page) {
@@ -87,7 +87,7 @@ TEST(CudaModel, CodesAreMostlyTheCpus) {
         const auto block_b = std::span(from_gpu).subspan(gpu_shape.BlockOffset(layer, head));
         for (int t = 0; t < kPageTokens; ++t) {
           for (int d = 0; d < a.head_dim(); ++d) {
-            auto& [k, v] = parted[static_cast<size_t>(layer)];
+            auto& [k, v] = diverged[static_cast<size_t>(layer)];
             k += code_at(block_a, a.KCode(t, d)) != code_at(block_b, b.KCode(t, d));
             v += code_at(block_a, a.VCode(t, d)) != code_at(block_b, b.VCode(t, d));
           }
@@ -97,9 +97,9 @@ TEST(CudaModel, CodesAreMostlyTheCpus) {
     codes += int64_t{cpu_shape.kv_heads()} * kPageTokens * cpu.model->spec().attention().head_dim;
   }
   ASSERT_GT(codes, 0);
-  for (size_t layer = 0; layer < parted.size(); ++layer) {
-    const double k = static_cast<double>(parted[layer][0]) / static_cast<double>(codes);
-    const double v = static_cast<double>(parted[layer][1]) / static_cast<double>(codes);
+  for (size_t layer = 0; layer < diverged.size(); ++layer) {
+    const double k = static_cast<double>(diverged[layer][0]) / static_cast<double>(codes);
+    const double v = static_cast<double>(diverged[layer][1]) / static_cast<double>(codes);
     std::printf("layer %zu: %.3f %% of K codes and %.3f %% of V codes part\n", layer, 100 * k,
                 100 * v);
     EXPECT_LE(k, 0.05) << "layer " << layer;
@@ -284,7 +284,7 @@ TEST(CudaModel, FullArenaMovesPages) {
   EXPECT_EQ(LogitsOf(*gpu.model, *gpu.pool, tokens, 1), expected);
 }
 
-TEST(CudaModel, DrawsAsTheSamplerDoes) {
+TEST(CudaModel, SamplesAsTheSamplerDoes) {
   GpuModel gpu(DemoModel::Method("bf16"), Sized(256, 64));
   const auto vocab = static_cast<size_t>(gpu.model->spec().vocab_size);
   const auto tokens = SomeTokens(50);
@@ -306,25 +306,25 @@ TEST(CudaModel, DrawsAsTheSamplerDoes) {
       Sampler on_host(sampling), on_device(sampling);
       SequenceCache cache(gpu.plan->cache(), *gpu.pool);
       const ForwardItem item{&cache, std::span(tokens).first(10 + seed), true, 1};
-      const TokenDraw draw = *on_device.NextDraw();
+      const SampleParams sample = *on_device.NextSample();
       int32_t id = 0;
-      const Status status = gpu.model->ForwardAndDraw({&item, 1}, {&draw, 1}, {&id, 1});
+      const Status status = gpu.model->ForwardAndSample({&item, 1}, {&sample, 1}, {&id, 1});
       ASSERT_TRUE(status.ok()) << status.ToString();
       std::vector<float> logits(vocab);
       ASSERT_TRUE(gpu.model->ReadLogits(0, logits).ok());
       ++compared;
-      if (id == TokenDraw::kUndecided) {
+      if (id == SampleParams::kUndecided) {
         ++undecided;
         continue;
       }
       EXPECT_EQ(id, on_host.Sample(logits)) << "temperature " << temperature << " seed " << seed;
     }
   }
-  std::printf("%d of %d draws left to the host\n", undecided, compared);
+  std::printf("%d of %d sampling left to the host\n", undecided, compared);
   EXPECT_LE(undecided, compared / 3);
 }
 
-// Greedy and drawn answers with passes launched ahead are those of passes one after another, and
+// Greedy and sampled answers with passes launched ahead are those of passes one after another, and
 // what is left in the cache is the same.
 TEST(CudaModel, RunningAheadChangesNoAnswer) {
   GpuModel gpu(DemoModel::Method("oscar+", 256), Sized(512, 8));
@@ -340,7 +340,7 @@ TEST(CudaModel, RunningAheadChangesNoAnswer) {
       const auto ahead = generator.Generate(request);
       ASSERT_TRUE(ahead.has_value()) << ahead.error().ToString();
       EXPECT_EQ(static_cast<size_t>(generator.cache().length()), length + 149);
-      // One after another: each token is drawn before the next pass is thought of.
+      // One after another: each token is sampled before the next pass is thought of.
       Sampler sampler(request.sampling);
       sampler.ObservePrompt(request.prompt);
       Generator single(*gpu.model, *gpu.pool);
@@ -365,9 +365,9 @@ TEST(CudaModel, RunningAheadChangesNoAnswer) {
 
 // Nobody's steps are launched kernel by kernel because of a number between two graphs.
 TEST(CudaModel, StepsOfAsManyAsAskedForAreCaptured) {
-  for (const auto& [asked, drawn] : {std::pair{100, 112}, {64, 64}, {4096, 512}}) {
+  for (const auto& [asked, sampled] : {std::pair{100, 112}, {64, 64}, {4096, 512}}) {
     const GpuModel gpu(DemoModel::Method("bf16"), Sized(512, asked));
-    EXPECT_EQ(gpu.model->max_draws(), drawn);
+    EXPECT_EQ(gpu.model->max_samples(), sampled);
   }
 }
 
@@ -448,8 +448,8 @@ TEST_P(ShapeTest, FollowsTheCpu) {
     const auto prompt = SomeTokens(600, c.vocab);
     const double energy = EnergyOf(LogitsOf(*cpu.model, cpu.pool, prompt, 4));
     const Followed f = Follow(*cpu.model, cpu.pool, *gpu.model, *gpu.pool, prompt, /*steps=*/80);
-    std::printf("%s on %s: rms %.4f of %.4f, %d of 80 parted\n", c.name, method, f.worst_rms,
-                energy, f.parted);
+    std::printf("%s on %s: rms %.4f of %.4f, %d of 80 diverged\n", c.name, method, f.worst_rms,
+                energy, f.diverged);
     EXPECT_GT(energy, 0.1);
     // Codes of random rows part more than a model's; a wrong page would show as 1.4.
     EXPECT_LE(f.worst_rms, (std::string_view(method) == "bf16" ? 0.06 : 0.7) * energy);
@@ -531,7 +531,7 @@ TEST(CudaModel, Fp8BlocksFollowTheCpu) {
     EXPECT_GE(gpu.model->weight_bytes() + expected / 50, expected);
     EXPECT_LE(gpu.model->weight_bytes(), expected + expected / 50);
     const Followed f = Follow(*cpu.model, cpu.pool, *gpu.model, *gpu.pool, SomeTokens(1000), 100);
-    std::printf("%s: rms %.5f, %d of 100 parted\n", method, f.worst_rms, f.parted);
+    std::printf("%s: rms %.5f, %d of 100 diverged\n", method, f.worst_rms, f.diverged);
     EXPECT_LE(f.worst_rms, BudgetOf(method).rms);
   }
 }

@@ -55,8 +55,8 @@ DeviceBackend::~DeviceBackend() {
   pages_.reset();
   for (Flight& flight : flights_) {
     cudaFreeHost(flight.ids);
-    cudaFreeHost(flight.draws);
-    cudaFreeHost(flight.draw_rows);
+    cudaFreeHost(flight.sampling);
+    cudaFreeHost(flight.sample_rows);
     if (flight.done != nullptr) cudaEventDestroy(static_cast<cudaEvent_t>(flight.done));
   }
   if (stream_ != nullptr) cudaStreamDestroy(stream_);
@@ -76,8 +76,8 @@ void DeviceBackend::CarveWork(DeviceCarver& carver) {
   logits_ = carver.Take<float>(logit_rows * static_cast<size_t>(spec_.vocab_size));
   inputs_ = carver.Take<std::byte>(PassPlanner::InputBytes(options_.max_batch_tokens));
   ids_ = carver.Take<int32_t>(logit_rows);
-  draws_ = carver.Take<TokenDraw>(logit_rows);
-  draw_rows_ = carver.Take<int32_t>(logit_rows);
+  sampling_ = carver.Take<SampleParams>(logit_rows);
+  sample_rows_ = carver.Take<int32_t>(logit_rows);
   attention_workspace_ = carver.Take<std::byte>(decode_->workspace_bytes());
   blas_workspace_ = carver.Take<std::byte>(Blas::kWorkspaceBytes);
   weight_scratch_ = carver.Take<Bf16>(weights_.largest_fp8);
@@ -137,8 +137,8 @@ Status DeviceBackend::TakeMemory(const WeightSource& source) {
   };
   for (Flight& flight : flights_) {
     OSCAR_RETURN_IF_ERROR(pinned(&flight.ids));
-    OSCAR_RETURN_IF_ERROR(pinned(&flight.draws));
-    OSCAR_RETURN_IF_ERROR(pinned(&flight.draw_rows));
+    OSCAR_RETURN_IF_ERROR(pinned(&flight.sampling));
+    OSCAR_RETURN_IF_ERROR(pinned(&flight.sample_rows));
     cudaEvent_t done = nullptr;
     OSCAR_RETURN_IF_ERROR(
         CudaStatus(cudaEventCreateWithFlags(&done, cudaEventDisableTiming), "creating an event"));
@@ -226,22 +226,24 @@ Status DeviceBackend::ReadLogits(int row, int count, float* out) {
 
 Status DeviceBackend::Synchronize() { return CudaStatus(cudaStreamSynchronize(stream_), "a step"); }
 
-Status DeviceBackend::Sample(int flight_index, std::span<const TokenDraw> draws,
+Status DeviceBackend::Sample(int flight_index, std::span<const SampleParams> sampling,
                              std::span<const int32_t> rows) {
   Flight& flight = flights_[flight_index];
-  flight.count = draws.size();
-  if (!draws.empty()) {
-    std::ranges::copy(draws, flight.draws);
-    std::ranges::copy(rows, flight.draw_rows);
-    OSCAR_RETURN_IF_ERROR(CudaStatus(
-        cudaMemcpyAsync(draws_, flight.draws, draws.size_bytes(), cudaMemcpyHostToDevice, stream_),
-        "sending draws"));
+  flight.count = sampling.size();
+  if (!sampling.empty()) {
+    std::ranges::copy(sampling, flight.sampling);
+    std::ranges::copy(rows, flight.sample_rows);
     OSCAR_RETURN_IF_ERROR(
-        CudaStatus(cudaMemcpyAsync(draw_rows_, flight.draw_rows, flight.count * sizeof(int32_t),
+        CudaStatus(cudaMemcpyAsync(sampling_, flight.sampling, sampling.size_bytes(),
                                    cudaMemcpyHostToDevice, stream_),
-                   "sending draws"));
-    OSCAR_RETURN_IF_ERROR(LaunchDraw(logits_, draw_rows_, draws_, ids_,
-                                     static_cast<int>(draws.size()), spec_.vocab_size, stream_));
+                   "sending sampling"));
+    OSCAR_RETURN_IF_ERROR(
+        CudaStatus(cudaMemcpyAsync(sample_rows_, flight.sample_rows, flight.count * sizeof(int32_t),
+                                   cudaMemcpyHostToDevice, stream_),
+                   "sending sampling"));
+    OSCAR_RETURN_IF_ERROR(LaunchSample(logits_, sample_rows_, sampling_, ids_,
+                                       static_cast<int>(sampling.size()), spec_.vocab_size,
+                                       stream_));
     OSCAR_RETURN_IF_ERROR(
         CudaStatus(cudaMemcpyAsync(flight.ids, ids_, flight.count * sizeof(int32_t),
                                    cudaMemcpyDeviceToHost, stream_),

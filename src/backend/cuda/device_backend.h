@@ -59,7 +59,7 @@ class DeviceBackend : public Backend {
   Status Synchronize() override;
 
   bool CanSample() const override { return true; }
-  Status Sample(int flight, std::span<const TokenDraw> draws,
+  Status Sample(int flight, std::span<const SampleParams> sampling,
                 std::span<const int32_t> rows) override;
   Status Await(int flight, std::span<int32_t> ids) override;
   Status ReadLogits(int row, int count, float* out) override;
@@ -104,10 +104,10 @@ class DeviceBackend : public Backend {
  private:
   // A pass that was launched, from its end on the device to Await.
   struct Flight {
-    int32_t* ids = nullptr;        // pinned, [logit_rows_]
-    TokenDraw* draws = nullptr;    // pinned, [logit_rows_]
-    int32_t* draw_rows = nullptr;  // pinned, [logit_rows_]
-    void* done = nullptr;          // event
+    int32_t* ids = nullptr;            // pinned, [logit_rows_]
+    SampleParams* sampling = nullptr;  // pinned, [logit_rows_]
+    int32_t* sample_rows = nullptr;    // pinned, [logit_rows_]
+    void* done = nullptr;              // event
     size_t count = 0;
   };
 
@@ -126,8 +126,8 @@ class DeviceBackend : public Backend {
   Flight flights_[kFlights];
   std::byte* inputs_ = nullptr;
   int32_t* ids_ = nullptr;                // [logit_rows_]
-  TokenDraw* draws_ = nullptr;            // [logit_rows_]
-  int32_t* draw_rows_ = nullptr;          // [logit_rows_]
+  SampleParams* sampling_ = nullptr;      // [logit_rows_]
+  int32_t* sample_rows_ = nullptr;        // [logit_rows_]
   TableUpdate* table_updates_ = nullptr;  // [PageTables::kStaged]
   int32_t* table_memory_ = nullptr;
 };

@@ -204,7 +204,7 @@ class Layout {
   Result<std::optional<Fp8Tiles>> Common(std::span<const Role> roles, int layer) const {
     std::optional<Fp8Tiles> common;
     const int64_t inputs = table_.Get(roles[0], layer).shape[1];
-    if (!keep_fp8_ || !FitsProductKernels(static_cast<int>(inputs), /*fp8=*/true)) return common;
+    if (!keep_fp8_ || !FitsGemmKernels(static_cast<int>(inputs), /*fp8=*/true)) return common;
     for (const Role role : roles) {
       const TensorDecl& tensor = table_.Get(role, layer);
       const int64_t outputs = tensor.shape[0];

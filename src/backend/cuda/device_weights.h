@@ -11,7 +11,7 @@
 #include "backend/kv_plan.h"
 #include "base/half.h"
 #include "cuda/attention/cache_view.h"
-#include "cuda/gemm/product_arguments.h"
+#include "cuda/gemm/gemm_arguments.h"
 #include "cuda/kv/kv_write.h"
 #include "weights/source.h"
 
@@ -68,7 +68,7 @@ Result<DeviceWeights> CarveWeights(const ModelSpec& spec, const KvPlan& plan,
                                    const WeightSource& source, int64_t positions, bool portable,
                                    DeviceCarver& carver);
 // Fills what CarveWeights laid out: one tensor at a time, V's rotation absorbed. Random weights are
-// drawn on the device, in the model's own basis (they mean nothing in any); `scratch` holds
+// sampled on the device, in the model's own basis (they mean nothing in any); `scratch` holds
 // largest_fp8 weights in BF16 meanwhile.
 Status LoadWeights(const ModelSpec& spec, const KvPlan& plan, const WeightSource& source,
                    int64_t positions, Bf16* scratch, Stream stream, DeviceWeights& weights);

@@ -22,10 +22,10 @@ __device__ __forceinline__ float2 UnpackBf16(uint32_t pair) {
 }
 
 // One block a row; `hidden` is a multiple of 4.
-__global__ void EmbedKernel(const int32_t* tokens, const int32_t* drawn, int num_drawn,
+__global__ void EmbedKernel(const int32_t* tokens, const int32_t* sampled, int num_sampled,
                             const uint16_t* table, float* x, int hidden, int vocab) {
   int token = tokens[blockIdx.x];
-  if (token < 0) token = -1 - token < num_drawn ? drawn[-1 - token] : 0;
+  if (token < 0) token = -1 - token < num_sampled ? sampled[-1 - token] : 0;
   const int64_t from = int64_t{token >= 0 && token < vocab ? token : 0} * hidden;
   for (int i = threadIdx.x * 4; i < hidden; i += blockDim.x * 4) {
     const uint2 pair = *reinterpret_cast<const uint2*>(table + from + i);
@@ -205,10 +205,10 @@ bool KernelsRunHere() {
   return runs;
 }
 
-Status LaunchEmbed(const int32_t* tokens, const int32_t* drawn, int num_drawn, const Bf16* table,
-                   float* x, int rows, int hidden, int vocab, Stream stream) {
+Status LaunchEmbed(const int32_t* tokens, const int32_t* sampled, int num_sampled,
+                   const Bf16* table, float* x, int rows, int hidden, int vocab, Stream stream) {
   EmbedKernel<<<static_cast<unsigned>(rows), 256, 0, stream>>>(
-      tokens, drawn, num_drawn, reinterpret_cast<const uint16_t*>(table), x, hidden, vocab);
+      tokens, sampled, num_sampled, reinterpret_cast<const uint16_t*>(table), x, hidden, vocab);
   return CudaStatus(cudaGetLastError(), "launching the embedding");
 }
 
@@ -259,7 +259,7 @@ Status LaunchRandomWeights(uint64_t seed, uint64_t stream_id, Bf16* out, int64_t
                            Stream stream) {
   RandomWeightsKernel<<<BlocksFor(count / 4, 256), 256, 0, stream>>>(
       seed, stream_id, reinterpret_cast<__nv_bfloat16*>(out), count);
-  return CudaStatus(cudaGetLastError(), "drawing random weights");
+  return CudaStatus(cudaGetLastError(), "sampled random weights");
 }
 
 }  // namespace oscar::cuda

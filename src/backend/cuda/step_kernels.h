@@ -14,10 +14,10 @@ namespace oscar::cuda {
 // Whether the current device can run what this program was built for.
 bool KernelsRunHere();
 
-// x[r] = table[tokens[r]], where -1 - i stands for drawn[i] [num_drawn]; ids outside [0, vocab)
+// x[r] = table[tokens[r]], where -1 - i stands for sampled[i] [num_sampled]; ids outside [0, vocab)
 // read row 0.
-Status LaunchEmbed(const int32_t* tokens, const int32_t* drawn, int num_drawn, const Bf16* table,
-                   float* x, int rows, int hidden, int vocab, Stream stream);
+Status LaunchEmbed(const int32_t* tokens, const int32_t* sampled, int num_sampled,
+                   const Bf16* table, float* x, int rows, int hidden, int vocab, Stream stream);
 
 // Numbers of a row that LaunchNorm takes, at most, and in multiples of 4.
 inline constexpr int kMaxNormWidth = 16384;

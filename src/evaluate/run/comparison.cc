@@ -60,7 +60,7 @@ Comparison CompareRuns(const std::vector<ItemRecord>& first,
     ++task.items;
     for (int i = 0; i < 2; ++i) task.strict[i] += *records[i]->strict ? 1 : 0;
     if (records[0]->first_wrong == records[1]->first_wrong) continue;
-    ++task.parted;
+    ++task.diverged;
     Parting parting;
     parting.method = one->method;
     parting.task = one->task;
@@ -79,19 +79,19 @@ Comparison CompareRuns(const std::vector<ItemRecord>& first,
 
 std::string ComparisonToTable(const Comparison& comparison) {
   std::string out = fmt::format("{:<24} {:<14} {:>6} {:>8} {:>8} {:>7}\n", "method", "task",
-                                "items", "strict", "against", "parted");
+                                "items", "strict", "against", "diverged");
   std::map<std::string, TaskComparison> totals;
   for (const TaskComparison& task : comparison.tasks) {
     out += fmt::format("{:<24} {:<14} {:>6} {:>8} {:>8} {:>7}\n", task.method, task.task,
-                       task.items, task.strict[0], task.strict[1], task.parted);
+                       task.items, task.strict[0], task.strict[1], task.diverged);
     TaskComparison& total = totals[task.method];
     total.items += task.items;
-    total.parted += task.parted;
+    total.diverged += task.diverged;
     for (int i = 0; i < 2; ++i) total.strict[i] += task.strict[i];
   }
   for (const auto& [method, total] : totals) {
     out += fmt::format("{:<24} {:<14} {:>6} {:>8} {:>8} {:>7}\n", method, "all", total.items,
-                       total.strict[0], total.strict[1], total.parted);
+                       total.strict[0], total.strict[1], total.diverged);
   }
   if (!comparison.partings.empty()) {
     out += fmt::format("\n{:<24} {:<18} {:>6} {:>14} {:>8} {:>8} {:>8}\n", "method", "item",
@@ -109,13 +109,13 @@ std::string ComparisonToTable(const Comparison& comparison) {
   }
   if (!totals.empty()) out += "\n";
   for (const auto& [method, total] : totals) {
-    const double budget = BudgetOf(method.substr(0, method.find('@'))).parted;
-    out += fmt::format("{}: {} of {} items parted", method, total.parted, total.items);
+    const double budget = BudgetOf(method.substr(0, method.find('@'))).diverged;
+    out += fmt::format("{}: {} of {} items diverged", method, total.diverged, total.items);
     if (budget < 1.0) {
-      out +=
-          fmt::format(" ({:.1f} %; two correct programs may on {:.0f} %)",
-                      100.0 * static_cast<double>(total.parted) / static_cast<double>(total.items),
-                      100.0 * budget);
+      out += fmt::format(
+          " ({:.1f} %; two correct programs may on {:.0f} %)",
+          100.0 * static_cast<double>(total.diverged) / static_cast<double>(total.items),
+          100.0 * budget);
     }
     if (widest.contains(method)) {
       out += fmt::format(", margins there at most {:.3f} apart", widest[method]);

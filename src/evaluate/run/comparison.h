@@ -28,7 +28,7 @@ struct TaskComparison {
   std::string method, task;
   int64_t items = 0;       // that both runs have
   int64_t strict[2] = {};  // of those
-  int64_t parted = 0;
+  int64_t diverged = 0;
 };
 
 struct Comparison {

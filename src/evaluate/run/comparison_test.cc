@@ -34,7 +34,7 @@ TEST(Comparison, FindsWhereRunsParted) {
   EXPECT_EQ(c.tasks[0].items, 3);
   EXPECT_EQ(c.tasks[0].strict[0], 2);
   EXPECT_EQ(c.tasks[0].strict[1], 1);
-  EXPECT_EQ(c.tasks[0].parted, 2);
+  EXPECT_EQ(c.tasks[0].diverged, 2);
   EXPECT_EQ(c.unmatched, 1);
   ASSERT_EQ(c.partings.size(), 2u);
   EXPECT_EQ(c.partings[0].id, "later");  // both missed, at different tokens
@@ -47,7 +47,7 @@ TEST(Comparison, FindsWhereRunsParted) {
   EXPECT_NEAR(*c.partings[1].Distance(), 0.07, 1e-12);
   const std::string table = ComparisonToTable(c);
   EXPECT_THAT(table, testing::HasSubstr("hit / miss"));
-  EXPECT_THAT(table, testing::HasSubstr("2 of 3 items parted (66.7 %; two correct programs may"));
+  EXPECT_THAT(table, testing::HasSubstr("2 of 3 items diverged (66.7 %; two correct programs may"));
   EXPECT_THAT(table, testing::HasSubstr("margins there at most 0.070 apart"));
   EXPECT_THAT(table, testing::HasSubstr("1 items are in one of the runs alone"));
 }

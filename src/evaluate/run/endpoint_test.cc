@@ -263,7 +263,7 @@ TEST_F(EndpointTest, SendsPenaltiesAndShortDecimals) {
   EXPECT_EQ(requests_[0]["repetition_penalty"].dump(), "1.1");
   EXPECT_EQ(requests_[0]["presence_penalty"].dump(), "0.3");
   EXPECT_EQ(requests_[0]["frequency_penalty"].dump(), "-0.2");
-  // Greedy outputs have penalties too, but nothing to draw.
+  // Greedy outputs have penalties too, but nothing to sample.
   ASSERT_TRUE(SetSampling(
                   options_.suite,
                   [](SamplingOptions base) {

@@ -25,7 +25,7 @@ Status SetSampling(EvalSuite& suite,
     if (is_greedy && repeats > 1) {
       return InvalidArgument(fmt::format(
           "--repeats without --temperature: greedy outputs of {} are the same every time; add "
-          "--temperature to draw them",
+          "--temperature to sample them",
           task.name));
     }
     // Penalties change greedy outputs too.
@@ -45,7 +45,7 @@ std::string DescribeSampling(const EvalSuite& suite) {
     if (task.sampling.has_value()) {
       const SamplingOptions& s = *task.sampling;
       if (s.temperature > 0) {
-        text = fmt::format("drawn {} times at temperature {}, top-p {}, top-k {}", task.repeats,
+        text = fmt::format("sampled {} times at temperature {}, top-p {}, top-k {}", task.repeats,
                            s.temperature, s.top_p, s.top_k);
       }
       if (s.min_p > 0) text += fmt::format(", min-p {}", s.min_p);

@@ -1,5 +1,6 @@
 // What an evaluation of methods and one of a server do alike with their items: how outputs are
-// drawn, what an item is known by, and what stands for an output that never came. Plain functions.
+// sampled, what an item is known by, and what stands for an output that never came. Plain
+// functions.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +16,7 @@
 
 namespace oscar {
 
-// Settles how outputs are drawn: `overrides` changes what each task publishes (greedy where it
+// Settles how outputs are sampled: `overrides` changes what each task publishes (greedy where it
 // publishes nothing), `repeats` too unless 0. kInvalidArgument for repeats of greedy outputs.
 Status SetSampling(EvalSuite& suite,
                    const std::function<SamplingOptions(SamplingOptions)>& overrides, int repeats);

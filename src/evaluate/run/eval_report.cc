@@ -186,7 +186,8 @@ std::string Pareto(const EvalResults& results) {
     out +=
         "<p class=\"note\">Bars of the first chart: one standard error of the mean, had other "
         "items "
-        "been drawn. Methods answer the same items, so they differ from one another by less.</p>\n";
+        "been sampled. Methods answer the same items, so they differ from one another by "
+        "less.</p>\n";
   }
   return out;
 }

@@ -21,7 +21,7 @@
 
 namespace oscar {
 
-// A method to measure: a `--kv` name and a rotation of its own.
+// A method to measure: a `--kv` name and its own rotation.
 struct EvalMethod {
   std::string label;
   std::string kv;
@@ -54,7 +54,7 @@ struct EvalOptions {
   EvalPrefill prefill = EvalPrefill::kMethod;
   EvalWindows windows = EvalWindows::kAuto;
   bool want_answers = true;  // false: an item ends at its first wrong token
-  // Of drawn outputs, with the repeat and the item.
+  // Of sampled outputs, with the repeat and the item.
   uint64_t seed = 0;
   std::filesystem::path prose;  // JSON list of documents; empty: no text metrics
   int prose_windows = 8;

@@ -368,8 +368,8 @@ TEST_F(EvaluationTest, GroupsAndClipsAreTheMethodsOwn) {
   EXPECT_DOUBLE_EQ(results->methods[1].history_bits, 2.5);
 }
 
-TEST_F(EvaluationTest, DrawsRepeatBySeed) {
-  EvalOptions options = Sample("drawn");
+TEST_F(EvaluationTest, SamplesRepeatBySeed) {
+  EvalOptions options = Sample("sampled");
   options.methods.resize(1);
   options.suite = *ReadSuite(OSCAR_DEMO_MODEL "/eval", {1, {"sort"}});
   const auto hot = [](SamplingOptions base) {

@@ -79,7 +79,7 @@ std::optional<double> Deviation(const std::vector<double>& values) {
   return std::sqrt(sum / static_cast<double>(values.size() - 1));
 }
 
-// One score of every task that has it, in percent, and the variance of that among draws of items.
+// One score of every task that has it, in percent, and the variance of that among samples of items.
 struct TaskScores {
   std::vector<double> values, variances;
 

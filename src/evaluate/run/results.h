@@ -1,5 +1,5 @@
 // What an evaluation found: one record a finished item, and the tables made of them. Records are
-// appended to items.jsonl as they come, so that an interrupted run goes on where it stopped; a
+// appended to items.jsonl as they come, so that an interrupted run resumes where it stopped; a
 // record counts only under the settings it was made with. Plain values; one thread.
 #pragma once
 
@@ -40,7 +40,7 @@ struct ItemRecord {
   std::vector<TokenMargin> margins;
   int64_t prompt_tokens = 0;
   int64_t output_tokens = 0;
-  double bits = 0;           // stored bits a number, at the item's final length
+  double bits = 0;           // stored bits per element, at the item's final length
   uint64_t cache_bytes = 0;  // peak
   std::string bucket;        // see EvalItem
   std::string output;        // the final answer, cut to a line's length
@@ -83,7 +83,7 @@ struct MethodScore {
   // Means of tasks; none where no task has the score.
   std::optional<double> MeanStrict(const std::vector<std::string>& without = {}) const;
   std::optional<double> MeanAnswer() const;
-  // Standard errors of those means, in points: what another draw of as many items would move them
+  // Standard errors of those means, in points: what another sample of as many items would move them
   // by. Exact for scores of 0 and 1, an upper bound for parts of a score.
   std::optional<double> StrictError(const std::vector<std::string>& without = {}) const;
   std::optional<double> AnswerError() const;

@@ -151,7 +151,7 @@ Status SequenceRunner::Take(Running& running, std::span<const float> logits) {
   if (greedy && !AllFinite(logits)) return NotFinite(running.cache.length());
   const int32_t token =
       greedy ? static_cast<int32_t>(simd::ArgMax(logits)) : running.sampler->Sample(logits);
-  if (token == TokenDraw::kNotFinite) return NotFinite(running.cache.length());
+  if (token == SampleParams::kNotFinite) return NotFinite(running.cache.length());
   out.output.push_back(token);
   running.next = token;
   if (greedy && out.first_wrong < 0 && at < task.reference.size()) {

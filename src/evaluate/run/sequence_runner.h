@@ -3,8 +3,8 @@
 // score. Speaks token ids. One thread.
 //
 // A greedy run is teacher-forced along the reference: the reference was produced exactly when every
-// one of its tokens is the argmax. At the first token that is not, the model goes on by itself, so
-// that one run gives both the strict score and what greedy decoding would have answered.
+// one of its tokens is the argmax. At the first token that is not, the model continues by itself,
+// so that one run gives both the strict score and what greedy decoding would have answered.
 #pragma once
 
 #include <cstdint>
@@ -24,11 +24,11 @@
 
 namespace oscar {
 
-// A prompt, or its start, read exactly, in BF16 and without rotation, for all methods to go on
+// A prompt, or its start, read exactly, in BF16 and without rotation, for all methods to continue
 // from.
 struct SharedPrompt {
   SequenceCache cache;        // of a bf16 plan
-  std::vector<float> logits;  // [vocab], after the prompt's last token; empty where it goes on
+  std::vector<float> logits;  // [vocab], after the prompt's last token; empty where it continues
 };
 
 struct SequenceTask {
@@ -36,7 +36,7 @@ struct SequenceTask {
   std::vector<int32_t> reference;  // with its end token; empty: free generation
   int64_t max_tokens = 0;          // of free generation, teacher-forced tokens counted
   bool stop_at_mismatch = false;   // the answer is not wanted
-  // Unset: greedy. Set: drawn, and the reference is only compared with.
+  // Unset: greedy. Set: sampled, and the reference is only compared with.
   std::optional<SamplingOptions> sampling;
   const SharedPrompt* shared = nullptr;
 };

@@ -1,6 +1,6 @@
 // Runs Python that a model wrote in a child process that can do little harm: limited time, memory,
 // threads, output and space on the disk, no network, no further processes, no signals or changes to
-// other processes (a seccomp filter), and a directory of its own, removed afterwards, as the only
+// other processes (a seccomp filter), and a private directory, removed afterwards, as the only
 // place to write (Landlock; where the kernel has none, no place at all). Reading is not restricted.
 // Blocks the caller, also while as many run as there are processors; safe from any thread.
 #pragma once

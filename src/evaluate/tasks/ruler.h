@@ -1,7 +1,7 @@
 // RULER's synthetic tasks at any length, by our own generator: needles in a haystack (eight kinds),
 // variable tracking, common words and frequent words. Prompts, counts and scoring are those that
-// RULER publishes; the draws are ours, and the essays are whatever text is given, so single items
-// are not RULER's own. The same seed, length, tokenizer and text give the same items. Free
+// RULER publishes; the random values are ours, and the essays are whatever text is given, so single
+// items are not RULER's own. The same seed, length, tokenizer and text give the same items. Free
 // functions; safe from any thread.
 #pragma once
 

@@ -96,7 +96,7 @@ class CodePointText {
 };
 
 struct SuiteOptions {
-  int64_t limit = 0;                                // items a task; 0: all
+  int64_t limit = 0;                                // items per task; 0: all
   std::vector<std::string> tasks;                   // names; empty: all
   std::map<std::string, int64_t> task_limits = {};  // in place of `limit`
 

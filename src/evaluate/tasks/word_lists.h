@@ -1,5 +1,5 @@
 // English nouns, adjectives and verbs for generated tasks: the lists of the package wonderwords
-// (MIT, words/LICENSE), which RULER draws from. Constant; safe from any thread.
+// (MIT, words/LICENSE), which RULER chooses from. Constant; safe from any thread.
 #pragma once
 
 #include <span>

@@ -61,7 +61,7 @@ bool ChoiceAssembler::OnToken(const GeneratedToken& token, ChoicePiece* piece) {
   if (stopped_) return true;
   ++num_tokens_;
   if (options_.keep_token_ids) piece->token_ids.push_back(token.token);
-  // The engine draws no stop token before min_tokens, so one that arrives ends the choice.
+  // The engine samples no stop token before min_tokens, so one that arrives ends the choice.
   if (Contains(options_.stop_token_ids, token.token)) {
     stop_token_ = token.token;
     if (!options_.include_stop) return false;

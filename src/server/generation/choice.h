@@ -49,7 +49,7 @@ class ChoiceAssembler {
   const std::optional<std::string>& stop_string() const { return stop_string_; }
   const std::optional<int32_t>& stop_token() const { return stop_token_; }
   int64_t num_tokens() const { return num_tokens_; }
-  // Of those, drawn while the model was reasoning; nothing for a model that marks none.
+  // Of those, sampled while the model was reasoning; nothing for a model that marks none.
   std::optional<int64_t> reasoning_tokens() const;
 
  private:

@@ -36,7 +36,7 @@ struct GenerationPlan {
   // gives the larger number for both.
   size_t top_logprobs = 0, prompt_top_logprobs = 0;
   bool keep_prompt_logprobs = false;
-  // max_tokens 0: the engine draws one token, which nobody sees.
+  // max_tokens 0: the engine samples one token, which nobody sees.
   bool prefill_only = false;
   // Called with every gap between the tokens of a choice, in seconds; empty: nobody wants them.
   std::function<void(double)> on_gap;

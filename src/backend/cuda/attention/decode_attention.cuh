@@ -13,7 +13,8 @@
 //            plan (24 B a row). INT2, D 128, 4 heads: 196 KiB.
 // Bytes      the cache once (4608 B a page and head at INT2, D 128, group 128), and 2 x heads x D x
 //            4 B of partial state a split, which stay in L2.
-// Bound      memory: H200, INT2, 32 / 8 heads, D 128, 32 x 100K runs at 92 % of the read roof, 32 x
+// Bound      memory: H200, INT2, 32 / 8 heads, D 128, 32 x 100K runs at 92 % of the read bandwidth,
+// 32 x
 //            30K at 85 % (docs/lab/2026-11-16-benchmarks.md).
 //
 // Quantised pages (DecodeConsumer; DecodeConsumerInt2 has integers): a pair of codes masked out of

@@ -40,7 +40,7 @@ class DecodeConsumer : DecodeRing<T> {
   static constexpr int kScaleExponent = 10;  // V scales are lifted to just below 2^11
 
   // B operand: column = head row_ of a block of 8, k = dims. For quantised pages fp16, times
-  // 2^(4 - exponent of the k-step) and a power of two a head; for BF16 pages as it is.
+  // 2^(4 - exponent of the k-step) and a power of two per head; for BF16 pages as it is.
   __device__ void LoadQ(const DecodeItem& item, const uint8_t* q, bool pages) {
 #pragma unroll
     for (int nb = 0; nb < T::kNB; ++nb) {

@@ -98,7 +98,7 @@ class DecodeConsumerInt2 : DecodeRing<T> {
     return fmaf(static_cast<float>(high), 256.0f, static_cast<float>(low));
   }
 
-  // kRest: the query has a rest. Rare, and a loop of its own keeps it out of the others' registers.
+  // kRest: the query has a rest. Rare, and a separate loop keeps it out of the others' registers.
   template <bool kRest>
   __device__ __forceinline__ void Page(PageState& state) {
     this->WaitStage();
@@ -155,7 +155,7 @@ class DecodeConsumerInt2 : DecodeRing<T> {
     }
   }
 
-  // 64 times the sums of code * q. Bit pair p of the code words is worth code * 4^p: sums are
+  // 64 times the sums of code * q. Bit pair p of the code words weighs code * 4^p: sums are
   // multiplied by 4 before the next pair is added. Tiles alternate, so that products that wait for
   // each other are four apart.
   __device__ __forceinline__ void CodeSums(const uint8_t* block, const uint4* query,

@@ -3,7 +3,7 @@
 // are expanded to fp16 in shared memory, a tile at a time; there is no dense copy of the prefix.
 //
 // Grid       (query heads, query tiles of 128, batch); long tiles first. Two consumer warpgroups of
-//            64 rows each, and one producer; two for quantised history up to D 128, one a side.
+//            64 rows each, and one producer; two for quantised history up to D 128, one per side.
 // Shared     Q (32 KiB at D 128, twice for quantised history), two stages of K and of V (128
 //            tokens; 64 at D 256), raw blocks of one or two quantised tiles: 224 KiB at most.
 // Bytes      K and V once a query tile and head, from L2 mostly.
@@ -49,7 +49,7 @@ struct PrefillTraits {
   static constexpr int kStages = kQuantised && kDim > 128 ? 1 : 2;
   static constexpr int kKeyParts = kBits == 4 ? 2 : 1;  // products a quantised tile's K takes
   static constexpr int kQBytes = kPrefillRows * kDim * 2;
-  // Expanding a tile of codes takes one warpgroup longer than its products take: K and V have one
+  // Expanding a tile of codes takes one warpgroup longer than its MMAs take: K and V have one
   // each. Copying needs a single thread.
   // (At D 256 the consumers' products leave no registers for a second one.)
   static constexpr int kProducers = kQuantised && kDim <= 128 ? 2 : 1;
@@ -289,7 +289,7 @@ class PrefillProducer {
           block, p_.history_block_bytes, p_.group_steps_log2,
           base_ + target + page * (kPageTokens * 128), T::kTokens * 128, thread_, part);
     }
-    // A thread a token, or two at D 256; the slots of groups that are not there were cleared.
+    // One thread per token, or two at D 256; the slots of groups that are not there were cleared.
     const int page = thread_ / kPageTokens % T::kTilePages;
     if (part == 0 && page < pages) {
       ExpandMinima<T::kBits, T::kDim>(shared_ + RawBlock(slot, page), p_.group_steps_log2,
@@ -581,7 +581,7 @@ class PrefillConsumer {
       WgmmaCommit();
     }
   }
-  // kPrecise: the low parts are a group of their own, before the high ones.
+  // kPrecise: the low parts are a separate group, before the high ones.
   template <bool kHalf, bool kPrecise>
   __device__ __forceinline__ void IssueValues(int j) {
     const int stage = j % T::kStages;

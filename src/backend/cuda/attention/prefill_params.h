@@ -93,7 +93,7 @@ struct PrefillTiles {
 // which saves compiling a form nobody has timed.
 inline constexpr int kFastPrefillDim = 128;
 
-// Query rows a block. Hopper: two consumer warpgroups. Generic: four warps.
+// Query rows per block. Hopper: two consumer warpgroups. Generic: four warps.
 inline constexpr int kPrefillRows = 128;
 inline constexpr int kGenericRows = 64, kGenericThreads = 128;
 

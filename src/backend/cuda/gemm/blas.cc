@@ -106,7 +106,7 @@ Result<std::unique_ptr<Blas>> Blas::Load(void* workspace) {
 }
 
 Result<Blas::Plan*> Blas::Find(int out_stride, int outputs, int inputs, int rows,
-                               ProductOutput output) {
+                               GemmOutput output) {
   auto& slot = plans_[{out_stride, outputs, inputs, rows, output}];
   if (slot != nullptr) return slot.get();
   Library& lib = *library_;
@@ -152,10 +152,10 @@ Result<Blas::Plan*> Blas::Find(int out_stride, int outputs, int inputs, int rows
   return slot.get();
 }
 
-Status Blas::Product(const Bf16* weights, const Bf16* x, void* out, int out_stride, int outputs,
-                     int inputs, int rows, ProductOutput output, Stream stream) {
+Status Blas::Gemm(const Bf16* weights, const Bf16* x, void* out, int out_stride, int outputs,
+                  int inputs, int rows, GemmOutput output, Stream stream) {
   OSCAR_ASSIGN_OR_RETURN(Plan * plan, Find(out_stride, outputs, inputs, rows, output));
-  const float one = 1.0f, beta = output == ProductOutput::kAdd ? 1.0f : 0.0f;
+  const float one = 1.0f, beta = output == GemmOutput::kAdd ? 1.0f : 0.0f;
   return BlasStatus(library_->matmul(library_->context, plan->desc, &one, weights, plan->w, x,
                                      plan->x, &beta, out, plan->out, out, plan->out,
                                      &plan->algorithm, workspace_, kWorkspaceBytes, stream),
@@ -171,7 +171,7 @@ Blas::~Blas() = default;
 Result<std::unique_ptr<Blas>> Blas::Load(void*) {
   return Unexpected(Unavailable("built without cuBLASLt"));
 }
-Status Blas::Product(const Bf16*, const Bf16*, void*, int, int, int, int, ProductOutput, Stream) {
+Status Blas::Gemm(const Bf16*, const Bf16*, void*, int, int, int, int, GemmOutput, Stream) {
   return Unimplemented("built without cuBLASLt");
 }
 

@@ -1,4 +1,4 @@
-// Large products by cuBLASLt, loaded at run time: a machine without it (or without a GPU) still
+// Large GEMMs by cuBLASLt, loaded at run time: a machine without it (or without a GPU) still
 // starts the program. Algorithms are the library's first choice for a shape, never timed, so that
 // the same shape gives the same bits in every process. One thread.
 #pragma once
@@ -11,7 +11,7 @@
 
 #include "base/half.h"
 #include "cuda/attention/cache_view.h"
-#include "cuda/gemm/product_arguments.h"
+#include "cuda/gemm/gemm_arguments.h"
 #include "oscar/status.h"
 
 namespace oscar::cuda {
@@ -27,18 +27,18 @@ class Blas {
 
   // out [rows, out_stride] = x [rows, inputs] * weights [outputs, inputs]^T; kFloat or kAdd,
   // without bias. Asynchronous; may be captured once the shape has been seen.
-  Status Product(const Bf16* weights, const Bf16* x, void* out, int out_stride, int outputs,
-                 int inputs, int rows, ProductOutput output, Stream stream);
+  Status Gemm(const Bf16* weights, const Bf16* x, void* out, int out_stride, int outputs,
+              int inputs, int rows, GemmOutput output, Stream stream);
 
  private:
   struct Library;
   struct Plan;
   explicit Blas(void* workspace);
-  Result<Plan*> Find(int out_stride, int outputs, int inputs, int rows, ProductOutput output);
+  Result<Plan*> Find(int out_stride, int outputs, int inputs, int rows, GemmOutput output);
 
   void* workspace_;
   std::unique_ptr<Library> library_;
-  std::map<std::tuple<int, int, int, int, ProductOutput>, std::unique_ptr<Plan>> plans_;
+  std::map<std::tuple<int, int, int, int, GemmOutput>, std::unique_ptr<Plan>> plans_;
 };
 
 }  // namespace oscar::cuda

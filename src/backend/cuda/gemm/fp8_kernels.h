@@ -6,7 +6,7 @@
 
 #include "base/half.h"
 #include "cuda/attention/cache_view.h"
-#include "cuda/gemm/product_arguments.h"
+#include "cuda/gemm/gemm_arguments.h"
 #include "oscar/status.h"
 
 namespace oscar::cuda {

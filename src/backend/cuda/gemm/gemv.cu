@@ -9,7 +9,7 @@
 // Operands   x is brought to shared memory once, as BF16. If it is the residual stream, its RMSNorm
 //            is a factor of the result. 16 consumer warps: each takes half of a tile's rows and an
 //            eighth of a stage's k, eight consecutive k a lane, which it multiplies in fp32.
-// FP8        codes are unpacked as in product_kernels.cuh. Scales of rows multiply the result,
+// FP8        codes are unpacked as in gemm_kernels.cuh. Scales of rows multiply the result,
 //            those of blocks the sum over a lane's eight k.
 // Order      fixed by the tile: lanes are added by a tree, warps in order.
 // Bound      memory: 2 bytes of weights, or 1, a product row and k.
@@ -17,8 +17,8 @@
 
 #include "cuda/device/cuda_status.h"
 #include "cuda/device/launch.h"
+#include "cuda/gemm/gemm_kernels.cuh"
 #include "cuda/gemm/gemv.h"
-#include "cuda/gemm/product_kernels.cuh"
 
 namespace oscar::cuda {
 namespace {
@@ -83,8 +83,7 @@ struct Share {
 
 // Eight numbers of a row of x, in BF16.
 template <bool kFp8>
-__device__ __forceinline__ uint4 LoadInputs(const ProductParams& p, int64_t at, int k,
-                                            float* square) {
+__device__ __forceinline__ uint4 LoadInputs(const GemmParams& p, int64_t at, int k, float* square) {
   if (p.residual == nullptr) {
     const uint4 pairs = *reinterpret_cast<const uint4*>(p.x + at);
     return kFp8 ? RaiseForFp8(pairs) : pairs;
@@ -100,9 +99,9 @@ __device__ __forceinline__ uint4 LoadInputs(const ProductParams& p, int64_t at, 
   return kFp8 ? RaiseForFp8(pairs) : pairs;
 }
 
-template <int kRows, ProductOutput kOut, WeightFormat kFormat>
-__global__ void __launch_bounds__(kThreads + 32, 1) GemvKernel(const ProductParams p) {
-  constexpr bool kPair = kOut == ProductOutput::kSiluMul;
+template <int kRows, GemmOutput kOut, WeightFormat kFormat>
+__global__ void __launch_bounds__(kThreads + 32, 1) GemvKernel(const GemmParams p) {
+  constexpr bool kPair = kOut == GemmOutput::kSiluMul;
   constexpr bool kFp8 = kFormat != WeightFormat::kBf16,
                  kBlocks = kFormat == WeightFormat::kFp8Blocks;
   constexpr int kWidth = kFp8 ? 1 : 2;               // bytes of a weight
@@ -192,7 +191,7 @@ __global__ void __launch_bounds__(kThreads + 32, 1) GemvKernel(const ProductPara
     [[maybe_unused]] float before = 0.0f;
     if (writes && !kPair) {
       if (p.bias != nullptr) before = p.bias[m];
-      if constexpr (kOut == ProductOutput::kAdd) before += static_cast<const float*>(p.out)[out_at];
+      if constexpr (kOut == GemmOutput::kAdd) before += static_cast<const float*>(p.out)[out_at];
     }
     float sums[kRows][kWarpRows] = {};
     for (int s = 0; s < stages; ++s) {
@@ -278,19 +277,19 @@ __global__ void __launch_bounds__(kThreads + 32, 1) GemvKernel(const ProductPara
 }
 
 template <int kRows, WeightFormat kFormat>
-const void* KernelFor(ProductOutput output) {
+const void* KernelFor(GemmOutput output) {
   switch (output) {
-    case ProductOutput::kFloat:
-      return reinterpret_cast<const void*>(&GemvKernel<kRows, ProductOutput::kFloat, kFormat>);
-    case ProductOutput::kAdd:
-      return reinterpret_cast<const void*>(&GemvKernel<kRows, ProductOutput::kAdd, kFormat>);
-    case ProductOutput::kSiluMul:
-      return reinterpret_cast<const void*>(&GemvKernel<kRows, ProductOutput::kSiluMul, kFormat>);
+    case GemmOutput::kFloat:
+      return reinterpret_cast<const void*>(&GemvKernel<kRows, GemmOutput::kFloat, kFormat>);
+    case GemmOutput::kAdd:
+      return reinterpret_cast<const void*>(&GemvKernel<kRows, GemmOutput::kAdd, kFormat>);
+    case GemmOutput::kSiluMul:
+      return reinterpret_cast<const void*>(&GemvKernel<kRows, GemmOutput::kSiluMul, kFormat>);
   }
   return nullptr;
 }
 
-const void* KernelFor(const ProductArguments& args) {
+const void* KernelFor(const GemmArguments& args) {
   switch (FormatOf(args.matrix)) {
     case WeightFormat::kBf16:
       return args.rows == 1 ? KernelFor<1, WeightFormat::kBf16>(args.output)
@@ -316,14 +315,14 @@ int StagesFor(const DeviceLimits& limits, int inputs, int rows) {
 
 bool FitsGemv(const DeviceMatrix& matrix, int rows) {
   if (rows < 1 || rows > GemvRows(matrix.is_fp8()) ||
-      !FitsProductKernels(matrix.inputs, matrix.is_fp8())) {
+      !FitsGemmKernels(matrix.inputs, matrix.is_fp8())) {
     return false;
   }
   const auto limits = CurrentDeviceLimits();
   return limits.has_value() && StagesFor(*limits, matrix.inputs, rows) >= kMinStages;
 }
 
-Status LaunchGemv(const ProductArguments& args, Stream stream) {
+Status LaunchGemv(const GemmArguments& args, Stream stream) {
   const DeviceMatrix& matrix = args.matrix;
   if (args.outputs() < 1 || !FitsGemv(matrix, args.rows)) {
     return InvalidArgument(
@@ -331,7 +330,7 @@ Status LaunchGemv(const ProductArguments& args, Stream stream) {
         "multiples of 32, of 128 in FP8");
   }
   OSCAR_ASSIGN_OR_RETURN(const DeviceLimits limits, CurrentDeviceLimits());
-  ProductParams params = ParamsOf(args);
+  GemmParams params = ParamsOf(args);
   params.stages = StagesFor(limits, matrix.inputs, args.rows);
   const void* kernel = KernelFor(args);
   const int shared_bytes =

@@ -1,8 +1,8 @@
-// Products of weights, BF16 or FP8, with one row of activations or two: what a step of few
+// GemmDispatch of weights, BF16 or FP8, with one row of activations or two: what a step of few
 // sequences consists of. The rows stay in shared memory while the weights pass.
 #pragma once
 
-#include "cuda/gemm/product_arguments.h"
+#include "cuda/gemm/gemm_arguments.h"
 #include "oscar/status.h"
 
 namespace oscar::cuda {
@@ -16,6 +16,6 @@ bool FitsGemv(const DeviceMatrix& matrix, int rows);
 // Sums in fp32; a row's bits do not depend on the other row. Takes the residual stream, too, and
 // does its RMSNorm on the way. Asynchronous; may be captured. Begins to read weights while the
 // launch before it still runs.
-Status LaunchGemv(const ProductArguments& args, Stream stream);
+Status LaunchGemv(const GemmArguments& args, Stream stream);
 
 }  // namespace oscar::cuda

@@ -13,7 +13,7 @@
 //            loaded the same way as B. Rows in shared memory are 64 bytes further apart than they
 //            are long, which keeps those loads free of conflicts.
 // FP8        the same 16 bytes are 16 consecutive k and serve four steps. Codes are unpacked as in
-//            product_kernels.cuh; tensor cores take subnormal operands as they are. Scales of rows
+//            gemm_kernels.cuh; tensor cores take subnormal operands as they are. Scales of rows
 //            multiply the result, those of blocks the sum over each 128 k.
 // Order      fixed by the tile, and warps are added in order at the end: a row's bits do not depend
 //            on the other rows of the launch.
@@ -22,7 +22,7 @@
 
 #include "cuda/device/cuda_status.h"
 #include "cuda/device/launch.h"
-#include "cuda/gemm/product_kernels.cuh"
+#include "cuda/gemm/gemm_kernels.cuh"
 #include "cuda/gemm/skinny_gemm.h"
 
 namespace oscar::cuda {
@@ -62,11 +62,11 @@ __device__ __forceinline__ void MultiplyFp8(float (&sums)[kNTiles][4], const uin
   }
 }
 
-template <int kNTiles, int kRTiles, ProductOutput kOut, WeightFormat kFormat>
+template <int kNTiles, int kRTiles, GemmOutput kOut, WeightFormat kFormat>
 __global__ void __launch_bounds__((kWarps + 1) * 32, Fit<kNTiles, kRTiles>::kBlocks)
-    SkinnyKernel(const ProductParams p) {
+    SkinnyKernel(const GemmParams p) {
   using F = Fit<kNTiles, kRTiles>;
-  constexpr bool kPair = kOut == ProductOutput::kSiluMul;
+  constexpr bool kPair = kOut == GemmOutput::kSiluMul;
   constexpr bool kFp8 = kFormat != WeightFormat::kBf16;
   constexpr int kWidth = kFp8 ? 1 : 2;  // bytes of a weight
   constexpr int kChunkK = 64 / kWidth;  // k of a chunk, which is 64 bytes of a row
@@ -249,9 +249,9 @@ __global__ void __launch_bounds__((kWarps + 1) * 32, Fit<kNTiles, kRTiles>::kBlo
         value += p.bias[m];
       }
       const int64_t at = int64_t{n} * p.out_stride + m;
-      if constexpr (kOut == ProductOutput::kAdd) {
+      if constexpr (kOut == GemmOutput::kAdd) {
         static_cast<float*>(p.out)[at] += value;
-      } else if constexpr (kOut == ProductOutput::kFloat) {
+      } else if constexpr (kOut == GemmOutput::kFloat) {
         static_cast<float*>(p.out)[at] = value;
       } else {
         static_cast<__nv_bfloat16*>(p.out)[at] = __float2bfloat16_rn(value);
@@ -267,20 +267,20 @@ struct Choice {
   int tile_rows, shared_bytes, blocks;  // of an SM
 };
 
-template <int kNTiles, int kRTiles, ProductOutput kOut, WeightFormat kFormat>
+template <int kNTiles, int kRTiles, GemmOutput kOut, WeightFormat kFormat>
 Choice Make() {
   using F = Fit<kNTiles, kRTiles>;
   return {reinterpret_cast<const void*>(&SkinnyKernel<kNTiles, kRTiles, kOut, kFormat>),
-          kOut == ProductOutput::kSiluMul ? F::kRows / 2 : F::kRows, F::kSharedBytes, F::kBlocks};
+          kOut == GemmOutput::kSiluMul ? F::kRows / 2 : F::kRows, F::kSharedBytes, F::kBlocks};
 }
 
-template <ProductOutput kOut, WeightFormat kFormat>
+template <GemmOutput kOut, WeightFormat kFormat>
 Choice Choose(int rows, bool invariant) {
-  constexpr int kFew = kOut == ProductOutput::kSiluMul ? 2 : 1;  // tiles where rows are few
+  constexpr int kFew = kOut == GemmOutput::kSiluMul ? 2 : 1;  // tiles where rows are few
   if constexpr (kFormat != WeightFormat::kBf16) {
     // Other matrices would have too few tiles of 64 rows for all SMs, and sums of blocks take as
     // many registers as the sums themselves.
-    constexpr bool kWide = kOut == ProductOutput::kSiluMul && kFormat == WeightFormat::kFp8Rows;
+    constexpr bool kWide = kOut == GemmOutput::kSiluMul && kFormat == WeightFormat::kFp8Rows;
     constexpr int kTiles = kWide ? 4 : 2;
     if (rows > 16) return Make<4, kTiles, kOut, kFormat>();
   }
@@ -289,19 +289,19 @@ Choice Choose(int rows, bool invariant) {
 }
 
 template <WeightFormat kFormat>
-Choice Choose(ProductOutput output, int rows, bool invariant) {
+Choice Choose(GemmOutput output, int rows, bool invariant) {
   switch (output) {
-    case ProductOutput::kFloat:
-      return Choose<ProductOutput::kFloat, kFormat>(rows, invariant);
-    case ProductOutput::kAdd:
-      return Choose<ProductOutput::kAdd, kFormat>(rows, invariant);
-    case ProductOutput::kSiluMul:
-      return Choose<ProductOutput::kSiluMul, kFormat>(rows, invariant);
+    case GemmOutput::kFloat:
+      return Choose<GemmOutput::kFloat, kFormat>(rows, invariant);
+    case GemmOutput::kAdd:
+      return Choose<GemmOutput::kAdd, kFormat>(rows, invariant);
+    case GemmOutput::kSiluMul:
+      return Choose<GemmOutput::kSiluMul, kFormat>(rows, invariant);
   }
   return {};
 }
 
-Choice Choose(const ProductArguments& args, bool invariant) {
+Choice Choose(const GemmArguments& args, bool invariant) {
   switch (FormatOf(args.matrix)) {
     case WeightFormat::kBf16:
       return Choose<WeightFormat::kBf16>(args.output, args.rows, invariant);
@@ -330,15 +330,15 @@ bool TakesWideLaunches() {
   return HasShared(std::max(Fit<4, 4>::kSharedBytes, Fit<4, 2>::kSharedBytes));
 }
 
-Status LaunchSkinny(const ProductArguments& args, bool invariant, Stream stream) {
+Status LaunchSkinny(const GemmArguments& args, bool invariant, Stream stream) {
   const bool fp8 = args.matrix.is_fp8();
   if (args.rows < 1 || args.rows > SkinnyRows(fp8 && !invariant) || args.outputs() < 1 ||
-      !FitsProductKernels(args.matrix.inputs, fp8) || args.residual != nullptr) {
+      !FitsGemmKernels(args.matrix.inputs, fp8) || args.residual != nullptr) {
     return InvalidArgument(
         "a skinny product takes 1 to 16 rows (FP8 32) and inputs in multiples of 32, of 128 in "
         "FP8");
   }
-  ProductParams params = ParamsOf(args);
+  GemmParams params = ParamsOf(args);
   const Choice choice = Choose(args, invariant);
   OSCAR_ASSIGN_OR_RETURN(const DeviceLimits limits, CurrentDeviceLimits());
   OSCAR_RETURN_IF_ERROR(

@@ -1,9 +1,9 @@
-// Products of weights, BF16 or FP8, with few rows of activations, at the speed of reading the
+// GemmDispatch of weights, BF16 or FP8, with few rows of activations, at the speed of reading the
 // weights once; sums in fp32. A row's sum does not depend on the other rows; nor on how many there
 // are, where that is asked for.
 #pragma once
 
-#include "cuda/gemm/product_arguments.h"
+#include "cuda/gemm/gemm_arguments.h"
 #include "oscar/status.h"
 
 namespace oscar::cuda {
@@ -19,6 +19,6 @@ bool TakesWideLaunches();
 
 // `invariant`: one kernel for any number of rows, so that launches of different sizes agree bit for
 // bit. Asynchronous; may be captured. Begins to read weights while the launch before it still runs.
-Status LaunchSkinny(const ProductArguments& args, bool invariant, Stream stream);
+Status LaunchSkinny(const GemmArguments& args, bool invariant, Stream stream);
 
 }  // namespace oscar::cuda

@@ -31,7 +31,7 @@ struct WriteArguments {
   float q_scale = 1.0f;  // multiplies q before its one rounding
   RotationKind rotation = RotationKind::kNone;
   const uint32_t* rotation_fragments = nullptr;  // PackRotation's words, device
-  int rotations = 1;                             // matrices: 1 or one a KV head
+  int rotations = 1;                             // matrices: 1 or one per KV head
   Bf16* q_out = nullptr;                         // [tokens, q_heads, D], device
   std::byte* window_pool = nullptr;
   CacheView cache;  // for the window table; its pools are not used
@@ -39,7 +39,7 @@ struct WriteArguments {
 };
 
 // A rotation [D, D] (x R, row-major, fp32) as two BF16 halves in tensor-core B fragments; D * D
-// words. Concatenate one a KV head for per-head rotations.
+// words. Concatenate one per KV head for per-head rotations.
 std::vector<uint32_t> PackRotation(std::span<const float> rotation, int head_dim);
 
 // Asynchronous; may be captured in a graph.

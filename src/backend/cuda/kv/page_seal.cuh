@@ -1,7 +1,8 @@
 // Seals pages: 64 rotated BF16 rows of K and of V become one quantised block in tensor-core order,
 // bit-equal to EncodeBlock (cache/block_codec.h) on the same rows.
 //
-// Grid       (jobs x KV heads, layers), 128 threads: one thread a row, K rows first. A thread holds
+// Grid       (jobs x KV heads, layers), 128 threads: one thread per row, K rows first. A thread
+// holds
 //            its whole row in registers, so that every sum runs in the specified order (16 lanes,
 //            then folds) without a shuffle, and selection needs no exchange either.
 // Shared     the source block (32 KiB at D 128) and the target block.

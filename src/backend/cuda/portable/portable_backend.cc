@@ -58,7 +58,7 @@ void PortableBackend::CarveActivations(DeviceCarver& carver, size_t rows, size_t
 
 Status PortableBackend::Multiply(const DeviceMatrix& matrix, const float* x, const float* bias,
                                  float* out, int rows, bool add) {
-  PortableProduct product;
+  PortableGemm product;
   product.weights = matrix.weights;
   product.outputs = matrix.outputs;
   product.inputs = matrix.inputs;
@@ -68,7 +68,7 @@ Status PortableBackend::Multiply(const DeviceMatrix& matrix, const float* x, con
   product.out_stride = matrix.outputs;
   product.rows = rows;
   product.add = add;
-  return LaunchPortableProduct(product, stream_);
+  return LaunchPortableGemm(product, stream_);
 }
 
 Status PortableBackend::Linear(const LinearOp& op) {

@@ -41,9 +41,9 @@ __global__ void NormKernel(const float* x, const float* weight, float epsilon,
 }
 
 // 64 rows x 64 outputs a block, 4 x 4 a thread, each one chain over the inputs in ascending order.
-constexpr int kTile = 64, kDepth = 16, kProductThreads = 256;
+constexpr int kTile = 64, kDepth = 16, kGemmThreads = 256;
 
-__global__ void __launch_bounds__(kProductThreads) ProductKernel(const PortableProduct p) {
+__global__ void __launch_bounds__(kGemmThreads) GemmKernel(const PortableGemm p) {
   __shared__ float x[kDepth][kTile + 4];
   __shared__ float w[kDepth][kTile + 4];
   const int thread = static_cast<int>(threadIdx.x);
@@ -54,7 +54,7 @@ __global__ void __launch_bounds__(kProductThreads) ProductKernel(const PortableP
   float sum[4][4] = {};
   for (int begin = 0; begin < p.inputs; begin += kDepth) {
     __syncthreads();
-    for (int i = thread; i < kTile * kDepth; i += kProductThreads) {
+    for (int i = thread; i < kTile * kDepth; i += kGemmThreads) {
       const int line = i / kDepth, k = i % kDepth;
       const bool inside = begin + k < p.inputs;
       const int row = first_row + line, output = first_output + line;
@@ -235,11 +235,11 @@ Status LaunchPortableNorm(const float* x, const float* weight, float epsilon,
   return CudaStatus(cudaGetLastError(), "launching a portable norm");
 }
 
-Status LaunchPortableProduct(const PortableProduct& product, Stream stream) {
+Status LaunchPortableGemm(const PortableGemm& product, Stream stream) {
   if (product.rows <= 0) return {};
   const dim3 grid(static_cast<unsigned>((product.outputs + kTile - 1) / kTile),
                   static_cast<unsigned>((product.rows + kTile - 1) / kTile));
-  ProductKernel<<<grid, kProductThreads, 0, stream>>>(product);
+  GemmKernel<<<grid, kGemmThreads, 0, stream>>>(product);
   return CudaStatus(cudaGetLastError(), "launching a portable product");
 }
 

@@ -16,7 +16,7 @@ namespace oscar::cuda {
 Status LaunchPortableNorm(const float* x, const float* weight, float epsilon,
                           const int32_t* sources, float* out, int rows, int width, Stream stream);
 
-struct PortableProduct {
+struct PortableGemm {
   const Bf16* weights = nullptr;  // [outputs, inputs]
   int outputs = 0, inputs = 0;
   const float* x = nullptr;     // [rows, inputs]
@@ -26,7 +26,7 @@ struct PortableProduct {
   int rows = 0;
   bool add = false;  // to what is there
 };
-Status LaunchPortableProduct(const PortableProduct& product, Stream stream);
+Status LaunchPortableGemm(const PortableGemm& product, Stream stream);
 
 // out[r][i] = silu(gate_up[r][i]) * gate_up[r][width + i].
 Status LaunchPortableSiluMul(const float* gate_up, float* out, int rows, int width, Stream stream);

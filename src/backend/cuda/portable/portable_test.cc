@@ -19,7 +19,7 @@ BackendOptions PortableGpu(int tokens, int sequences) {
 
 void ExpectSame(const Followed& f) {
   EXPECT_EQ(f.worst_max, 0.0);
-  EXPECT_EQ(f.parted, 0);
+  EXPECT_EQ(f.diverged, 0);
   EXPECT_EQ(f.sealed_pages[0], f.sealed_pages[1]);
 }
 
@@ -34,7 +34,7 @@ TEST_P(PortableMethodTest, LogitsAreTheCpus) {
   GpuModel gpu(method, PortableGpu(512, 8), weights);
   const Followed f =
       Follow(*cpu.model, cpu.pool, *gpu.model, *gpu.pool, SomeTokens(1900), /*steps=*/200);
-  std::printf("%s: max %g, %d of 200 greedy ids parted\n", name, f.worst_max, f.parted);
+  std::printf("%s: max %g, %d of 200 greedy ids diverged\n", name, f.worst_max, f.diverged);
   ExpectSame(f);
 }
 INSTANTIATE_TEST_SUITE_P(
@@ -57,7 +57,7 @@ TEST_P(PortableShapeTest, LogitsAreTheCpus) {
     GpuModel gpu(spec, source, options, PortableGpu(256, 4));
     const Followed f = Follow(*cpu.model, cpu.pool, *gpu.model, *gpu.pool,
                               SomeTokens(600, GetParam().vocab), /*steps=*/80);
-    std::printf("%s: max %g, %d of 80 parted\n", method, f.worst_max, f.parted);
+    std::printf("%s: max %g, %d of 80 diverged\n", method, f.worst_max, f.diverged);
     ExpectSame(f);
   }
 }

@@ -1,6 +1,6 @@
 // One block a row. Greedy: one pass. With neither top-k nor top-p every token is weighed in fp64,
 // in the order of ids, as the scalar sampler does: each thread sums a run of them, and the one in
-// whose run the draw falls goes through it again. Otherwise the 1024 most likely tokens are found
+// whose run the sample falls goes through it again. Otherwise the 1024 most likely tokens are found
 // by a radix select over order-preserving keys (three passes of 11, 11 and 10 bits), sorted in
 // shared memory and weighed. Where the answer needs more of them than that (top-k beyond them, a
 // nucleus beyond them, or more equal logits than fit) the row is left undecided and the caller
@@ -16,8 +16,8 @@ namespace oscar::cuda {
 namespace {
 
 constexpr int kThreads = 1024;
-constexpr int kKept = TokenDraw::kMaxCandidates;  // that a draw may need
-constexpr int kCapacity = 2 * kKept;              // with those equal to the last
+constexpr int kKept = SampleParams::kMaxCandidates;  // that a sample may need
+constexpr int kCapacity = 2 * kKept;                 // with those equal to the last
 
 // Larger floats have larger keys, and both zeros the same; NaN is dealt with before.
 __device__ __forceinline__ uint32_t KeyOf(float x) {
@@ -76,15 +76,15 @@ __device__ double InclusiveSum(double value, double* scratch) {
   return before + value;
 }
 
-// Draws from every token whose weight (1 for the largest) is at least min_p. `sums` [kThreads].
-__device__ void DrawFromAll(const float* row, int vocab, const TokenDraw& draw, uint64_t best,
-                            double* sums, int* owner, int32_t* id) {
+// Samples from every token whose weight (1 for the largest) is at least min_p. `sums` [kThreads].
+__device__ void SampleFromAll(const float* row, int vocab, const SampleParams& sample,
+                              uint64_t best, double* sums, int* owner, int32_t* id) {
   const int tid = static_cast<int>(threadIdx.x);
   const float largest = ValueOf(static_cast<uint32_t>(best >> 32));
-  const double inverse = 1.0 / static_cast<double>(draw.temperature);
+  const double inverse = 1.0 / static_cast<double>(sample.temperature);
   const auto weight = [&](int i) {
     const double w = exp((static_cast<double>(row[i]) - largest) * inverse);
-    return w >= draw.min_p ? w : 0.0;
+    return w >= sample.min_p ? w : 0.0;
   };
   const int run = (vocab + kThreads - 1) / kThreads;
   const int first = min(tid * run, vocab), end = min(first + run, vocab);
@@ -94,19 +94,19 @@ __device__ void DrawFromAll(const float* row, int vocab, const TokenDraw& draw, 
   sums[tid] = upto;
   if (tid == 0) *owner = kThreads - 1;
   __syncthreads();
-  const double u = draw.uniform * sums[kThreads - 1];
+  const double u = sample.uniform * sums[kThreads - 1];
   if (u < upto) atomicMin(owner, tid);
   __syncthreads();
   if (tid != *owner) return;
   double sum = tid > 0 ? sums[tid - 1] : 0.0;
-  int32_t drawn = IdOf(best);  // rounding may leave nothing in the run that `u` falls into
+  int32_t sampled = IdOf(best);  // rounding may leave nothing in the run that `u` falls into
   for (int i = first; i < end; ++i) {
     const double w = weight(i);
-    if (w > 0.0) drawn = i;
+    if (w > 0.0) sampled = i;
     sum += w;
     if (u < sum) break;
   }
-  *id = drawn;
+  *id = sampled;
 }
 
 // The bin (from the top) in which the `want`-th largest falls, and how many lie above it.
@@ -121,13 +121,13 @@ __device__ void FindBin(const int* histogram, int bins, int want, int* bin, int*
 }
 
 __global__ void __launch_bounds__(kThreads)
-    DrawKernel(const float* logits, const int32_t* sources, const TokenDraw* draws, int32_t* ids,
-               int vocab) {
+    SampleKernel(const float* logits, const int32_t* sources, const SampleParams* sampling,
+                 int32_t* ids, int vocab) {
   __shared__ uint64_t candidates[kCapacity];
   __shared__ double weights[kCapacity];
   __shared__ int histogram[2048];
   __shared__ int shared_bin, shared_above, count;
-  const TokenDraw draw = draws[blockIdx.x];
+  const SampleParams sample = sampling[blockIdx.x];
   const float* row = logits + int64_t{sources[blockIdx.x]} * vocab;
   const int tid = static_cast<int>(threadIdx.x);
 
@@ -150,26 +150,26 @@ __global__ void __launch_bounds__(kThreads)
   }
   for (int i = 4 * vectors + tid; i < vocab; i += kThreads) consider(row[i], i);
   if (__syncthreads_or(bad)) {
-    if (tid == 0) ids[blockIdx.x] = TokenDraw::kNotFinite;
+    if (tid == 0) ids[blockIdx.x] = SampleParams::kNotFinite;
     return;
   }
   best = BlockMax(best, candidates);
-  if (draw.temperature == 0.0f) {
+  if (sample.temperature == 0.0f) {
     if (tid == 0) ids[blockIdx.x] = IdOf(best);
     return;
   }
-  const bool limited = draw.top_k > 0 && draw.top_k < vocab;
-  if (!limited && draw.top_p >= 1.0f) {
-    DrawFromAll(row, vocab, draw, best, weights, &count, &ids[blockIdx.x]);
+  const bool limited = sample.top_k > 0 && sample.top_k < vocab;
+  if (!limited && sample.top_p >= 1.0f) {
+    SampleFromAll(row, vocab, sample, best, weights, &count, &ids[blockIdx.x]);
     return;
   }
-  if (limited && draw.top_k > kKept) {
-    if (tid == 0) ids[blockIdx.x] = TokenDraw::kUndecided;
+  if (limited && sample.top_k > kKept) {
+    if (tid == 0) ids[blockIdx.x] = SampleParams::kUndecided;
     return;
   }
   const float largest = ValueOf(static_cast<uint32_t>(best >> 32));
-  const double inverse = 1.0 / static_cast<double>(draw.temperature);
-  const int wanted = limited ? draw.top_k : vocab;
+  const double inverse = 1.0 / static_cast<double>(sample.temperature);
+  const int wanted = limited ? sample.top_k : vocab;
   const int keep = min(wanted, kKept);
   double all = 0.0;  // of the weights of every token, where top-k is off
   if (!limited) {
@@ -207,7 +207,7 @@ __global__ void __launch_bounds__(kThreads)
   }
   __syncthreads();
   if (count > kCapacity) {
-    if (tid == 0) ids[blockIdx.x] = TokenDraw::kUndecided;
+    if (tid == 0) ids[blockIdx.x] = SampleParams::kUndecided;
     return;
   }
   // Bitonic, descending; empty slots are 0 and end up last.
@@ -237,22 +237,22 @@ __global__ void __launch_bounds__(kThreads)
     all = 0.0;
     for (int i = 0; i < keep; ++i) all += weights[i];
   }
-  if (draw.top_p < 1.0f) {
+  if (sample.top_p < 1.0f) {
     kept = 0;
-    while (kept < keep && total < draw.top_p * all) total += weights[kept++];
-    if (total < draw.top_p * all && keep < wanted) {
-      ids[blockIdx.x] = TokenDraw::kUndecided;
+    while (kept < keep && total < sample.top_p * all) total += weights[kept++];
+    if (total < sample.top_p * all && keep < wanted) {
+      ids[blockIdx.x] = SampleParams::kUndecided;
       return;
     }
   }
-  if (draw.min_p > 0.0f) {
+  if (sample.min_p > 0.0f) {
     int end = 0;
-    while (end < kept && weights[end] >= draw.min_p) ++end;
+    while (end < kept && weights[end] >= sample.min_p) ++end;
     kept = end;
   }
   total = 0.0;
   for (int i = 0; i < kept; ++i) total += weights[i];
-  const double u = draw.uniform * total;
+  const double u = sample.uniform * total;
   double sum = 0.0;
   int id = IdOf(candidates[kept - 1]);
   for (int i = 0; i < kept; ++i) {
@@ -267,12 +267,12 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-Status LaunchDraw(const float* logits, const int32_t* sources, const TokenDraw* draws, int32_t* ids,
-                  int rows, int vocab, Stream stream) {
+Status LaunchSample(const float* logits, const int32_t* sources, const SampleParams* sampling,
+                    int32_t* ids, int rows, int vocab, Stream stream) {
   if (rows == 0) return {};
-  DrawKernel<<<static_cast<unsigned>(rows), kThreads, 0, stream>>>(logits, sources, draws, ids,
-                                                                   vocab);
-  return CudaStatus(cudaGetLastError(), "launching the draw");
+  SampleKernel<<<static_cast<unsigned>(rows), kThreads, 0, stream>>>(logits, sources, sampling, ids,
+                                                                     vocab);
+  return CudaStatus(cudaGetLastError(), "launching the sample");
 }
 
 }  // namespace oscar::cuda

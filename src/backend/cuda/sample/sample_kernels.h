@@ -1,4 +1,4 @@
-// Draws tokens from logits where the logits are, so that only ids come back: the most likely one,
+// Samples tokens from logits where the logits are, so that only ids come back: the most likely one,
 // or top-k, top-p and min-p in the order of engine/sampler.h, or from all of them.
 #pragma once
 
@@ -10,9 +10,9 @@
 
 namespace oscar::cuda {
 
-// [rows]: ids[r] from logits[sources[r]], or TokenDraw's kNotFinite or kUndecided. `draws` and
-// `sources` in device memory.
-Status LaunchDraw(const float* logits, const int32_t* sources, const TokenDraw* draws, int32_t* ids,
-                  int rows, int vocab, Stream stream);
+// [rows]: ids[r] from logits[sources[r]], or SampleParams's kNotFinite or kUndecided. `sampling`
+// and `sources` in device memory.
+Status LaunchSample(const float* logits, const int32_t* sources, const SampleParams* sampling,
+                    int32_t* ids, int rows, int vocab, Stream stream);
 
 }  // namespace oscar::cuda

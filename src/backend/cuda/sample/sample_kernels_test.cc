@@ -1,4 +1,4 @@
-// Draws on the GPU against the scalar sampler, on logits made for it.
+// Samples on the GPU against the scalar sampler, on logits made for it.
 #include "cuda/sample/sample_kernels.h"
 
 #include <cuda_runtime_api.h>
@@ -15,12 +15,12 @@
 namespace oscar::cuda {
 namespace {
 
-std::vector<int32_t> Drawn(const std::vector<std::vector<float>>& rows,
-                           const std::vector<TokenDraw>& draws) {
+std::vector<int32_t> Sampled(const std::vector<std::vector<float>>& rows,
+                             const std::vector<SampleParams>& sampling) {
   const size_t vocab = rows[0].size();
   std::vector<float> logits;
   std::vector<int32_t> sources;
-  // Rows lie in another order than they are drawn in.
+  // Rows lie in another order than they are sampled in.
   for (size_t i = rows.size(); i-- > 0;) {
     logits.insert(logits.end(), rows[i].begin(), rows[i].end());
   }
@@ -29,11 +29,11 @@ std::vector<int32_t> Drawn(const std::vector<std::vector<float>>& rows,
   }
   const auto device_logits = *DeviceBuffer<float>::Copy(logits);
   const auto device_sources = *DeviceBuffer<int32_t>::Copy(sources);
-  const auto device_draws = *DeviceBuffer<TokenDraw>::Copy(draws);
+  const auto device_sampling = *DeviceBuffer<SampleParams>::Copy(sampling);
   auto ids = *DeviceBuffer<int32_t>::Allocate(rows.size());
   const Status status =
-      LaunchDraw(device_logits.data(), device_sources.data(), device_draws.data(), ids.data(),
-                 static_cast<int>(rows.size()), static_cast<int>(vocab), nullptr);
+      LaunchSample(device_logits.data(), device_sources.data(), device_sampling.data(), ids.data(),
+                   static_cast<int>(rows.size()), static_cast<int>(vocab), nullptr);
   EXPECT_TRUE(status.ok()) << status.ToString();
   return *ids.ToHost();
 }
@@ -65,14 +65,14 @@ constexpr Case kCases[] = {
     {1.0f, 1500, 0.9f, 0.0f, false}, {1.0f, 1500, 1.0f, 0.0f, false},
 };
 
-class DrawTest : public testing::TestWithParam<size_t> {};
+class SampleTest : public testing::TestWithParam<size_t> {};
 
-TEST_P(DrawTest, AsTheSamplerDoes) {
+TEST_P(SampleTest, AsTheSamplerDoes) {
   const size_t vocab = GetParam();
   int undecided = 0, compared = 0;
   for (const Case& c : kCases) {
     std::vector<std::vector<float>> rows;
-    std::vector<TokenDraw> draws;
+    std::vector<SampleParams> sampling;
     std::vector<int32_t> expected;
     for (uint64_t seed = 0; seed < 24; ++seed) {
       std::vector<float> logits = Logits(seed, vocab, seed % 2 == 0 ? 0.5f : 4.0f);
@@ -86,17 +86,17 @@ TEST_P(DrawTest, AsTheSamplerDoes) {
       options.min_p = c.min_p;
       options.seed = seed;
       Sampler sampler(options);
-      draws.push_back(*sampler.NextDraw());
-      EXPECT_EQ(draws.back().IsSureOnDevice(), c.is_sure);
+      sampling.push_back(*sampler.NextSample());
+      EXPECT_EQ(sampling.back().IsSureOnDevice(), c.is_sure);
       expected.push_back(sampler.Sample(logits));
       rows.push_back(std::move(logits));
     }
-    const auto ids = Drawn(rows, draws);
+    const auto ids = Sampled(rows, sampling);
     for (size_t i = 0; i < ids.size(); ++i) {
       ++compared;
       // Of thousands of equal logits more than fit the device's list.
       const bool may_be_left = !c.is_sure || (c.top_k > 0 && i % 6 == 5);
-      if (ids[i] == TokenDraw::kUndecided && may_be_left) {
+      if (ids[i] == SampleParams::kUndecided && may_be_left) {
         ++undecided;
         continue;
       }
@@ -105,40 +105,41 @@ TEST_P(DrawTest, AsTheSamplerDoes) {
           << " min_p " << c.min_p << " row " << i;
     }
   }
-  std::printf("vocabulary of %zu: %d of %d draws left to the host\n", vocab, undecided, compared);
+  std::printf("vocabulary of %zu: %d of %d sampling left to the host\n", vocab, undecided,
+              compared);
   EXPECT_LE(undecided, compared / 2);
 }
-INSTANTIATE_TEST_SUITE_P(Vocabularies, DrawTest,
+INSTANTIATE_TEST_SUITE_P(Vocabularies, SampleTest,
                          testing::Values(37, 1023, 1025, 8192, 50257, 151936));
 
 // The ends of [0, 1) take the first and the last token that has any weight.
-TEST(Draw, EndsOfTheRange) {
+TEST(Sample, EndsOfTheRange) {
   std::vector<float> logits(4099, -1000.0f);
   logits[700] = logits[701] = logits[3500] = 1.0f;
-  TokenDraw lowest, highest;
+  SampleParams lowest, highest;
   lowest.temperature = highest.temperature = 1.0f;
   lowest.uniform = 0.0;
   highest.uniform = std::nextafter(1.0, 0.0);
-  EXPECT_EQ(Drawn({logits, logits}, {lowest, highest}), (std::vector<int32_t>{700, 3500}));
+  EXPECT_EQ(Sampled({logits, logits}, {lowest, highest}), (std::vector<int32_t>{700, 3500}));
 }
 
-TEST(Draw, TellsOfEveryValueThatIsNotFinite) {
+TEST(Sample, TellsOfEveryValueThatIsNotFinite) {
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
   std::vector<std::vector<float>> rows;
-  std::vector<TokenDraw> draws;
+  std::vector<SampleParams> sampling;
   std::vector<int32_t> expected;
   for (const float broken :
        {std::numeric_limits<float>::quiet_NaN(), kInfinity, -kInfinity, 2.0f}) {
     for (const auto& [temperature, top_k] : {std::pair{0.0f, 0}, {1.0f, 0}, {1.0f, 20}}) {
       rows.push_back(Logits(1, 5003, 1.0f));
       rows.back()[4321] = broken;
-      TokenDraw& draw = draws.emplace_back();
-      draw.temperature = temperature;
-      draw.top_k = top_k;
-      expected.push_back(std::isfinite(broken) ? 0 : TokenDraw::kNotFinite);
+      SampleParams& sample = sampling.emplace_back();
+      sample.temperature = temperature;
+      sample.top_k = top_k;
+      expected.push_back(std::isfinite(broken) ? 0 : SampleParams::kNotFinite);
     }
   }
-  const auto ids = Drawn(rows, draws);
+  const auto ids = Sampled(rows, sampling);
   for (size_t i = 0; i < ids.size(); ++i) {
     if (expected[i] == 0) {
       EXPECT_GE(ids[i], 0) << i;

@@ -1,5 +1,5 @@
-// Products of BF16 and FP8 matrices on the GPU against sums in double precision.
-#include "cuda/gemm/products.h"
+// GemmDispatch of BF16 and FP8 matrices on the GPU against sums in double precision.
+#include "cuda/gemm/gemm_dispatch.h"
 
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
@@ -30,7 +30,7 @@ enum class Kind {
 struct Case {
   Kind kind;
   int outputs, inputs, rows;
-  ProductOutput output;
+  GemmOutput output;
   bool normed = false, invariant = false, skinny = true;
 };
 
@@ -115,13 +115,13 @@ TestMatrix MakeMatrix(Kind kind, int outputs, int inputs, Random& random) {
   return matrix;
 }
 
-class ProductTest : public testing::TestWithParam<Case> {};
+class GemmTest : public testing::TestWithParam<Case> {};
 
-TEST_P(ProductTest, AsInDoublePrecision) {
+TEST_P(GemmTest, AsInDoublePrecision) {
   const Case& c = GetParam();
   Random random(17);
   const TestMatrix matrix = MakeMatrix(c.kind, c.outputs, c.inputs, random);
-  const bool pair = c.output == ProductOutput::kSiluMul;
+  const bool pair = c.output == GemmOutput::kSiluMul;
   const int width = pair ? c.outputs / 2 : c.outputs, stride = width + 8;
   const auto rows = static_cast<size_t>(c.rows), inputs = static_cast<size_t>(c.inputs);
   std::vector<float> residual(rows * inputs), norm(inputs), bias(static_cast<size_t>(width));
@@ -157,7 +157,7 @@ TEST_P(ProductTest, AsInDoublePrecision) {
     ASSERT_TRUE(loaded.has_value()) << loaded.error().ToString();
     blas = std::move(*loaded);
   }
-  Products products(std::move(blas), multiplied.data(), c.invariant, c.skinny);
+  GemmDispatch products(std::move(blas), multiplied.data(), c.invariant, c.skinny);
   ASSERT_TRUE(!pair || products.TakesSiluMul(matrix.on_device, c.rows));
   const float* b = pair ? nullptr : device_bias.data();
   const Status status =
@@ -216,14 +216,13 @@ TEST_P(ProductTest, AsInDoublePrecision) {
 std::vector<Case> Cases() {
   std::vector<Case> cases;
   for (const Kind kind : {Kind::kBf16, Kind::kRows, Kind::kBlocks, Kind::kBlockRows}) {
-    for (const auto output :
-         {ProductOutput::kFloat, ProductOutput::kAdd, ProductOutput::kSiluMul}) {
+    for (const auto output : {GemmOutput::kFloat, GemmOutput::kAdd, GemmOutput::kSiluMul}) {
       cases.push_back({kind, 160, 384, 1, output});
       cases.push_back({kind, 96, 4224, 5, output});  // more than a stage, and not a whole one
-      const bool whole = kind == Kind::kBf16 && output == ProductOutput::kSiluMul;
+      const bool whole = kind == Kind::kBf16 && output == GemmOutput::kSiluMul;
       cases.push_back({kind, 4096, 1152, whole ? 8 : 16, output});
       cases.push_back({kind, 64, 2176, 9, output, false, true});
-      if (output != ProductOutput::kAdd) cases.push_back({kind, 160, 2432, 3, output, true});
+      if (output != GemmOutput::kAdd) cases.push_back({kind, 160, 2432, 3, output, true});
       for (const int rows : {1, 2}) {                       // by gemv, FP8's two rows not
         cases.push_back({kind, 4384, 4224, rows, output});  // stages and tiles of all kinds
         cases.push_back({kind, 480, 12288, rows, output, true});
@@ -231,24 +230,24 @@ std::vector<Case> Cases() {
       }
       if (kind == Kind::kBf16) cases.push_back({kind, 44, 32, 2, output});
     }
-    cases.push_back({kind, 160, 384, 40, ProductOutput::kFloat});
+    cases.push_back({kind, 160, 384, 40, GemmOutput::kFloat});
     if (kind == Kind::kBf16) continue;
     for (const auto output :  // two launches, the second not full
-         {ProductOutput::kFloat, ProductOutput::kAdd, ProductOutput::kSiluMul}) {
+         {GemmOutput::kFloat, GemmOutput::kAdd, GemmOutput::kSiluMul}) {
       cases.push_back({kind, 160, 384, 17, output});
       cases.push_back({kind, 4192, 2176, 57, output});
     }
   }
   for (const Kind kind : {Kind::kBf16, Kind::kRows, Kind::kBlocks, Kind::kBlockRows}) {
-    cases.push_back({kind, 160, 384, 200, ProductOutput::kFloat});
-    cases.push_back({kind, 160, 384, 200, ProductOutput::kFloat, true});
+    cases.push_back({kind, 160, 384, 200, GemmOutput::kFloat});
+    cases.push_back({kind, 160, 384, 200, GemmOutput::kFloat, true});
     // As on devices without room for the skinny kernels.
-    cases.push_back({kind, 160, 384, 1, ProductOutput::kAdd, false, false, /*skinny=*/false});
-    cases.push_back({kind, 160, 384, 3, ProductOutput::kFloat, true, false, /*skinny=*/false});
+    cases.push_back({kind, 160, 384, 1, GemmOutput::kAdd, false, false, /*skinny=*/false});
+    cases.push_back({kind, 160, 384, 3, GemmOutput::kFloat, true, false, /*skinny=*/false});
   }
   return cases;
 }
-INSTANTIATE_TEST_SUITE_P(All, ProductTest, testing::ValuesIn(Cases()), NameOf);
+INSTANTIATE_TEST_SUITE_P(All, GemmTest, testing::ValuesIn(Cases()), NameOf);
 
 // The other row of a launch changes nothing.
 TEST(Gemv, RowsDoNotShow) {
@@ -263,7 +262,7 @@ TEST(Gemv, RowsDoNotShow) {
   const auto device_norm = *DeviceBuffer<float>::Copy(norm);
   auto out = *DeviceBuffer<float>::Allocate(2 * kOutputs);
   const auto product = [&](int first, int rows) {
-    ProductArguments args;
+    GemmArguments args;
     args.matrix = matrix.on_device;
     args.residual = device_residual.data() + first * kInputs;
     args.norm_weight = device_norm.data();

@@ -1,4 +1,4 @@
-#include "cuda/gemm/products.h"
+#include "cuda/gemm/gemm_dispatch.h"
 
 #include <fmt/core.h>
 
@@ -15,26 +15,26 @@ namespace {
 // faster.
 constexpr int kBf16Rows = 8;
 
-size_t SizeOf(ProductOutput output) {
-  return output == ProductOutput::kSiluMul ? sizeof(Bf16) : sizeof(float);
+size_t SizeOf(GemmOutput output) {
+  return output == GemmOutput::kSiluMul ? sizeof(Bf16) : sizeof(float);
 }
 
 }  // namespace
 
-bool Products::IsSkinny(const DeviceMatrix& matrix, int rows) const {
+bool GemmDispatch::IsSkinny(const DeviceMatrix& matrix, int rows) const {
   // FP8 matrices are read once a launch. Multiplying them out (a byte read, two written, two read
   // by the product) costs as much as two launches.
   const int limit = matrix.is_fp8() ? 2 * SkinnyRows(wide_) : kBf16Rows;
   return skinny_ && (rows <= limit || blas_ == nullptr || invariant_) &&
-         FitsProductKernels(matrix.inputs, matrix.is_fp8());
+         FitsGemmKernels(matrix.inputs, matrix.is_fp8());
 }
 
-bool Products::IsGemv(const DeviceMatrix& matrix, int rows) const {
+bool GemmDispatch::IsGemv(const DeviceMatrix& matrix, int rows) const {
   // Its sums have another order than those of more rows, so batches would show.
   return skinny_ && !invariant_ && FitsGemv(matrix, rows);
 }
 
-Result<DeviceMatrix> Products::Expanded(const DeviceMatrix& matrix, int rows, Stream stream) {
+Result<DeviceMatrix> GemmDispatch::Expanded(const DeviceMatrix& matrix, int rows, Stream stream) {
   if (!matrix.is_fp8() || IsSkinny(matrix, rows)) return matrix;
   OSCAR_RETURN_IF_ERROR(LaunchMultiplyOut(matrix, scratch_, stream));
   DeviceMatrix expanded;
@@ -44,12 +44,12 @@ Result<DeviceMatrix> Products::Expanded(const DeviceMatrix& matrix, int rows, St
   return expanded;
 }
 
-Status Products::Of(const DeviceMatrix& matrix, const Bf16* x, void* out, int out_stride, int rows,
-                    ProductOutput output, const float* bias, Stream stream) {
+Status GemmDispatch::Of(const DeviceMatrix& matrix, const Bf16* x, void* out, int out_stride,
+                        int rows, GemmOutput output, const float* bias, Stream stream) {
   if (IsSkinny(matrix, rows)) {
     const int most = SkinnyRows(matrix.is_fp8() && wide_);
     for (int first = 0; first < rows; first += most) {
-      ProductArguments args;
+      GemmArguments args;
       args.matrix = matrix;
       args.x = x + int64_t{first} * matrix.inputs;
       args.out = static_cast<std::byte*>(out) +
@@ -70,17 +70,17 @@ Status Products::Of(const DeviceMatrix& matrix, const Bf16* x, void* out, int ou
                   "--batch-invariant; use --device cpu");
   }
   OSCAR_ASSIGN_OR_RETURN(const DeviceMatrix expanded, Expanded(matrix, rows, stream));
-  OSCAR_RETURN_IF_ERROR(blas_->Product(expanded.weights, x, out, out_stride, matrix.outputs,
-                                       matrix.inputs, rows, output, stream));
+  OSCAR_RETURN_IF_ERROR(blas_->Gemm(expanded.weights, x, out, out_stride, matrix.outputs,
+                                    matrix.inputs, rows, output, stream));
   if (bias == nullptr) return {};
   return LaunchAddBias(static_cast<float*>(out), bias, rows, matrix.outputs, out_stride, stream);
 }
 
-Status Products::OfNormed(const DeviceMatrix& matrix, const NormedInput& x, void* out,
-                          int out_stride, int rows, ProductOutput output, const float* bias,
-                          Stream stream) {
+Status GemmDispatch::OfNormed(const DeviceMatrix& matrix, const NormedInput& x, void* out,
+                              int out_stride, int rows, GemmOutput output, const float* bias,
+                              Stream stream) {
   if (IsGemv(matrix, rows)) {
-    ProductArguments args;
+    GemmArguments args;
     args.matrix = matrix;
     args.residual = x.x;
     args.norm_weight = x.weight;

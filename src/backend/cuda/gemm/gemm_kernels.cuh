@@ -3,7 +3,7 @@
 
 #include "base/fp8.h"
 #include "cuda/device/ptx.cuh"
-#include "cuda/gemm/product_arguments.h"
+#include "cuda/gemm/gemm_arguments.h"
 
 namespace oscar::cuda {
 
@@ -14,7 +14,7 @@ inline WeightFormat FormatOf(const DeviceMatrix& matrix) {
   return matrix.scale_columns == 1 ? WeightFormat::kFp8Rows : WeightFormat::kFp8Blocks;
 }
 
-struct ProductParams {
+struct GemmParams {
   const unsigned char* w;
   const float* scales;
   int scale_rows, scale_columns;
@@ -28,9 +28,9 @@ struct ProductParams {
   int stages;  // of the ring, where kernels leave it to the launch
 };
 
-inline ProductParams ParamsOf(const ProductArguments& args) {
+inline GemmParams ParamsOf(const GemmArguments& args) {
   const DeviceMatrix& matrix = args.matrix;
-  ProductParams params{};
+  GemmParams params{};
   params.w = matrix.is_fp8() ? reinterpret_cast<const unsigned char*>(matrix.codes)
                              : reinterpret_cast<const unsigned char*>(matrix.weights);
   params.scales = matrix.scales;

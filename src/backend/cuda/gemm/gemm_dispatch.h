@@ -1,6 +1,6 @@
-// Products: the matrix products of a pass, each by whichever kernel suits its rows. Few rows go
+// GemmDispatch: the GEMMs of a pass, each by whichever kernel suits its rows. Few rows go
 // through kernels of our own, many through cuBLASLt, FP8 matrices multiplied out to BF16 before it.
-// Holds no memory of its own. One thread.
+// Owns no memory. One thread.
 #pragma once
 
 #include <memory>
@@ -17,16 +17,16 @@ struct NormedInput {
   const float* x = nullptr;  // [rows, inputs]
   const float* weight = nullptr;
   float epsilon = 0.0f;
-  Bf16* scratch = nullptr;  // [rows, inputs], where the norm is a launch of its own
+  Bf16* scratch = nullptr;  // [rows, inputs], where the norm is a separate launch
 };
 
-class Products {
+class GemmDispatch {
  public:
   // `blas` null: every product by the skinny kernels. `scratch` holds the largest FP8 matrix in
   // BF16. `invariant`: one kernel for any number of rows. Without `skinny` every product is the
   // library's.
-  Products(std::unique_ptr<Blas> blas, Bf16* scratch, bool invariant,
-           bool skinny = TakesSkinnyLaunches())
+  GemmDispatch(std::unique_ptr<Blas> blas, Bf16* scratch, bool invariant,
+               bool skinny = TakesSkinnyLaunches())
       : blas_(std::move(blas)),
         scratch_(scratch),
         invariant_(invariant),
@@ -36,9 +36,9 @@ class Products {
   // out [rows, out_stride] of x [rows, inputs]; `bias` [outputs] or null. kSiluMul only where
   // TakesSiluMul. Asynchronous; may be captured once the shape has been seen.
   Status Of(const DeviceMatrix& matrix, const Bf16* x, void* out, int out_stride, int rows,
-            ProductOutput output, const float* bias, Stream stream);
+            GemmOutput output, const float* bias, Stream stream);
   Status OfNormed(const DeviceMatrix& matrix, const NormedInput& x, void* out, int out_stride,
-                  int rows, ProductOutput output, const float* bias, Stream stream);
+                  int rows, GemmOutput output, const float* bias, Stream stream);
   // The matrix as Of reads it for that many rows, multiplied out where it has to be: for several
   // products in a row, and until the next one that multiplies out.
   Result<DeviceMatrix> Expanded(const DeviceMatrix& matrix, int rows, Stream stream);

@@ -1,4 +1,4 @@
-// What the products of a pass take: a matrix in device memory, rows of activations, where the
+// What the GEMMs of a pass take: a matrix in device memory, rows of activations, where the
 // result goes.
 #pragma once
 
@@ -9,7 +9,7 @@
 
 namespace oscar::cuda {
 
-enum class ProductOutput : uint8_t {
+enum class GemmOutput : uint8_t {
   kFloat,    // out[n][m] = sum + bias, fp32
   kAdd,      // out[n][m] += sum + bias, fp32: the residual stream
   kSiluMul,  // weights are gate rows, then up rows; out[n][m] = silu(gate) * up, BF16
@@ -32,14 +32,14 @@ struct DeviceMatrix {
                       static_cast<uint64_t>(scale_columns) * sizeof(float);
   }
 };
-inline constexpr int kScaleInputs = 128;  // inputs of a block with a scale of its own
+inline constexpr int kScaleInputs = 128;  // inputs per block scale
 
 // Whether our kernels take matrices of this width: 64 bytes of a row at a time, and whole blocks.
-inline bool FitsProductKernels(int inputs, bool fp8) {
+inline bool FitsGemmKernels(int inputs, bool fp8) {
   return inputs > 0 && inputs % (fp8 ? kScaleInputs : 32) == 0;
 }
 
-struct ProductArguments {
+struct GemmArguments {
   DeviceMatrix matrix;                 // kSiluMul: gate rows, then as many up rows
   const Bf16* x = nullptr;             // [rows, inputs]; or, for gemv,
   const float* residual = nullptr;     // [rows, inputs], to be normed with
@@ -49,10 +49,10 @@ struct ProductArguments {
   int out_stride = 0;
   const float* bias = nullptr;  // [outputs]; null: none; not for kSiluMul
   int rows = 0;
-  ProductOutput output = ProductOutput::kFloat;
+  GemmOutput output = GemmOutput::kFloat;
 
   int outputs() const {
-    return output == ProductOutput::kSiluMul ? matrix.outputs / 2 : matrix.outputs;
+    return output == GemmOutput::kSiluMul ? matrix.outputs / 2 : matrix.outputs;
   }
 };
 
