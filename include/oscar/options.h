@@ -88,6 +88,7 @@ struct SamplingOptions {
   // The same seed, prompt and options give the same answer. Unset samples one from the system.
   std::optional<uint64_t> seed;
 
+  static constexpr int kMaxTopK = 1'000'000'000;
   // Names the first field that is out of range, in Status::param.
   Status Validate(int vocab_size) const;
 };

@@ -8,6 +8,7 @@
 #include <CLI/Formatter.hpp>
 #include <chrono>
 #include <cstdio>
+#include <cstdlib>
 #include <memory>
 #include <nlohmann/json.hpp>
 
@@ -30,6 +31,7 @@ struct ServeArguments {
   server::HttpOptions http;
   std::vector<std::string> api_keys, names, cors_origins;
   std::string api_key_file, chat_template;
+  bool has_api_key_file = false;
   bool open_metrics = false, isolate_keys = false, no_prefix_cache = false;
   bool no_generation_config = false;
   double request_timeout = 0.0, shutdown_timeout = 30.0, ping_interval = 15.0;
@@ -95,17 +97,53 @@ Status PrintPlan(const ServeArguments& arguments) {
   return {};
 }
 
+// A key that was meant and is empty (an unset variable in a script) must not open the server. The
+// option parser takes an empty variable for an absent one.
+Status CheckKeyVariables() {
+  for (const char* name : {"OSCAR_API_KEY", "OSCAR_API_KEY_FILE"}) {
+    const char* value = std::getenv(name);
+    if (value == nullptr || *value != '\0') continue;
+    return InvalidArgument(fmt::format(
+        "{} is set but empty; give it a value, or unset it to serve without keys", name));
+  }
+  return {};
+}
+
+Result<server::KeyRing> ReadKeys(const ServeArguments& arguments) {
+  OSCAR_RETURN_IF_ERROR(CheckKeyVariables());
+  server::KeyRing keys;
+  for (const std::string& key : arguments.api_keys) {
+    if (key.empty()) {
+      return Unexpected(InvalidArgument(
+          "--api-key is empty; give a key, or leave the option out to serve without keys"));
+    }
+    if (const Status status = keys.Add(key); !status.ok()) {
+      return Unexpected(status.WithContext("--api-key"));
+    }
+  }
+  if (arguments.has_api_key_file) {
+    if (arguments.api_key_file.empty()) {
+      return Unexpected(InvalidArgument(
+          "--api-key-file is empty; name a file with one key per line, or leave the option out to "
+          "serve without keys"));
+    }
+    if (const Status status = keys.AddFile(arguments.api_key_file); !status.ok()) {
+      return Unexpected(status.WithContext("--api-key-file"));
+    }
+  }
+  if (arguments.isolate_keys && keys.empty()) {
+    return Unexpected(InvalidArgument(
+        "--isolate-keys keeps apart what keys share; add --api-key or --api-key-file"));
+  }
+  return keys;
+}
+
 Status RunServe(const ServeArguments& arguments) {
   OSCAR_RETURN_IF_ERROR(arguments.model.Check());
-  if (arguments.dry_run) return PrintPlan(arguments);
   server::ServeOptions options;
+  OSCAR_ASSIGN_OR_RETURN(options.api.keys, ReadKeys(arguments));
+  if (arguments.dry_run) return PrintPlan(arguments);
   options.http = arguments.http;
-  for (const std::string& key : arguments.api_keys) {
-    OSCAR_RETURN_IF_ERROR(options.api.keys.Add(key));
-  }
-  if (!arguments.api_key_file.empty()) {
-    OSCAR_RETURN_IF_ERROR(options.api.keys.AddFile(arguments.api_key_file));
-  }
   options.api.guard_metrics = !arguments.open_metrics;
   options.api.isolate_keys = arguments.isolate_keys;
   options.api.cors_origins = arguments.cors_origins;
@@ -148,7 +186,9 @@ void AddServeCommand(CLI::App& app, RunFunction& run) {
       ->group(group);
   command->add_option("--api-key", a.api_keys, "Key that clients must send (repeatable)")
       ->group(group);
-  command->add_option("--api-key-file", a.api_key_file, "File with one key a line")->group(group);
+  const CLI::Option* key_file =
+      command->add_option("--api-key-file", a.api_key_file, "File with one key per line")
+          ->group(group);
   command->add_flag("--open-metrics", a.open_metrics, "GET /metrics needs no key")->group(group);
   command->add_option("--cors-origin", a.cors_origins, "Origin that browsers may call from, or *")
       ->group(group);
@@ -234,7 +274,10 @@ void AddServeCommand(CLI::App& app, RunFunction& run) {
       ->needs(dry_run)
       ->group(group);
   command->add_flag("--json", a.json, "Print the plan as JSON")->needs(dry_run)->group(group);
-  command->callback([arguments, &run] { run = [arguments] { return RunServe(*arguments); }; });
+  command->callback([arguments, key_file, &run] {
+    arguments->has_api_key_file = key_file->count() > 0;
+    run = [arguments] { return RunServe(*arguments); };
+  });
 }
 
 }  // namespace oscar::cli

@@ -8,6 +8,8 @@
 #include <cmath>
 #include <latch>
 #include <limits>
+#include <set>
+#include <string>
 #include <thread>
 
 #include "base/rng.h"
@@ -825,6 +827,20 @@ TEST(EngineService, Rule8_KeptBranchesShareWhatLiesAboveTheirFork) {
     }
     EXPECT_EQ(branch.usage.shared_pages, 10u);
   }
+}
+
+// Who asked is known of running, waiting and kept sequences alike.
+TEST(EngineService, Rule8_SequencesCarryTheirSalt) {
+  FakeEngine engine;
+  for (const char* salt : {"alice", ""}) {
+    EngineRequest request = FakeRequest(1, 200, 1);
+    request.cache_salt = salt;
+    engine.Ask(request);
+  }
+  ASSERT_TRUE(Eventually([&] { return engine.Idle(); }));
+  std::multiset<std::string> salts;
+  for (const SequenceInfo& kept : engine.service->Sequences()) salts.insert(kept.cache_salt);
+  EXPECT_EQ(salts, (std::multiset<std::string>{"", "alice"}));
 }
 
 // A page that is open and not full counts the rows it holds: a short branch is BF16, no more.

@@ -428,6 +428,8 @@ void PrefixIndex::Clear() {
 
 std::vector<PrefixIndex::Branch> PrefixIndex::UnusedBranches(size_t limit) const {
   std::vector<Branch> branches;
+  std::unordered_map<const Node*, std::string_view> salts;
+  for (const auto& [salt, root] : roots_) salts.emplace(root.get(), salt);
   for (auto it = recency_.rbegin(); it != recency_.rend() && branches.size() < limit; ++it) {
     const Node* leaf = *it;
     const Form& last = leaf->sealed.page ? leaf->sealed : leaf->open;
@@ -436,7 +438,8 @@ std::vector<PrefixIndex::Branch> PrefixIndex::UnusedBranches(size_t limit) const
     // What lies above a fork belongs to every branch below it.
     bool forked = false;
     uint64_t stored_bits = 0;  // counted as SequenceCache::Usage does: rows that hold a token
-    for (const Node* node = leaf; node->parent != nullptr; node = node->parent) {
+    const Node* node = leaf;
+    for (; node->parent != nullptr; node = node->parent) {
       forked = forked || node->children.size() > 1;
       branch.tokens += static_cast<int64_t>(node->tokens.size());
       const bool sealed = static_cast<bool>(node->sealed.page);
@@ -450,6 +453,7 @@ std::vector<PrefixIndex::Branch> PrefixIndex::UnusedBranches(size_t limit) const
       branch.usage.shared_pages += shared ? 1 : 0;
       (sealed ? branch.usage.sealed_pages : branch.usage.open_pages) += 1;
     }
+    branch.salt = salts.at(node);
     std::ranges::reverse(branch.pages);
     branch.usage.tokens = static_cast<uint64_t>(branch.tokens);
     branch.usage.bf16_bytes =

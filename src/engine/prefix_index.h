@@ -54,6 +54,7 @@ class PrefixIndex {
 
   // What the monitor shows of one kept branch.
   struct Branch {
+    std::string salt;
     int64_t tokens = 0;
     std::string pages;  // as in SequenceInfo::pages
     CacheUsage usage;

@@ -65,6 +65,7 @@ std::vector<SequenceInfo> Scheduler::Describe() const {
   const auto describe = [&](const Sequence& sequence, bool running) {
     SequenceInfo& info = infos.emplace_back();
     info.request_id = sequence.request.id;
+    info.cache_salt = sequence.request.cache_salt;
     info.running = running;
     info.usage = sequence.cache.Usage();
     for (int64_t j = 0; j < sequence.cache.num_pages(); ++j) {
@@ -79,6 +80,7 @@ std::vector<SequenceInfo> Scheduler::Describe() const {
   for (const auto& sequence : waiting_) describe(*sequence, false);
   for (PrefixIndex::Branch& branch : index_.UnusedBranches(kMaxBranchesShown)) {
     SequenceInfo& info = infos.emplace_back();
+    info.cache_salt = std::move(branch.salt);
     info.usage = branch.usage;
     info.pages = std::move(branch.pages);
   }

@@ -73,7 +73,8 @@ class RequestHandle {
 // One sequence as the cache monitor shows it.
 struct SequenceInfo {
   std::string request_id;
-  bool running = false;  // false: waiting, or a kept prefix nobody uses
+  std::string cache_salt;  // of its request: says who may see it
+  bool running = false;    // false: waiting, or a kept prefix nobody uses
   CacheUsage usage;
   // One character a page in position order: 's' sink, 'q' quantised, 'r' recent or current cell; in
   // upper case where the page is shared.

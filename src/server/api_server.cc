@@ -194,8 +194,8 @@ HttpResponse ApiServer::Handle(const HttpRequest& request) {
   }
   const Route* route = FindRoute(request.path);
   const auto served = model();
-  Context context{request, served, "", "", std::chrono::steady_clock::now()};
-  if (const auto key = options_.keys.Check(request)) context.key_id = *key;
+  Context context{request, served, {}, "", std::chrono::steady_clock::now()};
+  if (auto key = options_.keys.Check(request)) context.key = std::move(*key);
   context.request_id = RequestId(request);
   HttpResponse response = (this->*route->function)(context);
   if (FindHeader(response.headers, "X-Request-Id") == nullptr) {

@@ -59,7 +59,7 @@ class ApiServer final : public HttpHandler {
   struct Context {
     const HttpRequest& http;
     const std::shared_ptr<const ServedModel>& model;
-    std::string key_id;
+    KeyIdentity key;  // empty where no keys are set
     std::string request_id;
     std::chrono::steady_clock::time_point received;
   };
@@ -67,6 +67,11 @@ class ApiServer final : public HttpHandler {
   static const std::vector<Route>& Routes();
   static const Route* FindRoute(std::string_view path);
   bool Guarded(const HttpRequest& request, const Route* route) const;
+  // What keeps the cached prefixes of a key apart, as the end of every salt of its requests; empty
+  // without --isolate-keys.
+  std::string SaltOf(const KeyIdentity& key) const {
+    return options_.isolate_keys ? "\n" + key.hash : std::string();
+  }
   // The client's own where it is plain text, else a new one.
   std::string RequestId(const HttpRequest& request);
   std::shared_ptr<const ServedModel> model() const;

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <map>
 #include <thread>
 
 #include "server/server_fixture.h"
@@ -404,6 +405,53 @@ TEST(ApiServer, DisconnectCancelsEveryChoice) {
   }
 }
 
+// Trying again would exceed the same budget: the client's error, and no Retry-After.
+TEST(ApiServer, TemplateBudgetsAreTheClientsError) {
+  TestServer server(Says("x"));
+  const Json messages = Json::array({{{"role", "user"}, {"content", "exhaust me"}}});
+  const RawReply reply = server.Post("/v1/chat/completions", {{"messages", messages}});
+  ExpectError(reply, 400, "invalid_request_error", "template_budget_exceeded");
+  EXPECT_EQ(reply.Header("Retry-After"), "");
+  EXPECT_EQ(reply.json()["error"]["param"], "messages");
+}
+
+// Two keys whose log ids are the same share nothing.
+TEST(ApiServer, IsolationUsesTheWholeHashOfTheKey) {
+  ApiOptions api;
+  api.isolate_keys = true;
+  std::map<std::string, std::string> by_id;
+  std::string first, second;
+  for (int i = 0; second.empty(); ++i) {
+    const std::string key = "key" + std::to_string(i);
+    KeyRing ring;
+    ASSERT_TRUE(ring.Add(key).ok());
+    HttpRequest request;
+    request.headers.emplace_back("X-Api-Key", key);
+    const auto [at, is_new] = by_id.emplace(ring.Check(request)->id, key);
+    if (is_new) continue;
+    first = at->second;
+    second = key;
+  }
+  ASSERT_TRUE(api.keys.Add(first).ok() && api.keys.Add(second).ok());
+  TestServer server(Says("x"), std::move(api));
+  for (const std::string& key : {first, second}) {
+    const std::string header = "X-Api-Key: " + key + "\r\nX-Request-Id: of-" + key + "\r\n";
+    ASSERT_EQ(server.Call("POST", "/v1/chat/completions", TestServer::Chat().dump(), header).status,
+              200);
+  }
+  const auto requests = server.engine.requests();
+  ASSERT_EQ(requests.size(), 2u);
+  EXPECT_NE(requests[0].cache_salt, requests[1].cache_salt);
+  EXPECT_GE(requests[0].cache_salt.size(), 64u);
+  // The monitor shows a key its own sequences alone.
+  for (const std::string& key : {first, second}) {
+    const Json cache =
+        server.Call("GET", "/v1/oscar/cache", "", "X-Api-Key: " + key + "\r\n").json();
+    ASSERT_EQ(cache["sequences"].size(), 1u);
+    EXPECT_EQ(cache["sequences"][0]["id"], "of-" + key);
+  }
+}
+
 TEST(ApiServer, AuthMatrix) {
   ApiOptions api;
   ASSERT_TRUE(api.keys.Add("sesame").ok());
@@ -511,6 +559,7 @@ TEST(ApiServer, SmallEndpoints) {
   EXPECT_EQ(props["limits"]["n"], 8);
   EXPECT_EQ(props["limits"]["answer_logprobs"], 1 << 22);
   EXPECT_EQ(props["cache"]["method"], "oscar+");
+  EXPECT_EQ(server.Post("/v1/chat/completions", TestServer::Chat()).status, 200);
   const Json cache = server.Call("GET", "/v1/oscar/cache").json();
   EXPECT_EQ(cache["sequences"][0]["pages"], "Sqr");
   EXPECT_EQ(cache["budget_bytes"], 1000);

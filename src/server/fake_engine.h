@@ -49,12 +49,17 @@ class FakeEngine final : public EngineService {
     return stats;
   }
   std::vector<SequenceInfo> Sequences() const override {
-    SequenceInfo info;
-    info.request_id = "one";
-    info.running = true;
-    info.usage.tokens = 130;
-    info.pages = "Sqr";
-    return {info};
+    std::lock_guard lock(mutex_);
+    std::vector<SequenceInfo> infos;
+    for (const EngineRequest& request : requests_) {
+      SequenceInfo& info = infos.emplace_back();
+      info.request_id = request.id;
+      info.cache_salt = request.cache_salt;
+      info.running = true;
+      info.usage.tokens = 130;
+      info.pages = "Sqr";
+    }
+    return infos;
   }
   Status Health() const override {
     std::lock_guard lock(mutex_);

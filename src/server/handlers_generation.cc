@@ -362,8 +362,7 @@ HttpResponse ApiServer::Generate(const Context& context, std::string endpoint,
   engine.want_logprobs = params.logprobs;
   engine.top_logprobs =
       static_cast<int>(std::max(params.top_logprobs, params.prompt_logprobs.value_or(0)));
-  engine.cache_salt = params.cache_salt;
-  if (options_.isolate_keys) engine.cache_salt += "\n" + context.key_id;
+  engine.cache_salt = params.cache_salt + SaltOf(context.key);
   plan.choice.stop = params.stop;
   plan.choice.stop_token_ids = params.stop_token_ids;
   if (!params.ignore_eos) plan.choice.eos_ids = served.stop_tokens;
@@ -391,7 +390,7 @@ HttpResponse ApiServer::Generate(const Context& context, std::string endpoint,
   head.return_token_ids = params.return_token_ids;
   // Shared: the stream function must be copyable, and the last copy ends the run.
   const auto run = std::make_shared<GenerationRun>(
-      *this, context.model, std::move(endpoint), request_id, context.key_id, std::move(head),
+      *this, context.model, std::move(endpoint), request_id, context.key.id, std::move(head),
       params, context.received, std::move(*generation));
   HttpResponse response;
   if (!params.stream) {
@@ -422,14 +421,18 @@ ApiResult<TokenizedChat> TokenizeChat(const ServedModel& model, const ChatReques
   input.template_arguments = request.template_kwargs.get();
   input.add_generation_prompt = request.add_generation_prompt;
   input.continue_final_message = request.continue_final_message;
-  auto rendered = model.chat->Render(input);
-  if (!rendered.has_value()) {
-    ApiError error = FromStatus(rendered.error(), request_id);
+  // What exceeds a budget here will do so again: the client's error, not a moment's.
+  const auto failed = [&](const Status& status) {
+    ApiError error = status.code() == StatusCode::kResourceExhausted
+                         ? MakeApiError(400, "template_budget_exceeded", status.message())
+                         : FromStatus(status, request_id);
     if (error.http_status == 400 && error.param.empty()) error.param = "messages";
     return tl::unexpected(std::move(error));
-  }
+  };
+  auto rendered = model.chat->Render(input);
+  if (!rendered.has_value()) return failed(rendered.error());
   auto tokens = model.tokenizer->Encode(rendered->segments);
-  if (!tokens.has_value()) return tl::unexpected(FromStatus(tokens.error(), request_id));
+  if (!tokens.has_value()) return failed(tokens.error());
   return TokenizedChat{std::move(*rendered), std::move(*tokens)};
 }
 

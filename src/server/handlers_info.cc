@@ -228,8 +228,9 @@ HttpResponse ApiServer::HandleProps(const Context& context) {
 HttpResponse ApiServer::HandleCache(const Context& context) {
   const EngineStats stats = context.model->engine->Stats();
   Json sequences = Json::array();
+  const std::string salt = SaltOf(context.key);
   for (const SequenceInfo& sequence : context.model->engine->Sequences()) {
-    sequences.push_back(SequenceJson(sequence));
+    if (sequence.cache_salt.ends_with(salt)) sequences.push_back(SequenceJson(sequence));
   }
   return JsonResponse({{"budget_bytes", stats.kv_budget_bytes},
                        {"used_bytes", stats.kv_bytes},

@@ -88,8 +88,10 @@ Status RunServer(const ServeOptions& options, const LoadFunction& load) {
   OSCAR_ASSIGN_OR_RETURN(loaded, loading.get());
   api.SetModel(loaded.model);
   // Not a log line: scripts wait for it whatever the log level.
-  fmt::print(stderr, "oscar: ready: serving {} on {}/v1\n", loaded.model->names.front(), url);
-  std::fflush(stderr);
+  // Where it cannot be written (a full disk), serving goes on.
+  std::fputs(
+      fmt::format("oscar: ready: serving {} on {}/v1\n", loaded.model->names.front(), url).c_str(),
+      stderr);
 
   // A device that failed does not come back: /health has said so for a while, requests have ended.
   while (!signals.Wait(kHealthTick)) {

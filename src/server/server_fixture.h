@@ -50,6 +50,9 @@ inline const ChatTemplate& ChatMl() {
                               "{% for message in messages %}"
                               "{% if message.content == 'refuse me' %}"
                               "{{ raise_exception('the template refuses') }}{% endif %}"
+                              "{% if message.content == 'exhaust me' %}"
+                              "{% for i in range(90000) %}{% for j in range(90000) %}{% endfor %}"
+                              "{% endfor %}{% endif %}"
                               "{{ '<|im_start|>' + message.role + '\n' }}{{ message.content }}"
                               "{{ '<|im_end|>\n' }}{% endfor %}{{ '<|im_start|>assistant\n' }}"}};
     auto created = ChatTemplate::Create(config);

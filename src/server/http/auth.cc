@@ -48,7 +48,8 @@ Status KeyRing::Add(std::string_view key) {
   }
   Key entry;
   entry.hash = HashOf(key);
-  entry.id = fmt::format("key-{:02x}{:02x}{:02x}", entry.hash[0], entry.hash[1], entry.hash[2]);
+  for (const uint8_t byte : entry.hash) entry.identity.hash += fmt::format("{:02x}", byte);
+  entry.identity.id = "key-" + entry.identity.hash.substr(0, 6);
   keys_.push_back(std::move(entry));
   return {};
 }
@@ -68,12 +69,13 @@ Status KeyRing::AddFile(const std::filesystem::path& path) {
     }
   }
   if (keys_.size() == before) {
-    return InvalidArgument(fmt::format("{}: holds no API key", path.string()));
+    return InvalidArgument(
+        fmt::format("{}: holds no API key; write one key per line", path.string()));
   }
   return {};
 }
 
-std::optional<std::string> KeyRing::Check(const HttpRequest& request) const {
+std::optional<KeyIdentity> KeyRing::Check(const HttpRequest& request) const {
   const std::optional<std::string_view> given = KeyOf(request);
   const Hash hash = HashOf(given.value_or(""));
   const Key* match = nullptr;
@@ -81,7 +83,7 @@ std::optional<std::string> KeyRing::Check(const HttpRequest& request) const {
     if (CRYPTO_memcmp(key.hash.data(), hash.data(), hash.size()) == 0) match = &key;
   }
   if (match == nullptr || !given.has_value()) return std::nullopt;
-  return match->id;
+  return match->identity;
 }
 
 }  // namespace oscar::server

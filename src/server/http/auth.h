@@ -16,25 +16,31 @@
 
 namespace oscar::server {
 
+// A key without the key.
+struct KeyIdentity {
+  std::string id;    // short, for logs; two keys may have the same one
+  std::string hash;  // all of its SHA-256 in hexadecimal: no two keys have the same one
+};
+
 class KeyRing {
  public:
   // Refuses empty keys and keys with spaces or control characters (they could not be sent).
   Status Add(std::string_view key);
-  // One key a line; empty lines and lines that begin with '#' are skipped.
+  // One key per line; empty lines and lines that begin with '#' are skipped.
   Status AddFile(const std::filesystem::path& path);
 
   bool empty() const { return keys_.empty(); }
   size_t size() const { return keys_.size(); }
 
-  // The key that the request carries (Authorization: Bearer, or X-Api-Key), as an id for logs and
-  // salts that does not reveal it; nothing where it carries none that fits.
-  std::optional<std::string> Check(const HttpRequest& request) const;
+  // The key that the request carries (Authorization: Bearer, or X-Api-Key); nothing where it
+  // carries none that fits.
+  std::optional<KeyIdentity> Check(const HttpRequest& request) const;
 
  private:
   using Hash = std::array<uint8_t, 32>;
   struct Key {
     Hash hash;
-    std::string id;
+    KeyIdentity identity;
   };
   static Hash HashOf(std::string_view key);
   std::vector<Key> keys_;

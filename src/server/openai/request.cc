@@ -98,7 +98,7 @@ void ReadSampling(FieldReader& fields, const RequestLimits& limits, GenerationPa
   if (sampling.top_p <= 0.0f) fields.FailValue("top_p", "must be greater than 0");
   fields.Float("min_p", 0.0, 1.0, &sampling.min_p);
   int64_t top_k = sampling.top_k;
-  fields.Int("top_k", -1, std::numeric_limits<int32_t>::max(), &top_k);
+  fields.Int("top_k", -1, SamplingOptions::kMaxTopK, &top_k);
   sampling.top_k = static_cast<int>(std::max<int64_t>(top_k, 0));
   fields.Float("frequency_penalty", -2.0, 2.0, &sampling.frequency_penalty);
   fields.Float("presence_penalty", -2.0, 2.0, &sampling.presence_penalty);

@@ -32,6 +32,19 @@ ApiResult<CompletionRequest> ParseCompletion(const Json& body) {
   return ParseCompletionRequest(body.dump(), Limits());
 }
 
+// The bound that the message names is one that is accepted.
+TEST(ChatRequest, BoundsAreAccepted) {
+  const auto lowest = ParseChat(Chat({{"repetition_penalty", 0.01}}));
+  ASSERT_TRUE(lowest.has_value()) << lowest.error().message;
+  EXPECT_FLOAT_EQ(lowest->params.sampling.repetition_penalty, 0.01f);
+  EXPECT_TRUE(ParseChat(Chat({{"top_k", 1'000'000'000}})).has_value());
+  const auto beyond = ParseChat(Chat({{"top_k", 1'000'000'001}}));
+  const auto far_beyond = ParseChat(Chat({{"top_k", 3'000'000'000}}));
+  ASSERT_FALSE(beyond.has_value() || far_beyond.has_value());
+  EXPECT_EQ(beyond.error().message, far_beyond.error().message);
+  EXPECT_THAT(beyond.error().message, HasSubstr("1000000000"));
+}
+
 TEST(ChatRequest, Defaults) {
   const auto request = ParseChat(Chat());
   ASSERT_TRUE(request.has_value()) << request.error().message;
