@@ -35,7 +35,7 @@ struct CacheUsage {
   uint64_t open_pages = 0, sealed_pages = 0, shared_pages = 0;
   uint64_t bytes = 0;       // of all pages, shared ones counted whole
   uint64_t bf16_bytes = 0;  // what the same tokens take in BF16, exactly
-  // Stored bits per K/V number: bits of sealed pages whole and of open rows that hold a token.
+  // Stored bits per K/V element: bits of sealed pages whole and of open rows that hold a token.
   double bits_per_element = 0.0;
   uint64_t saturated = 0;  // values clamped while sealing
 };

@@ -74,7 +74,7 @@ void DecodeBench::PrintHeader(const LoadedModel& loaded) {
   header_ = true;
   const ModelSpec& spec = loaded.spec();
   fmt::print(
-      "{} layers, {}/{} heads of {}, weights {:.2f} GB ({:.2f} GB read a step), on {}\n",
+      "{} layers, {}/{} heads of {}, weights {:.2f} GB ({:.2f} GB read per step), on {}\n",
       spec.num_layers(), spec.attention().num_heads, spec.attention().num_kv_heads,
       spec.attention().head_dim, static_cast<double>(loaded.memory().weight_bytes) / 1e9,
       static_cast<double>(const_cast<LoadedModel&>(loaded).model().weight_bytes_per_step()) / 1e9,
@@ -312,7 +312,7 @@ void AddDecodeBench(CLI::App& bench, RunFunction& run) {
   command->add_option("--prompts", options->prompts, "Prompt lengths to time, tokens")
       ->delimiter(',')
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 20));
-  command->add_option("--steps", options->steps, "Timed steps a row; the median counts")
+  command->add_option("--steps", options->steps, "Timed steps per row; the median is reported")
       ->capture_default_str()
       ->check(CLI::Range(1, 100000));
   command->add_option("--json", options->json, "Write the results to this file, too");

@@ -184,7 +184,7 @@ Status RunServeBench(const ServeBenchOptions& options) {
     if (options.model.options.kv_memory > 0) budget = options.model.options.kv_memory;
     fmt::print("{} of cache for each method; ", FormatBytes(budget));
   }
-  fmt::print("prompts of {} tokens (and those shared), {} generated, {} requests a client\n\n",
+  fmt::print("prompts of {} tokens (and those shared), {} generated, {} requests per client\n\n",
              options.prompt_tokens, options.max_tokens, options.rounds);
   fmt::print("{:>10} {:>7} {:>8} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9} {:>7} {:>5} {:>7} {:>8}\n",
              "kv", "clients", "shared", "answered", "out tok/s", "in tok/s", "TTFT p50", "TTFT p95",
@@ -253,7 +253,7 @@ void AddServeBench(CLI::App& bench, RunFunction& run) {
   command->add_option("--max-tokens", o.max_tokens, "Tokens of an answer")
       ->capture_default_str()
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 22));
-  command->add_option("--rounds", o.rounds, "Requests a client sends, one after the other")
+  command->add_option("--rounds", o.rounds, "Requests per client, one after the other")
       ->capture_default_str()
       ->check(CLI::Range(1, 1'000'000));
   command

@@ -118,7 +118,7 @@ void AddCalibrateCommand(CLI::App& app, RunFunction& run) {
       ->check(ratio);
   command
       ->add_option("--data", o.text.data,
-                   "Text: .txt, or .jsonl with text, prompt or messages a line; default: a "
+                   "Text: .txt, or .jsonl with text, prompt or messages per line; default: a "
                    "built-in sample of prose and synthetic chats")
       ->check(NotEmpty());
   command->add_option("--tokens", o.text.tokens, "Token budget")

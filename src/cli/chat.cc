@@ -126,7 +126,7 @@ class ChatSession {
     } else if (name == "/read") {
       Show(ReadAndAnswer(argument));
     } else {
-      fmt::print("{} is no command; /help lists them\n", name);
+      fmt::print("{}: unknown command; /help lists them\n", name);
     }
     return true;
   }
@@ -270,7 +270,7 @@ void AddChatCommand(CLI::App& app, RunFunction& run) {
   command->add_option("--system", options->system, "System message");
   command->add_option("--template-arguments", options->template_arguments,
                       "JSON object of variables for the chat template");
-  command->add_option("--max-tokens", options->max_tokens, "Most tokens an answer; 0 is no limit")
+  command->add_option("--max-tokens", options->max_tokens, "Most tokens per answer; 0 is no limit")
       ->capture_default_str()
       ->check(NonNegative());
   command->add_flag("--deterministic", options->deterministic,

@@ -255,7 +255,7 @@ Status UnknownSuite(const std::string& name) {
     benchmarks += fmt::format("{}{}=PATH", benchmarks.empty() ? "" : ", ", benchmark);
   }
   return InvalidArgument(
-      fmt::format("--suite {}: there is no suite of this name and no directory either; give a "
+      fmt::format("--suite {}: no suite and no directory has this name; give a "
                   "directory of *.jsonl, or demo, ruler{}, or your data as {}",
                   name, ruler, benchmarks));
 }
@@ -472,7 +472,7 @@ void AddEvalCommand(CLI::App& app, RunFunction& run) {
       ->check(CLI::Range(1, 100000));
   command
       ->add_option("--haystack", arguments->haystack,
-                   "Text that RULER's needles lie in, .txt or RULER's .json; default: the demo "
+                   "Text to hide RULER's needles in, .txt or RULER's .json; default: the demo "
                    "suite's")
       ->check(NotEmpty());
   command

@@ -159,7 +159,9 @@ void AddSamplingOptions(CLI::App& command, SamplingArguments& arguments, const c
       ->check(NumberThat("above 0 and at most 1",
                          [](double x) { return static_cast<float>(x) > 0 && x <= 1; }))
       ->group(group);
-  command.add_option("--min-p", arguments.min_p, "Keep tokens this likely beside the best")
+  command
+      .add_option("--min-p", arguments.min_p,
+                  "Keep tokens at least this likely relative to the best")
       ->check(NumberThat("between 0 and 1", [](double x) { return x >= 0 && x <= 1; }))
       ->group(group);
   command.add_option("--repetition-penalty", arguments.repetition_penalty, "1 is off")

@@ -369,7 +369,7 @@ void AddRotationCommand(CLI::App& app, RunFunction& run) {
         ->needs(fit_clip);
     command
         ->add_option("--group", options->group,
-                     "Dims a scale group that --fit-clip quantises with; 0: the whole row")
+                     "Dims per scale group that --fit-clip quantises with; 0: the whole row")
         ->capture_default_str()
         ->needs(fit_clip);
     command->add_option("--k-clip", options->k_clip, "K clip ratio without --fit-clip; 0: off")

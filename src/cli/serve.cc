@@ -234,7 +234,9 @@ void AddServeCommand(CLI::App& app, RunFunction& run) {
       ->capture_default_str()
       ->check(CLI::Range(0, 1024))
       ->group(group);
-  command->add_option("--max-logprobs", a.limits.max_top_logprobs, "Likeliest tokens told of each")
+  command
+      ->add_option("--max-logprobs", a.limits.max_top_logprobs,
+                   "Most likely tokens reported per token")
       ->capture_default_str()
       ->check(CLI::Range(0, 1024))
       ->group(group);

@@ -202,7 +202,7 @@ Status PrefixStore::Lock() {
   if (errno != EWOULDBLOCK) return failed("it cannot be locked");
   LogWarning(
       "{}: another oscar writes to this prefix folder; its pages are read now, and none of this "
-      "process's are kept. Give each server a folder of its own",
+      "process's are kept. Give each server its own folder",
       folder_.string());
   return {};
 }

@@ -456,7 +456,7 @@ class Interpreter {
     for (const NodeId item : tuple->items) {
       const auto* value = As<int64_t>(item);
       if (value == nullptr || *value < 0) {
-        return Unexpected(Error(fmt::format("{} has an entry that is no natural number", what)));
+        return Unexpected(Error(fmt::format("{} has an entry that is not a natural number", what)));
       }
       values.push_back(*value);
     }

@@ -61,8 +61,8 @@ void CovarianceAccumulator::Add(std::span<const float> rows, std::span<const dou
                                 ThreadPool& pool) {
   const int64_t heads = int64_t{num_groups_} * heads_per_group_;
   const int64_t dim = dim_;
-  OSCAR_CHECK(static_cast<int64_t>(rows.size()) % (heads * dim) == 0, "{} values, {} x {} a token",
-              rows.size(), heads, dim);
+  OSCAR_CHECK(static_cast<int64_t>(rows.size()) % (heads * dim) == 0,
+              "{} values, {} x {} per token", rows.size(), heads, dim);
   const int64_t num_tokens = static_cast<int64_t>(rows.size()) / (heads * dim);
   OSCAR_CHECK(weights.empty() || static_cast<int64_t>(weights.size()) == num_tokens * heads);
 

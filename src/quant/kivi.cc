@@ -8,7 +8,7 @@
 namespace oscar {
 
 std::string KiviKeys::description() const {
-  return fmt::format("KIVI keys, {} bits, {} tokens a channel, {} metadata", bits_, group_tokens_,
+  return fmt::format("KIVI keys, {} bits, {} tokens per channel, {} metadata", bits_, group_tokens_,
                      ToString(meta_));
 }
 

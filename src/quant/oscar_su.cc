@@ -22,7 +22,7 @@ std::string OscarSuKeys::description() const {
   const std::string_view norm = spec_.norm == TokenNorm::kNone       ? "no norm"
                                 : spec_.norm == TokenNorm::kAllHeads ? "norm over all heads"
                                                                      : "norm per head";
-  return fmt::format("OScaR keys, {} bits, {} tokens a channel, {}, {} metadata", spec_.bits,
+  return fmt::format("OScaR keys, {} bits, {} tokens per channel, {}, {} metadata", spec_.bits,
                      spec_.group_tokens, norm, ToString(spec_.meta));
 }
 

@@ -392,7 +392,8 @@ Result<ZooPaths> WriteZooPair(const fs::path& directory, const Rotation& rotatio
     const int heads = std::max(sides.k.num_heads, sides.v.num_heads);
     if (heads > 1) {
       return Unexpected(InvalidArgument(fmt::format(
-          "layer {} has {} matrices, one a KV head; a .pt pair holds one a layer. Take the pair "
+          "layer {} has {} matrices, one per KV head; a .pt pair holds one per layer. Take the "
+          "pair "
           "that oscar calibrate writes to {}/ beside {}, or fit one matrix per layer (oscar "
           "rotation fit without --per-head)",
           layer, heads, kZooDirectoryName, kRotationFileName)));

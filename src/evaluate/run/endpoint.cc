@@ -204,7 +204,7 @@ Result<EndpointReply> Endpoint::Complete(const EvalItem& item,
   // Without content it has only thought, or nothing to say.
   if (!message.is_object() || !(said.is_string() || (said.is_null() && item.use_template))) {
     return Unexpected(
-        DataLoss(fmt::format("{}: an answer whose text is none: {}", host_, Excerpt(text))));
+        DataLoss(fmt::format("{}: an answer without text: {}", host_, Excerpt(text))));
   }
   EndpointReply out;
   if (said.is_string()) out.text = said.get<std::string>();

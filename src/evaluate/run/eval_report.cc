@@ -171,7 +171,7 @@ std::string Pareto(const EvalResults& results) {
   if (stored.empty() && text.empty()) return {};
   ChartOptions options;
   options.title = "Accuracy against bits as stored at 128K tokens";
-  options.x.label = "bits per K/V number (windows and metadata counted)";
+  options.x.label = "bits per K/V element (windows and metadata counted)";
   options.x.log_scale = true;
   options.x.low = 2, options.x.high = 16;
   options.y.label = accuracy.label;
@@ -245,7 +245,7 @@ std::string BitsByLength(const EvalResults& results) {
   ChartOptions options;
   options.title = "Bits as stored, by context length";
   options.x.label = "context, thousands of tokens (1024)";
-  options.y.label = "bits per K/V number";
+  options.y.label = "bits per K/V element";
   options.y.low = 2.0;
   return LineChart(series, options);
 }

@@ -95,7 +95,7 @@ Result<DecodeAttention> DecodeAttention::Create(const AttentionShape& shape, int
   }
   if (self.stages_ == 0) {
     return Unexpected(Unimplemented(fmt::format(
-        "decode attention at head dim {}: needs {} bytes of shared memory a block, "
+        "decode attention at head dim {}: needs {} bytes of shared memory per block; "
         "the device has {}",
         shape.head_dim, kernel->shared_bytes(1, heads, max_batch), limits.shared_per_block)));
   }

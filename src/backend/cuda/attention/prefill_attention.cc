@@ -41,7 +41,7 @@ Result<PrefillAttention> PrefillAttention::Create(const AttentionShape& shape, P
   }
   if (self.shared_bytes_ > limits.shared_per_block) {
     return Unexpected(Unimplemented(
-        fmt::format("prefill attention at head dim {}: needs {} bytes of shared memory a block, "
+        fmt::format("prefill attention at head dim {}: needs {} bytes of shared memory per block; "
                     "the device has {}",
                     shape.head_dim, self.shared_bytes_, limits.shared_per_block)));
   }

@@ -36,7 +36,7 @@ Result<DeviceInfo> FindCudaDevice() {
                     VersionOf(device.driver), VersionOf(CUDART_VERSION))));
   }
   if (error == cudaErrorNoDevice || (error == cudaSuccess && count == 0)) {
-    return Unexpected(NotFound("no CUDA device: none is there"));
+    return Unexpected(NotFound("no CUDA device was found"));
   }
   if (error != cudaSuccess) {
     return Unexpected(

@@ -145,7 +145,7 @@ Result<Blas::Plan*> Blas::Find(int out_stride, int outputs, int inputs, int rows
   OSCAR_RETURN_IF_ERROR(status);
   if (count == 0) {
     return Unexpected(Unimplemented(
-        fmt::format("cuBLASLt has no product of {} x {} with {} rows", outputs, inputs, rows)));
+        fmt::format("cuBLASLt has no GEMM of {} x {} with {} rows", outputs, inputs, rows)));
   }
   plan->algorithm = found.algo;
   slot = std::move(plan);

@@ -65,8 +65,8 @@ Status GemmDispatch::Of(const DeviceMatrix& matrix, const Bf16* x, void* out, in
   }
   if (blas_ == nullptr) {
     return Unimplemented(
-        skinny_ ? fmt::format("a product with {} inputs needs cuBLASLt", matrix.inputs)
-                : "this GPU has too little shared memory for products without cuBLASLt, and for "
+        skinny_ ? fmt::format("a GEMM with {} inputs needs cuBLASLt", matrix.inputs)
+                : "this GPU has too little shared memory for GEMMs without cuBLASLt, and for "
                   "--batch-invariant; use --device cpu");
   }
   OSCAR_ASSIGN_OR_RETURN(const DeviceMatrix expanded, Expanded(matrix, rows, stream));

@@ -45,7 +45,7 @@ Status WriteTokens(const AttentionShape& shape, const WriteArguments& args, Stre
   if (IsMatrix(args.rotation) && (args.rotation_fragments == nullptr ||
                                   (args.rotations != 1 && args.rotations != shape.num_kv_heads))) {
     return InvalidArgument(
-        fmt::format("rotation: {} matrices for {} KV heads; give 1 or one a head", args.rotations,
+        fmt::format("rotation: {} matrices for {} KV heads; give 1 or one per head", args.rotations,
                     shape.num_kv_heads));
   }
   const void* kernel = FindWriteKernel(shape.head_dim, args.rotation);
