@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <fmt/core.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -11,6 +10,8 @@
 #include <cerrno>
 #include <cstring>
 #include <utility>
+
+#include "base/check.h"
 
 namespace oscar {
 namespace {
@@ -31,7 +32,16 @@ Status ErrnoStatus(std::string_view path, std::string_view action, int error) {
 Result<std::pair<int, uint64_t>> OpenRegular(const std::string& path) {
   // A pipe would otherwise wait for somebody to write before it could be refused.
   const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-  if (fd < 0) return Unexpected(ErrnoStatus(path, "open", errno));
+  if (fd < 0) {
+    const int error = errno;
+    std::error_code ignored;
+    if (error == ENOENT && std::filesystem::is_symlink(path, ignored)) {
+      const std::string target = std::filesystem::read_symlink(path, ignored).string();
+      return Unexpected(
+          DataLoss(fmt::format("{}: a link to {}, which is not there", path, target)));
+    }
+    return Unexpected(ErrnoStatus(path, "open", error));
+  }
   struct stat info {};
   if (::fstat(fd, &info) != 0) {
     const int error = errno;
@@ -43,6 +53,10 @@ Result<std::pair<int, uint64_t>> OpenRegular(const std::string& path) {
     return Unexpected(InvalidArgument(fmt::format("{}: not a regular file", path)));
   }
   return std::pair<int, uint64_t>{fd, static_cast<uint64_t>(info.st_size)};
+}
+
+int64_t ModifiedNs(const struct stat& info) {
+  return int64_t{info.st_mtim.tv_sec} * 1'000'000'000 + info.st_mtim.tv_nsec;
 }
 
 // Fills `out` unless the end comes before; says how far it got.
@@ -60,38 +74,62 @@ Result<size_t> ReadUpTo(int fd, const std::string& path, std::span<char> out) {
 
 }  // namespace
 
-Result<MappedFile> MappedFile::Open(const std::filesystem::path& path) {
-  MappedFile file;
-  file.path_ = path.string();
-  OSCAR_ASSIGN_OR_RETURN(const auto opened, OpenRegular(file.path_));
-  const auto [fd, size] = opened;
-  if (size > 0) {  // mmap refuses empty ranges; an empty file is an empty span
-    void* data = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, fd, 0);
-    const int error = errno;
-    ::close(fd);
-    if (data == MAP_FAILED) return Unexpected(ErrnoStatus(file.path_, "map", error));
-    file.data_ = static_cast<const std::byte*>(data);
-    file.size_ = size;
-  } else {
-    ::close(fd);
-  }
+Result<InputFile> InputFile::Open(const std::filesystem::path& path) {
+  const std::string name = path.string();
+  OSCAR_ASSIGN_OR_RETURN(const auto opened, OpenRegular(name));
+  InputFile file(opened.first, opened.second, name);
+  struct stat info {};
+  if (::fstat(file.fd_, &info) != 0) return Unexpected(ErrnoStatus(name, "stat", errno));
+  file.modified_ns_ = ModifiedNs(info);
   return file;
 }
 
-MappedFile::MappedFile(MappedFile&& other) noexcept
-    : data_(std::exchange(other.data_, nullptr)),
-      size_(std::exchange(other.size_, 0)),
-      path_(std::move(other.path_)) {}
-
-MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
-  std::swap(data_, other.data_);
-  std::swap(size_, other.size_);
-  std::swap(path_, other.path_);
-  return *this;
+InputFile InputFile::FromBytes(std::span<const std::byte> bytes, std::string name) {
+  InputFile file(-1, bytes.size(), std::move(name));
+  file.data_ = bytes.data();
+  return file;
 }
 
-MappedFile::~MappedFile() {
-  if (data_ != nullptr) ::munmap(const_cast<std::byte*>(data_), size_);
+InputFile::InputFile(InputFile&& other) noexcept
+    : fd_(std::exchange(other.fd_, -1)),
+      size_(other.size_),
+      modified_ns_(other.modified_ns_),
+      data_(other.data_),
+      path_(std::move(other.path_)) {}
+
+InputFile::~InputFile() {
+  if (fd_ >= 0) ::close(fd_);
+}
+
+Status InputFile::Read(uint64_t offset, std::span<std::byte> out) const {
+  OSCAR_CHECK(offset <= size_ && out.size() <= size_ - offset);
+  if (out.empty()) return {};
+  if (fd_ < 0) {
+    std::memcpy(out.data(), data_ + offset, out.size());
+    return {};
+  }
+  while (!out.empty()) {
+    const ssize_t got = ::pread(fd_, out.data(), out.size(), static_cast<off_t>(offset));
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) return ErrnoStatus(path_, "read", errno);
+    if (got == 0) {
+      return DataLoss(fmt::format("{}: changed while it was read: it ends at byte {} and had {}",
+                                  path_, offset, size_));
+    }
+    offset += static_cast<uint64_t>(got);
+    out = out.subspan(static_cast<size_t>(got));
+  }
+  return CheckUnchanged();
+}
+
+Status InputFile::CheckUnchanged() const {
+  if (fd_ < 0) return {};
+  struct stat info {};
+  if (::fstat(fd_, &info) != 0) return ErrnoStatus(path_, "stat", errno);
+  const auto size = static_cast<uint64_t>(info.st_size);
+  if (size == size_ && ModifiedNs(info) == modified_ns_) return {};
+  return DataLoss(fmt::format("{}: changed while it was read: it has {} bytes and had {}{}", path_,
+                              size, size_, size == size_ ? "; it was written to" : ""));
 }
 
 bool Exists(const std::filesystem::path& path) {
@@ -107,6 +145,11 @@ bool IsDirectory(const std::filesystem::path& path) {
 bool IsRegularFile(const std::filesystem::path& path) {
   std::error_code error;
   return std::filesystem::is_regular_file(path, error);
+}
+
+bool IsThere(const std::filesystem::path& path) {
+  std::error_code error;
+  return std::filesystem::exists(std::filesystem::symlink_status(path, error));
 }
 
 Status CheckCanWriteBelow(const std::filesystem::path& directory) {

@@ -1,4 +1,4 @@
-// Files: read-only memory maps and atomic writes. Every error names the path and the cause.
+// Files: bounded and checked reading, atomic writes. Every error names the path and the cause.
 #pragma once
 
 #include <cstddef>
@@ -7,28 +7,39 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "oscar/status.h"
 
 namespace oscar {
 
-// A whole file mapped read-only. Move-only; the bytes live as long as the object. Thread-safe to
-// read. A file that another process truncates while mapped raises SIGBUS: model and rotation files
-// are taken to be stable while open.
-class MappedFile {
+// A regular file open for reading at any place, or bytes in memory that stand for one. Move-only.
+// Thread-safe. Not a memory map: one whose file another process truncates raises SIGBUS.
+class InputFile {
  public:
-  static Result<MappedFile> Open(const std::filesystem::path& path);
-  MappedFile() = default;
-  MappedFile(MappedFile&& other) noexcept;
-  MappedFile& operator=(MappedFile&& other) noexcept;
-  ~MappedFile();
+  static Result<InputFile> Open(const std::filesystem::path& path);
+  // Bytes that the caller keeps alive; `name` stands for the path in errors.
+  static InputFile FromBytes(std::span<const std::byte> bytes, std::string name);
+  InputFile(InputFile&& other) noexcept;
+  InputFile& operator=(InputFile&&) = delete;
+  ~InputFile();
 
-  std::span<const std::byte> bytes() const { return {data_, size_}; }
+  // As it was when it was opened.
+  uint64_t size() const { return size_; }
   const std::string& path() const { return path_; }
+  // Fills `out` with what stands at `offset`. A file that has been written to since it was opened
+  // is an error: what was read of it does not belong together. REQUIRES: within size().
+  Status Read(uint64_t offset, std::span<std::byte> out) const;
+  // Whether the file is as it was when it was opened, by its size and time.
+  Status CheckUnchanged() const;
 
  private:
+  InputFile(int fd, uint64_t size, std::string path)
+      : fd_(fd), size_(size), path_(std::move(path)) {}
+  int fd_ = -1;  // -1: bytes in memory
+  uint64_t size_ = 0;
+  int64_t modified_ns_ = 0;
   const std::byte* data_ = nullptr;
-  size_t size_ = 0;
   std::string path_;
 };
 
@@ -37,6 +48,9 @@ class MappedFile {
 bool Exists(const std::filesystem::path& path);
 bool IsDirectory(const std::filesystem::path& path);
 bool IsRegularFile(const std::filesystem::path& path);
+// Whether the name is taken, if only by a link that leads nowhere: a file that may be absent is
+// then broken, not absent.
+bool IsThere(const std::filesystem::path& path);
 
 // Whether files can be written to a directory that need not exist yet: what is there of its path
 // is a directory, and open to us. The error names that part.

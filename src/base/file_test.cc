@@ -30,12 +30,19 @@ class FileTest : public testing::Test {
   fs::path directory_;
 };
 
-TEST_F(FileTest, WritesThenMapsTheSameBytes) {
+TEST_F(FileTest, WritesThenReadsTheSameBytes) {
   const fs::path path = directory_ / "a";
   ASSERT_TRUE(WriteFileAtomically(path, "hello").ok());
-  auto file = MappedFile::Open(path);
+  auto file = InputFile::Open(path);
   ASSERT_TRUE(file.has_value()) << file.error().ToString();
-  EXPECT_EQ(std::string_view(reinterpret_cast<const char*>(file->bytes().data()), 5), "hello");
+  EXPECT_EQ(file->size(), 5u);
+  std::string text(3, ' ');
+  ASSERT_TRUE(file->Read(1, std::as_writable_bytes(std::span(text))).ok());
+  EXPECT_EQ(text, "ell");
+  const std::string memory = "hello";
+  const InputFile bytes = InputFile::FromBytes(std::as_bytes(std::span(memory)), "memory");
+  ASSERT_TRUE(bytes.Read(2, std::as_writable_bytes(std::span(text))).ok());
+  EXPECT_EQ(text, "llo");
   EXPECT_EQ(*ReadFile(path, 5), "hello");
   EXPECT_EQ(NumFiles(), 1u);
 }
@@ -51,19 +58,56 @@ TEST_F(FileTest, SaysWhatLiesThereWithoutThrowing) {
   }
 }
 
-TEST_F(FileTest, EmptyFileIsAnEmptySpan) {
+TEST_F(FileTest, ABrokenLinkIsThereAndNamesItsTarget) {
+  const fs::path link = directory_ / "link";
+  EXPECT_FALSE(IsThere(link));
+  fs::create_symlink("blobs/1234", link);
+  EXPECT_TRUE(IsThere(link) && !Exists(link));
+  const Status status = ReadFile(link, 100).error();
+  EXPECT_EQ(status.code(), StatusCode::kDataLoss);  // broken, not absent
+  EXPECT_NE(status.message().find("link: a link to blobs/1234, which is not there"),
+            std::string::npos)
+      << status.message();
+}
+
+TEST_F(FileTest, AnEmptyFileHasNothingToRead) {
   ASSERT_TRUE(WriteFileAtomically(directory_ / "e", "").ok());
-  auto file = MappedFile::Open(directory_ / "e");
+  auto file = InputFile::Open(directory_ / "e");
   ASSERT_TRUE(file.has_value());
-  EXPECT_TRUE(file->bytes().empty());
+  EXPECT_EQ(file->size(), 0u);
+  EXPECT_TRUE(file->Read(0, {}).ok());
+}
+
+// Shorter, longer, or other bytes of the same number: an error that names the file.
+TEST_F(FileTest, SaysWhenAFileChangesWhileItIsRead) {
+  const fs::path path = directory_ / "w";
+  std::string text(10, ' ');
+  for (const char* now : {"123", "", "1234567890abcdef", "0987654321"}) {
+    ASSERT_TRUE(WriteFileAtomically(path, "1234567890").ok());
+    fs::last_write_time(path, fs::file_time_type::clock::now() - std::chrono::hours(1));
+    const auto file = InputFile::Open(path);
+    ASSERT_TRUE(file.has_value());
+    EXPECT_TRUE(file->Read(0, std::as_writable_bytes(std::span(text))).ok());
+    std::ofstream(path, std::ios::trunc) << now;
+    const Status status = file->Read(0, std::as_writable_bytes(std::span(text)));
+    EXPECT_EQ(status.code(), StatusCode::kDataLoss) << now;
+    EXPECT_NE(status.message().find("w: changed while it was read"), std::string::npos)
+        << status.message();
+  }
+  // What takes the name of the file does not touch what is open.
+  ASSERT_TRUE(WriteFileAtomically(path, "1234567890").ok());
+  const auto file = InputFile::Open(path);
+  ASSERT_TRUE(WriteFileAtomically(path, "x").ok());
+  EXPECT_TRUE(file->Read(0, std::as_writable_bytes(std::span(text))).ok());
+  EXPECT_EQ(text, "1234567890");
 }
 
 TEST_F(FileTest, ErrorsNamePathAndCause) {
-  auto missing = MappedFile::Open(directory_ / "none");
+  auto missing = InputFile::Open(directory_ / "none");
   ASSERT_FALSE(missing.has_value());
   EXPECT_EQ(missing.error().code(), StatusCode::kNotFound);
   EXPECT_NE(missing.error().message().find("none: cannot open"), std::string::npos);
-  EXPECT_EQ(MappedFile::Open(directory_).error().code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(InputFile::Open(directory_).error().code(), StatusCode::kInvalidArgument);
   ASSERT_TRUE(WriteFileAtomically(directory_ / "big", "123456").ok());
   EXPECT_EQ(ReadFile(directory_ / "big", 5).error().code(), StatusCode::kOutOfRange);
   EXPECT_EQ(WriteFileAtomically(directory_ / "no" / "such", "x").code(), StatusCode::kNotFound);
@@ -73,7 +117,7 @@ TEST_F(FileTest, RefusesAPipeThatNobodyWritesTo) {
   const fs::path pipe = directory_ / "pipe";
   ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
   ::alarm(20);  // ends the test where opening waits for a writer
-  for (const Status& status : {MappedFile::Open(pipe).error(), ReadFile(pipe, 100).error()}) {
+  for (const Status& status : {InputFile::Open(pipe).error(), ReadFile(pipe, 100).error()}) {
     EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
     EXPECT_NE(status.message().find("pipe: not a regular file"), std::string::npos);
   }

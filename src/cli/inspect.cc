@@ -59,27 +59,27 @@ ordered_json ConfigToJson(const ModelConfig& config) {
   return out;
 }
 
-ordered_json TensorToJson(const TensorView& tensor) {
+ordered_json TensorToJson(const StoredTensor& tensor) {
   return {{"name", tensor.name},
           {"dtype", NameOf(tensor.dtype)},
           {"shape", tensor.shape},
-          {"bytes", tensor.data.size()}};
+          {"bytes", tensor.num_bytes}};
 }
 
 // Sizes by element type, in the order of DType.
-ordered_json TypesToJson(std::span<const TensorView> tensors) {
+ordered_json TypesToJson(std::span<const StoredTensor> tensors) {
   std::map<DType, uint64_t> bytes;
-  for (const TensorView& tensor : tensors) bytes[tensor.dtype] += tensor.data.size();
+  for (const StoredTensor& tensor : tensors) bytes[tensor.dtype] += tensor.num_bytes;
   ordered_json out = ordered_json::object();
   for (const auto& [dtype, count] : bytes) out[std::string(NameOf(dtype))] = count;
   return out;
 }
 
-ordered_json TensorsToJson(std::string_view kind, std::span<const TensorView> tensors) {
+ordered_json TensorsToJson(std::string_view kind, std::span<const StoredTensor> tensors) {
   uint64_t bytes = 0, elements = 0;
   ordered_json list = ordered_json::array();
-  for (const TensorView& tensor : tensors) {
-    bytes += tensor.data.size();
+  for (const StoredTensor& tensor : tensors) {
+    bytes += tensor.num_bytes;
     elements += tensor.num_elements();
     list.push_back(TensorToJson(tensor));
   }
@@ -251,7 +251,7 @@ Status InspectModel(const InspectOptions& options, const fs::path& config_path) 
 }
 
 bool LooksLikeRotation(const SafetensorsFile& file) {
-  return std::any_of(file.tensors().begin(), file.tensors().end(), [](const TensorView& tensor) {
+  return std::any_of(file.tensors().begin(), file.tensors().end(), [](const StoredTensor& tensor) {
     return tensor.name.starts_with("layers.") && tensor.name.ends_with(".k_rotation");
   });
 }

@@ -447,8 +447,7 @@ Result<ModelConfig> ReadModelConfigFile(const std::filesystem::path& path) {
   OSCAR_ASSIGN_OR_RETURN(const std::string config, ReadFile(path, kMaxConfigBytes));
   const std::filesystem::path beside = path.parent_path() / kGenerationName;
   std::string generation;
-  std::error_code ignored;
-  if (std::filesystem::exists(beside, ignored)) {
+  if (IsThere(beside)) {
     OSCAR_ASSIGN_OR_RETURN(generation, ReadFile(beside, kMaxConfigBytes));
     if (generation.empty()) return Unexpected(DataLoss(beside.string() + ": empty file"));
   }

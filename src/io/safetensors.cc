@@ -240,51 +240,60 @@ bool IsPlainFileName(std::string_view name) {
          name.find_first_of(std::string_view("/\\\0", 3)) == std::string_view::npos;
 }
 
-const TensorView* FindSorted(const std::vector<TensorView>& tensors, std::string_view name) {
+const StoredTensor* FindSorted(const std::vector<StoredTensor>& tensors, std::string_view name) {
   const auto at = std::lower_bound(
       tensors.begin(), tensors.end(), name,
-      [](const TensorView& tensor, std::string_view wanted) { return tensor.name < wanted; });
+      [](const StoredTensor& tensor, std::string_view wanted) { return tensor.name < wanted; });
   return at != tensors.end() && at->name == name ? &*at : nullptr;
+}
+
+Result<std::string> ReadHeader(const InputFile& input) {
+  const auto damaged = [&](const std::string& what) {
+    return Unexpected(DataLoss(what).WithContext(input.path()));
+  };
+  if (input.size() < kLengthBytes) {
+    return damaged(
+        fmt::format("truncated: {} bytes, no room for the 8-byte header length", input.size()));
+  }
+  uint64_t header_bytes = 0;
+  OSCAR_RETURN_IF_ERROR(input.Read(0, std::as_writable_bytes(std::span(&header_bytes, 1))));
+  if (header_bytes > kMaxSafetensorsHeaderBytes) {
+    return damaged(fmt::format(
+        "byte 0: header length {} is above the limit of {}; not a safetensors file, or corrupt",
+        header_bytes, kMaxSafetensorsHeaderBytes));
+  }
+  if (header_bytes > input.size() - kLengthBytes) {
+    return damaged(fmt::format("truncated: the header ends at byte {}, the file at byte {}",
+                               kLengthBytes + header_bytes, input.size()));
+  }
+  std::string header(header_bytes, '\0');
+  OSCAR_RETURN_IF_ERROR(input.Read(kLengthBytes, std::as_writable_bytes(std::span(header))));
+  return header;
 }
 
 }  // namespace
 
 Result<SafetensorsFile> SafetensorsFile::Open(const std::filesystem::path& path) {
-  SafetensorsFile file;
-  file.path_ = path.string();
-  OSCAR_ASSIGN_OR_RETURN(file.file_, MappedFile::Open(path));
-  const Status status = file.Parse(file.file_.bytes());
-  if (!status.ok()) return Unexpected(status.WithContext(file.path_));
-  return file;
+  OSCAR_ASSIGN_OR_RETURN(InputFile input, InputFile::Open(path));
+  return Parse(std::move(input));
 }
 
 Result<SafetensorsFile> SafetensorsFile::FromBytes(std::span<const std::byte> bytes,
                                                    std::string name) {
+  return Parse(InputFile::FromBytes(bytes, std::move(name)));
+}
+
+Result<SafetensorsFile> SafetensorsFile::Parse(InputFile input) {
   SafetensorsFile file;
-  file.path_ = std::move(name);
-  const Status status = file.Parse(bytes);
+  file.path_ = input.path();
+  OSCAR_ASSIGN_OR_RETURN(const std::string header, ReadHeader(input));
+  const Status status = file.ParseHeader(header, std::make_shared<InputFile>(std::move(input)));
   if (!status.ok()) return Unexpected(status.WithContext(file.path_));
   return file;
 }
 
-Status SafetensorsFile::Parse(std::span<const std::byte> bytes) {
-  if (bytes.size() < kLengthBytes) {
-    return DataLoss(
-        fmt::format("truncated: {} bytes, no room for the 8-byte header length", bytes.size()));
-  }
-  uint64_t header_bytes = 0;
-  std::memcpy(&header_bytes, bytes.data(), kLengthBytes);
-  if (header_bytes > kMaxSafetensorsHeaderBytes) {
-    return DataLoss(fmt::format(
-        "byte 0: header length {} is above the limit of {}; not a safetensors file, or corrupt",
-        header_bytes, kMaxSafetensorsHeaderBytes));
-  }
-  if (header_bytes > bytes.size() - kLengthBytes) {
-    return DataLoss(fmt::format("truncated: the header ends at byte {}, the file at byte {}",
-                                kLengthBytes + header_bytes, bytes.size()));
-  }
-  const std::string_view header(reinterpret_cast<const char*>(bytes.data()) + kLengthBytes,
-                                header_bytes);
+Status SafetensorsFile::ParseHeader(std::string_view header,
+                                    const std::shared_ptr<const InputFile>& input) {
   if (header.empty() || header.front() != '{') {
     return DataLoss(
         "byte 8: the header does not start with '{'; not a safetensors file, or corrupt");
@@ -294,15 +303,16 @@ Status SafetensorsFile::Parse(std::span<const std::byte> bytes) {
     return DataLoss(fmt::format("header: {}", reader.error));
   }
 
-  const std::span<const std::byte> data = bytes.subspan(kLengthBytes + header_bytes);
+  const uint64_t data_offset = kLengthBytes + header.size();
+  const uint64_t data_bytes = input->size() - data_offset;
   std::vector<HeaderEntry>& entries = reader.entries;
   for (const HeaderEntry& entry : entries) {
     const uint64_t begin = entry.offsets[0];
     const uint64_t end = entry.offsets[1];
-    if (begin > end || end > data.size()) {
+    if (begin > end || end > data_bytes) {
       return DataLoss(
           fmt::format("tensor {}: data_offsets [{}, {}] do not lie in the {} bytes of data{}",
-                      Quote(entry.name), begin, end, data.size(),
+                      Quote(entry.name), begin, end, data_bytes,
                       begin <= end ? "; the file is truncated or corrupt" : ""));
     }
     const auto want = CheckedNumBytes(*entry.dtype, entry.shape);
@@ -331,30 +341,30 @@ Status SafetensorsFile::Parse(std::span<const std::byte> bytes) {
     covered = entry.offsets[1];
     previous = &entry;
   }
-  if (covered != data.size()) {
+  if (covered != data_bytes) {
     return DataLoss(fmt::format(
         "{} bytes after the last tensor (data bytes [{}, {})) belong to no tensor; corrupt or "
         "over-long file",
-        data.size() - covered, covered, data.size()));
+        data_bytes - covered, covered, data_bytes));
   }
 
   metadata_ = std::move(reader.metadata);
   tensors_.reserve(entries.size());
   for (HeaderEntry& entry : entries) {
     index_.emplace(entry.name, tensors_.size());
-    tensors_.push_back({std::move(entry.name), *entry.dtype, std::move(entry.shape),
-                        data.subspan(entry.offsets[0], entry.offsets[1] - entry.offsets[0])});
+    tensors_.push_back({std::move(entry.name), *entry.dtype, std::move(entry.shape), input,
+                        data_offset + entry.offsets[0], entry.offsets[1] - entry.offsets[0]});
   }
   return {};
 }
 
-const TensorView* SafetensorsFile::Find(std::string_view name) const {
+const StoredTensor* SafetensorsFile::Find(std::string_view name) const {
   const auto at = index_.find(std::string(name));
   return at == index_.end() ? nullptr : &tensors_[at->second];
 }
 
-Result<TensorView> SafetensorsFile::Get(std::string_view name) const {
-  if (const TensorView* tensor = Find(name)) return *tensor;
+Result<StoredTensor> SafetensorsFile::Get(std::string_view name) const {
+  if (const StoredTensor* tensor = Find(name)) return *tensor;
   return Unexpected(NotFound(fmt::format("{}: no tensor {}", path_, Quote(name))));
 }
 
@@ -387,15 +397,14 @@ Result<Checkpoint> Checkpoint::Open(const std::filesystem::path& directory) {
   checkpoint.directory_ = directory.string();
   const std::filesystem::path whole = directory / "model.safetensors";
   const std::filesystem::path index = directory / "model.safetensors.index.json";
-  std::error_code ignored;
-  if (std::filesystem::exists(whole, ignored)) {
+  if (IsThere(whole)) {
     OSCAR_ASSIGN_OR_RETURN(SafetensorsFile file, SafetensorsFile::Open(whole));
     checkpoint.files_.push_back(std::move(file));
-    for (const TensorView& tensor : checkpoint.files_[0].tensors()) checkpoint.Add(tensor, 0);
+    for (const StoredTensor& tensor : checkpoint.files_[0].tensors()) checkpoint.Add(tensor, 0);
     checkpoint.Finish();
     return checkpoint;
   }
-  if (!std::filesystem::exists(index, ignored)) {
+  if (!IsThere(index)) {
     return Unexpected(NotFound(
         fmt::format("{}: neither model.safetensors nor model.safetensors.index.json is there",
                     checkpoint.directory_)));
@@ -418,7 +427,7 @@ Result<Checkpoint> Checkpoint::Open(const std::filesystem::path& directory) {
     }
     file_idx = checkpoint.files_.size();
     checkpoint.files_.push_back(std::move(*file));
-    for (const TensorView& tensor : checkpoint.files_.back().tensors()) {
+    for (const StoredTensor& tensor : checkpoint.files_.back().tensors()) {
       const auto [at, inserted] = seen.emplace(tensor.name, file_idx);
       if (!inserted) {
         return Unexpected(DataLoss(
@@ -429,7 +438,7 @@ Result<Checkpoint> Checkpoint::Open(const std::filesystem::path& directory) {
   }
   for (const auto& [name, file] : file_of_tensor) {
     const size_t file_idx = shards.at(file);
-    const TensorView* tensor = checkpoint.files_[file_idx].Find(name);
+    const StoredTensor* tensor = checkpoint.files_[file_idx].Find(name);
     if (tensor == nullptr) {
       return Unexpected(
           DataLoss(fmt::format("{}: tensor {} is listed in {}, which does not have it", index_path,
@@ -441,10 +450,10 @@ Result<Checkpoint> Checkpoint::Open(const std::filesystem::path& directory) {
   return checkpoint;
 }
 
-void Checkpoint::Add(const TensorView& tensor, size_t file_idx) {
+void Checkpoint::Add(const StoredTensor& tensor, size_t file_idx) {
   tensors_.push_back(tensor);
   file_of_.push_back(file_idx);
-  total_bytes_ += tensor.data.size();
+  total_bytes_ += tensor.num_bytes;
 }
 
 void Checkpoint::Finish() {
@@ -452,7 +461,7 @@ void Checkpoint::Finish() {
   std::iota(order.begin(), order.end(), size_t{0});
   std::sort(order.begin(), order.end(),
             [&](size_t a, size_t b) { return tensors_[a].name < tensors_[b].name; });
-  std::vector<TensorView> tensors;
+  std::vector<StoredTensor> tensors;
   std::vector<size_t> file_of;
   for (const size_t i : order) {
     tensors.push_back(std::move(tensors_[i]));
@@ -462,12 +471,12 @@ void Checkpoint::Finish() {
   file_of_ = std::move(file_of);
 }
 
-const TensorView* Checkpoint::Find(std::string_view name) const {
+const StoredTensor* Checkpoint::Find(std::string_view name) const {
   return FindSorted(tensors_, name);
 }
 
-Result<TensorView> Checkpoint::Get(std::string_view name) const {
-  if (const TensorView* tensor = Find(name)) return *tensor;
+Result<StoredTensor> Checkpoint::Get(std::string_view name) const {
+  if (const StoredTensor* tensor = Find(name)) return *tensor;
   return Unexpected(NotFound(fmt::format("{}: no tensor {}", directory_, Quote(name))));
 }
 

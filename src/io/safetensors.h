@@ -1,17 +1,17 @@
 // Safetensors files and sharded checkpoints. A file is 8 bytes of little-endian header length, a
-// JSON header, then tensor data. Files are mapped, never read whole: opening a 70 GB checkpoint
-// costs its headers. The header is hostile until proven: every tensor must lie inside the data,
+// JSON header, then tensor data. Files are never read whole: opening a 70 GB checkpoint costs its
+// headers. The header is hostile until proven: every tensor must lie inside the data,
 // tensors may neither overlap nor leave gaps, and dtype x shape must be the size in bytes.
 // Alignment is not demanded (valid files exist without it); read elements by memcpy.
 //
-// Objects own their mappings; the views that they hand out live as long as they do. Reading from
-// several threads is safe.
+// Tensors that objects hand out outlive them. Reading from several threads is safe.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <map>
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
@@ -37,21 +37,21 @@ class SafetensorsFile {
   SafetensorsFile& operator=(SafetensorsFile&&) noexcept = default;
 
   // In the order of their data.
-  const std::vector<TensorView>& tensors() const { return tensors_; }
+  const std::vector<StoredTensor>& tensors() const { return tensors_; }
   // Null where the file has no tensor of that name.
-  const TensorView* Find(std::string_view name) const;
+  const StoredTensor* Find(std::string_view name) const;
   // As Find, with an error naming file and tensor.
-  Result<TensorView> Get(std::string_view name) const;
+  Result<StoredTensor> Get(std::string_view name) const;
   const std::map<std::string, std::string>& metadata() const { return metadata_; }
   const std::string& path() const { return path_; }
 
  private:
   SafetensorsFile() = default;
-  Status Parse(std::span<const std::byte> bytes);
+  static Result<SafetensorsFile> Parse(InputFile input);
+  Status ParseHeader(std::string_view header, const std::shared_ptr<const InputFile>& input);
 
-  MappedFile file_;
   std::string path_;
-  std::vector<TensorView> tensors_;
+  std::vector<StoredTensor> tensors_;
   std::map<std::string, std::string> metadata_;
   std::unordered_map<std::string, size_t> index_;  // name -> tensors_
 };
@@ -63,24 +63,24 @@ class Checkpoint {
   static Result<Checkpoint> Open(const std::filesystem::path& directory);
 
   // Sorted by name. `path_of(i)` is the file that holds tensors()[i].
-  const std::vector<TensorView>& tensors() const { return tensors_; }
+  const std::vector<StoredTensor>& tensors() const { return tensors_; }
   const std::string& path_of(size_t tensor_idx) const {
     return files_[file_of_[tensor_idx]].path();
   }
-  const TensorView* Find(std::string_view name) const;
-  Result<TensorView> Get(std::string_view name) const;
+  const StoredTensor* Find(std::string_view name) const;
+  Result<StoredTensor> Get(std::string_view name) const;
   const std::vector<SafetensorsFile>& files() const { return files_; }
   uint64_t total_bytes() const { return total_bytes_; }
   const std::string& directory() const { return directory_; }
 
  private:
   Checkpoint() = default;
-  void Add(const TensorView& tensor, size_t file_idx);
+  void Add(const StoredTensor& tensor, size_t file_idx);
   void Finish();
 
   std::string directory_;
   std::vector<SafetensorsFile> files_;
-  std::vector<TensorView> tensors_;
+  std::vector<StoredTensor> tensors_;
   std::vector<size_t> file_of_;  // parallel to tensors_
   uint64_t total_bytes_ = 0;
 };

@@ -29,6 +29,17 @@ void WidenAll(const TensorView& tensor, std::vector<int64_t>* out) {
   }
 }
 
+Status ExpectShape(std::string_view name, std::span<const int64_t> shape,
+                   std::span<const int64_t> wanted) {
+  bool same = shape.size() == wanted.size();
+  for (size_t i = 0; same && i < shape.size(); ++i) {
+    same = wanted[i] == -1 || wanted[i] == shape[i];
+  }
+  if (same) return {};
+  return DataLoss(fmt::format("tensor {} has shape {}, expected {}", Quote(name),
+                              ShapeToString(shape), ShapeToString(wanted)));
+}
+
 }  // namespace
 
 std::string ShapeToString(std::span<const int64_t> shape) {
@@ -59,14 +70,24 @@ Result<uint64_t> CheckedNumBytes(DType dtype, std::span<const int64_t> shape) {
   return empty ? 0 : bytes;
 }
 
+Status StoredTensor::Read(uint64_t first, std::span<std::byte> out) const {
+  OSCAR_CHECK(first <= num_bytes && out.size() <= num_bytes - first);
+  return file->Read(offset + first, out);
+}
+
+Result<LoadedTensor> Load(const StoredTensor& tensor) {
+  LoadedTensor loaded;
+  loaded.bytes.resize(tensor.num_bytes);
+  OSCAR_RETURN_IF_ERROR(tensor.Read(0, loaded.bytes));
+  loaded.view = {tensor.name, tensor.dtype, tensor.shape, loaded.bytes};
+  return loaded;
+}
+
 Status ExpectShape(const TensorView& tensor, std::span<const int64_t> shape) {
-  bool same = tensor.shape.size() == shape.size();
-  for (size_t i = 0; same && i < shape.size(); ++i) {
-    same = shape[i] == -1 || shape[i] == tensor.shape[i];
-  }
-  if (same) return {};
-  return DataLoss(fmt::format("tensor {} has shape {}, expected {}", Quote(tensor.name),
-                              ShapeToString(tensor.shape), ShapeToString(shape)));
+  return ExpectShape(tensor.name, tensor.shape, shape);
+}
+Status ExpectShape(const StoredTensor& tensor, std::span<const int64_t> shape) {
+  return ExpectShape(tensor.name, tensor.shape, shape);
 }
 
 Status ConvertToFloat(const TensorView& tensor, std::span<float> out) {
@@ -100,6 +121,16 @@ Result<std::vector<float>> ToFloatVector(const TensorView& tensor) {
   std::vector<float> out(tensor.num_elements());
   OSCAR_RETURN_IF_ERROR(ConvertToFloat(tensor, out));
   return out;
+}
+
+Result<std::vector<float>> ToFloatVector(const StoredTensor& tensor) {
+  OSCAR_ASSIGN_OR_RETURN(const LoadedTensor loaded, Load(tensor));
+  return ToFloatVector(loaded.view);
+}
+
+Result<std::vector<int64_t>> ToIntVector(const StoredTensor& tensor) {
+  OSCAR_ASSIGN_OR_RETURN(const LoadedTensor loaded, Load(tensor));
+  return ToIntVector(loaded.view);
 }
 
 Result<std::vector<int64_t>> ToIntVector(const TensorView& tensor) {

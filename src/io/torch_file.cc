@@ -3,6 +3,9 @@
 #include <fmt/core.h>
 #include <zip.h>
 
+#include <algorithm>
+#include <array>
+#include <cerrno>
 #include <cstring>
 #include <memory>
 #include <string>
@@ -39,19 +42,85 @@ std::string ZipErrorText(int code) {
   return text;
 }
 
+// What libzip reads from: an InputFile and a place in it.
+class ZipInput {
+ public:
+  explicit ZipInput(const InputFile& input) : input_(input) { zip_error_init(&error_); }
+  ~ZipInput() { zip_error_fini(&error_); }
+  ZipInput(const ZipInput&) = delete;
+  ZipInput& operator=(const ZipInput&) = delete;
+
+  static zip_int64_t Call(void* state, void* data, zip_uint64_t length, zip_source_cmd_t command) {
+    auto* const self = static_cast<ZipInput*>(state);
+    switch (command) {
+      case ZIP_SOURCE_OPEN:
+        self->at_ = 0;
+        return 0;
+      case ZIP_SOURCE_READ: {
+        const uint64_t count = std::min<uint64_t>(length, self->input_.size() - self->at_);
+        const auto out = std::span(static_cast<std::byte*>(data), count);
+        if (!self->input_.Read(self->at_, out).ok()) {
+          zip_error_set(&self->error_, ZIP_ER_READ, EIO);
+          return -1;
+        }
+        self->at_ += count;
+        return static_cast<zip_int64_t>(count);
+      }
+      case ZIP_SOURCE_STAT: {
+        zip_stat_t stat;
+        zip_stat_init(&stat);
+        stat.valid = ZIP_STAT_SIZE;
+        stat.size = self->input_.size();
+        std::memcpy(data, &stat, sizeof(stat));
+        return sizeof(stat);
+      }
+      case ZIP_SOURCE_SEEK: {
+        const zip_int64_t to = zip_source_seek_compute_offset(self->at_, self->input_.size(), data,
+                                                              length, &self->error_);
+        if (to < 0) return -1;
+        self->at_ = static_cast<uint64_t>(to);
+        return 0;
+      }
+      case ZIP_SOURCE_TELL:
+        return static_cast<zip_int64_t>(self->at_);
+      case ZIP_SOURCE_CLOSE:
+        return 0;
+      case ZIP_SOURCE_ERROR:
+        return zip_error_to_data(&self->error_, data, length);
+      case ZIP_SOURCE_FREE:
+        delete self;
+        return 0;
+      case ZIP_SOURCE_SUPPORTS:
+        return zip_source_make_command_bitmap(
+            ZIP_SOURCE_OPEN, ZIP_SOURCE_READ, ZIP_SOURCE_STAT, ZIP_SOURCE_SEEK, ZIP_SOURCE_TELL,
+            ZIP_SOURCE_CLOSE, ZIP_SOURCE_ERROR, ZIP_SOURCE_FREE, ZIP_SOURCE_SUPPORTS, -1);
+      default:
+        zip_error_set(&self->error_, ZIP_ER_OPNOTSUPP, 0);
+        return -1;
+    }
+  }
+
+ private:
+  const InputFile& input_;
+  uint64_t at_ = 0;
+  zip_error_t error_;
+};
+
 // The archive's directory, checked: stored entries only, no name twice, and no more bytes than the
 // file has, which also rules out entries that share bytes to multiply them.
 class Archive {
  public:
-  static Result<Archive> Open(std::span<const std::byte> bytes) {
-    if (bytes.size() < 4 || std::memcmp(bytes.data(), "PK\x03\x04", 4) != 0) {
+  static Result<Archive> Open(const InputFile& input) {
+    std::array<std::byte, 4> magic{};
+    if (input.size() >= magic.size()) OSCAR_RETURN_IF_ERROR(input.Read(0, magic));
+    if (std::memcmp(magic.data(), "PK\x03\x04", magic.size()) != 0) {
       return Unexpected(
           DataLoss("not a zip archive; torch versions before 1.6 wrote another format: load and "
                    "save the file with a newer one"));
     }
     zip_error_t error;
     zip_error_init(&error);
-    zip_source_t* source = zip_source_buffer_create(bytes.data(), bytes.size(), 0, &error);
+    zip_source_t* source = zip_source_function_create(&ZipInput::Call, new ZipInput(input), &error);
     zip_t* opened = nullptr;
     if (source != nullptr) {
       opened = zip_open_from_source(source, ZIP_RDONLY | ZIP_CHECKCONS, &error);
@@ -60,11 +129,12 @@ class Archive {
     const std::string message = opened == nullptr ? zip_error_strerror(&error) : "";
     zip_error_fini(&error);
     if (opened == nullptr) {
+      OSCAR_RETURN_IF_ERROR(input.CheckUnchanged());
       return Unexpected(DataLoss(fmt::format("corrupt or truncated zip archive: {}", message)));
     }
     Archive archive;
     archive.zip_.reset(opened);
-    OSCAR_RETURN_IF_ERROR(archive.ReadDirectory(bytes.size()));
+    OSCAR_RETURN_IF_ERROR(archive.ReadDirectory(input.size()));
     return archive;
   }
 
@@ -151,8 +221,8 @@ class Archive {
   std::string root_;
 };
 
-Result<TorchValue> Parse(std::span<const std::byte> bytes, const TorchLimits& limits) {
-  OSCAR_ASSIGN_OR_RETURN(const Archive archive, Archive::Open(bytes));
+Result<TorchValue> Parse(const InputFile& input, const TorchLimits& limits) {
+  OSCAR_ASSIGN_OR_RETURN(const Archive archive, Archive::Open(input));
   // Torch wrote no byte order before 2.1, and then always the machine's; ours is little-endian.
   const std::string byteorder = archive.root() + "/byteorder";
   if (archive.Has(byteorder)) {
@@ -169,22 +239,28 @@ Result<TorchValue> Parse(std::span<const std::byte> bytes, const TorchLimits& li
     return archive.Read(fmt::format("{}/data/{}", archive.root(), key),
                         static_cast<int64_t>(num_bytes));
   };
-  const uint64_t max_copy_bytes = (uint64_t{64} << 20) + 16 * bytes.size();
+  const uint64_t max_copy_bytes = (uint64_t{64} << 20) + 16 * input.size();
   return ParseTorchPickle(*pickle, Printable(pickle_name), load, limits, max_copy_bytes);
+}
+
+Result<TorchValue> ParseTorchFile(const InputFile& input, const TorchLimits& limits) {
+  auto value = Parse(input, limits);
+  if (value) return value;
+  // What a change did to the archive says less than that there was one.
+  OSCAR_RETURN_IF_ERROR(input.CheckUnchanged());
+  return Unexpected(value.error().WithContext(input.path()));
 }
 
 }  // namespace
 
 Result<TorchValue> ReadTorchFile(const std::filesystem::path& path, const TorchLimits& limits) {
-  OSCAR_ASSIGN_OR_RETURN(const MappedFile file, MappedFile::Open(path));
-  return ParseTorchFile(file.bytes(), file.path(), limits);
+  OSCAR_ASSIGN_OR_RETURN(const InputFile input, InputFile::Open(path));
+  return ParseTorchFile(input, limits);
 }
 
 Result<TorchValue> ParseTorchFile(std::span<const std::byte> bytes, std::string_view name,
                                   const TorchLimits& limits) {
-  auto value = Parse(bytes, limits);
-  if (!value) return Unexpected(value.error().WithContext(name));
-  return value;
+  return ParseTorchFile(InputFile::FromBytes(bytes, std::string(name)), limits);
 }
 
 }  // namespace oscar

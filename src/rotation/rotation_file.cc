@@ -89,7 +89,7 @@ Status ParseInfo(const SafetensorsFile& file, RotationInfo& info) {
   return {};
 }
 
-Status ExpectF32(const TensorView& tensor, std::span<const int64_t> shape) {
+Status ExpectF32(const StoredTensor& tensor, std::span<const int64_t> shape) {
   if (tensor.dtype != DType::kF32) {
     return DataLoss(
         fmt::format("tensor {} is {}; expected F32", Quote(tensor.name), NameOf(tensor.dtype)));
@@ -99,7 +99,7 @@ Status ExpectF32(const TensorView& tensor, std::span<const int64_t> shape) {
 
 Result<SideRotation> ReadSide(const SafetensorsFile& file, int layer, char name, int& head_dim) {
   const std::string prefix = fmt::format("layers.{}.{}_", layer, name);
-  OSCAR_ASSIGN_OR_RETURN(const TensorView matrices, file.Get(prefix + "rotation"));
+  OSCAR_ASSIGN_OR_RETURN(const StoredTensor matrices, file.Get(prefix + "rotation"));
   OSCAR_RETURN_IF_ERROR(ExpectF32(matrices, std::array<int64_t, 3>{-1, -1, -1}));
   const int64_t heads = matrices.shape[0];
   const int64_t dim = matrices.shape[1];
@@ -110,9 +110,9 @@ Result<SideRotation> ReadSide(const SafetensorsFile& file, int layer, char name,
   }
   if (head_dim == 0) head_dim = static_cast<int>(dim);
   OSCAR_RETURN_IF_ERROR(ExpectF32(matrices, std::array<int64_t, 3>{heads, head_dim, head_dim}));
-  OSCAR_ASSIGN_OR_RETURN(const TensorView eigenvalues, file.Get(prefix + "eigenvalues"));
+  OSCAR_ASSIGN_OR_RETURN(const StoredTensor eigenvalues, file.Get(prefix + "eigenvalues"));
   OSCAR_RETURN_IF_ERROR(ExpectF32(eigenvalues, std::array<int64_t, 2>{heads, head_dim}));
-  OSCAR_ASSIGN_OR_RETURN(const TensorView clip, file.Get(prefix + "clip"));
+  OSCAR_ASSIGN_OR_RETURN(const StoredTensor clip, file.Get(prefix + "clip"));
   OSCAR_RETURN_IF_ERROR(ExpectF32(clip, std::array<int64_t, 1>{heads}));
   SideRotation side;
   side.num_heads = static_cast<int>(heads);
@@ -126,7 +126,7 @@ Result<Rotation> ParseRotationFile(const SafetensorsFile& file) {
   Rotation rotation;
   OSCAR_RETURN_IF_ERROR(ParseInfo(file, rotation.info));
   std::set<int> layer_ids;
-  for (const TensorView& tensor : file.tensors()) {
+  for (const StoredTensor& tensor : file.tensors()) {
     const std::optional<TensorName> name = ParseTensorName(tensor.name);
     if (!name) {
       return Unexpected(DataLoss(

@@ -25,7 +25,8 @@ class Golden {
     return golden;
   }
   std::vector<Matrix> Matrices(const std::string& name) const {
-    const TensorView tensor = file_->Get(name).value();
+    const LoadedTensor loaded = Load(file_->Get(name).value()).value();
+    const TensorView& tensor = loaded.view;
     EXPECT_EQ(tensor.dtype, DType::kF64);
     const uint64_t size = 16 * 16;
     std::vector<Matrix> matrices(tensor.num_elements() / size, Matrix(16, 16));
@@ -35,7 +36,8 @@ class Golden {
     return matrices;
   }
   std::vector<double> Values(const std::string& name) const {
-    const TensorView tensor = file_->Get(name).value();
+    const LoadedTensor loaded = Load(file_->Get(name).value()).value();
+    const TensorView& tensor = loaded.view;
     std::vector<double> values(tensor.num_elements());
     for (uint64_t i = 0; i < values.size(); ++i) values[i] = LoadElement<double>(tensor, i);
     return values;

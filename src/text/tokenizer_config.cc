@@ -85,14 +85,13 @@ Result<TokenizerConfig> ParseTokenizerConfig(std::string_view json, std::string_
 
 Result<TokenizerConfig> LoadTokenizerConfig(const std::filesystem::path& folder) {
   TokenizerConfig config;
-  std::error_code error;
   const auto json_path = folder / "tokenizer_config.json";
-  if (std::filesystem::exists(json_path, error)) {
+  if (IsThere(json_path)) {
     OSCAR_ASSIGN_OR_RETURN(const std::string json, ReadFile(json_path, kMaxFileBytes));
     OSCAR_ASSIGN_OR_RETURN(config, ParseTokenizerConfig(json, json_path.string()));
   }
   const auto template_path = folder / "chat_template.jinja";
-  if (std::filesystem::exists(template_path, error)) {
+  if (IsThere(template_path)) {
     OSCAR_ASSIGN_OR_RETURN(std::string source, ReadFile(template_path, kMaxFileBytes));
     SetDefaultTemplate(&config, std::move(source));
   }

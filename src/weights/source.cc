@@ -1,8 +1,6 @@
 #include "weights/source.h"
 
 #include <fmt/core.h>
-#include <sys/mman.h>
-#include <unistd.h>
 #include <xxhash.h>
 
 #include <algorithm>
@@ -76,10 +74,27 @@ size_t RowWidth(std::span<const int64_t> shape, WeightRows rows, size_t room) {
   return width;
 }
 
+// Of names, shapes and the beginning of every tensor: cheap, and any two real models differ in it.
+Result<uint64_t> FingerprintOf(const Checkpoint& checkpoint) {
+  const std::unique_ptr<XXH3_state_t, decltype(&XXH3_freeState)> state(XXH3_createState(),
+                                                                       &XXH3_freeState);
+  XXH3_64bits_reset(state.get());
+  std::array<std::byte, 4096> buffer{};
+  for (const StoredTensor& tensor : checkpoint.tensors()) {
+    XXH3_64bits_update(state.get(), tensor.name.data(), tensor.name.size());
+    XXH3_64bits_update(state.get(), tensor.shape.data(), tensor.shape.size() * sizeof(int64_t));
+    const auto sample =
+        std::span(buffer).first(std::min<uint64_t>(tensor.num_bytes, buffer.size()));
+    OSCAR_RETURN_IF_ERROR(tensor.Read(0, sample));
+    XXH3_64bits_update(state.get(), sample.data(), sample.size());
+  }
+  return XXH3_64bits_digest(state.get());
+}
+
 class CheckpointWeights : public WeightSource {
  public:
-  CheckpointWeights(Checkpoint checkpoint, Fp8Tiles blocks)
-      : checkpoint_(std::move(checkpoint)), blocks_(blocks) {}
+  CheckpointWeights(Checkpoint checkpoint, Fp8Tiles blocks, uint64_t fingerprint)
+      : checkpoint_(std::move(checkpoint)), blocks_(blocks), fingerprint_(fingerprint) {}
 
   Status LoadRows(const std::string& name, std::span<const int64_t> shape, WeightRows rows,
                   std::span<float> out) const override {
@@ -93,7 +108,7 @@ class CheckpointWeights : public WeightSource {
 
   Result<std::optional<Fp8Tiles>> Fp8Of(const std::string& name, int64_t outputs,
                                         int64_t inputs) const override {
-    OSCAR_ASSIGN_OR_RETURN(const TensorView tensor,
+    OSCAR_ASSIGN_OR_RETURN(const StoredTensor tensor,
                            Find(name, std::vector<int64_t>{outputs, inputs}));
     if (tensor.dtype != DType::kF8E4M3) return std::optional<Fp8Tiles>();
     OSCAR_ASSIGN_OR_RETURN(const Scales scales, ScalesOf(tensor));
@@ -102,15 +117,14 @@ class CheckpointWeights : public WeightSource {
 
   Status LoadFp8(const std::string& name, int64_t outputs, int64_t inputs, std::span<uint8_t> codes,
                  std::span<float> scales) const override {
-    OSCAR_ASSIGN_OR_RETURN(const TensorView tensor,
+    OSCAR_ASSIGN_OR_RETURN(const StoredTensor tensor,
                            Find(name, std::vector<int64_t>{outputs, inputs}));
     OSCAR_ASSIGN_OR_RETURN(const Scales found, ScalesOf(tensor));
-    if (codes.size() != tensor.data.size() || scales.size() != found.values.size()) {
+    if (codes.size() != tensor.num_bytes || scales.size() != found.values.size()) {
       return Internal(fmt::format("tensor {}: wrong room for its codes or scales", name));
     }
-    std::memcpy(codes.data(), tensor.data.data(), codes.size());
+    OSCAR_RETURN_IF_ERROR(tensor.Read(0, std::as_writable_bytes(codes)));
     std::ranges::copy(found.values, scales.begin());
-    Forget(tensor.data);
     return CheckCodes(codes, tensor, 0);
   }
 
@@ -120,21 +134,7 @@ class CheckpointWeights : public WeightSource {
     return found.has_value() ? Status() : found.error();
   }
 
-  uint64_t Fingerprint() const override {
-    // Names, shapes and a sample of every tensor: cheap, and any two real models differ in it.
-    XXH3_state_t* state = XXH3_createState();
-    XXH3_64bits_reset(state);
-    for (const TensorView& tensor : checkpoint_.tensors()) {
-      XXH3_64bits_update(state, tensor.name.data(), tensor.name.size());
-      XXH3_64bits_update(state, tensor.shape.data(), tensor.shape.size() * sizeof(int64_t));
-      const size_t sample = std::min<size_t>(tensor.data.size(), 4096);
-      XXH3_64bits_update(state, tensor.data.data(), sample);
-      Forget(tensor.data);  // a fault brings in many pages around it
-    }
-    const uint64_t hash = XXH3_64bits_digest(state);
-    XXH3_freeState(state);
-    return hash;
-  }
+  uint64_t Fingerprint() const override { return fingerprint_; }
 
  private:
   struct Scales {
@@ -145,7 +145,7 @@ class CheckpointWeights : public WeightSource {
   // One broken weight makes every answer meaningless, and none of them says so. `first` is the
   // element of the tensor that `values` begin at.
   template <typename T>
-  Status CheckFinite(const TensorView& tensor, std::span<const T> values, size_t first) const {
+  Status CheckFinite(const StoredTensor& tensor, std::span<const T> values, size_t first) const {
     using Bits = std::conditional_t<sizeof(T) == 2, uint16_t, uint32_t>;
     constexpr Bits kExponent = sizeof(T) == 2 ? 0x7f80 : 0x7f800000;
     const auto is_broken = [](T value) {
@@ -160,7 +160,8 @@ class CheckpointWeights : public WeightSource {
                                 first + static_cast<size_t>(at)));
   }
 
-  Status CheckCodes(std::span<const uint8_t> codes, const TensorView& tensor, size_t first) const {
+  Status CheckCodes(std::span<const uint8_t> codes, const StoredTensor& tensor,
+                    size_t first) const {
     const auto bad =
         std::ranges::find_if(codes, [](uint8_t code) { return (code & 0x7f) == kF8E4M3Nan; });
     if (bad == codes.end()) return {};
@@ -170,8 +171,8 @@ class CheckpointWeights : public WeightSource {
   }
 
   // The scales beside an FP8 matrix: for blocks, for each output, or for all of it.
-  Result<Scales> ScalesOf(const TensorView& tensor) const {
-    const TensorView* found = checkpoint_.Find(tensor.name + "_scale_inv");
+  Result<Scales> ScalesOf(const StoredTensor& tensor) const {
+    const StoredTensor* found = checkpoint_.Find(tensor.name + "_scale_inv");
     if (found == nullptr) found = checkpoint_.Find(tensor.name + "_scale");
     if (tensor.shape.size() != 2 || found == nullptr) {
       return Unexpected(DataLoss(fmt::format(
@@ -210,72 +211,69 @@ class CheckpointWeights : public WeightSource {
   Status LoadAs(const std::string& name, std::span<const int64_t> shape, WeightRows rows,
                 std::span<T> out, const Convert& convert) const {
     const size_t width = RowWidth(shape, rows, out.size());
-    OSCAR_ASSIGN_OR_RETURN(const TensorView tensor, Find(name, shape));
+    OSCAR_ASSIGN_OR_RETURN(const StoredTensor tensor, Find(name, shape));
     const size_t first = static_cast<size_t>(rows.first) * width;
     if (tensor.dtype == DType::kF8E4M3) return LoadScaled<T>(tensor, rows.first, out, convert);
-    // In pieces that are still in a core's cache when they are checked, and so that neither a float
-    // copy of a large tensor nor all of it in the file's mapping is ever resident.
-    constexpr size_t kPiece = size_t{1} << 15, kPiecesKept = 8;
-    std::vector<float> piece;
+    // In pieces that are still in a core's cache when they are checked.
+    constexpr size_t kPiece = size_t{1} << 16;
     const size_t bytes_each = SizeOf(tensor.dtype);
-    const auto stored = tensor.data.subspan(first * bytes_each, out.size() * bytes_each);
-    for (size_t at = 0, kept = 0; at < out.size(); at += kPiece) {
+    std::vector<std::byte> stored;
+    std::vector<float> piece;
+    for (size_t at = 0; at < out.size(); at += kPiece) {
       const size_t count = std::min(kPiece, out.size() - at);
       const std::span<T> to = out.subspan(at, count);
-      TensorView part = tensor;
-      part.data = stored.subspan(at * bytes_each, count * bytes_each);
-      part.shape = {static_cast<int64_t>(count)};
-      if constexpr (std::is_same_v<T, float>) {
-        OSCAR_RETURN_IF_ERROR(ConvertToFloat(part, to).WithContext(checkpoint_.directory()));
-      } else if (tensor.dtype == DType::kBf16) {
-        std::memcpy(to.data(), part.data.data(), part.data.size());
+      const uint64_t begin = (first + at) * bytes_each;
+      if (std::is_same_v<T, Bf16> && tensor.dtype == DType::kBf16) {
+        OSCAR_RETURN_IF_ERROR(tensor.Read(begin, std::as_writable_bytes(to)));
       } else {
-        piece.resize(count);
-        OSCAR_RETURN_IF_ERROR(ConvertToFloat(part, piece).WithContext(checkpoint_.directory()));
-        for (size_t i = 0; i < count; ++i) to[i] = convert(piece[i]);
+        stored.resize(count * bytes_each);
+        OSCAR_RETURN_IF_ERROR(tensor.Read(begin, stored));
+        const TensorView part{name, tensor.dtype, {static_cast<int64_t>(count)}, stored};
+        std::span<float> values;
+        if constexpr (std::is_same_v<T, float>) {
+          values = to;
+        } else {
+          piece.resize(count);
+          values = piece;
+        }
+        OSCAR_RETURN_IF_ERROR(ConvertToFloat(part, values).WithContext(checkpoint_.directory()));
+        if constexpr (!std::is_same_v<T, float>)
+          std::ranges::transform(values, to.begin(), convert);
       }
       OSCAR_RETURN_IF_ERROR(CheckFinite<T>(tensor, to, first + at));
-      if (at + count == out.size() || at + count - kept >= kPiecesKept * kPiece) {
-        Forget(stored.subspan(kept * bytes_each, (at + count - kept) * bytes_each));
-        kept = at + count;
-      }
     }
     return {};
   }
 
   template <typename T, typename Convert>
-  Status LoadScaled(const TensorView& tensor, int64_t first_row, std::span<T> out,
+  Status LoadScaled(const StoredTensor& tensor, int64_t first_row, std::span<T> out,
                     const Convert& convert) const {
     OSCAR_ASSIGN_OR_RETURN(const Scales scales, ScalesOf(tensor));
-    const int64_t inputs = tensor.shape[1];
-    const auto first = static_cast<size_t>(first_row * inputs);
-    const auto stored = tensor.data.subspan(first, out.size());
-    const std::span codes(reinterpret_cast<const uint8_t*>(stored.data()), stored.size());
-    OSCAR_RETURN_IF_ERROR(CheckCodes(codes, tensor, first));
-    MultiplyOut<T>(codes, scales.values, scales.blocks, inputs, first_row, out, convert);
-    Forget(stored);
+    const auto width = static_cast<size_t>(tensor.shape[1]);
+    // Whole rows, about a megabyte at a time.
+    const size_t piece =
+        std::max<size_t>((size_t{1} << 20) / std::max<size_t>(width, 1), 1) * width;
+    std::vector<uint8_t> codes;
+    for (size_t at = 0; at < out.size(); at += piece) {
+      codes.resize(std::min(piece, out.size() - at));
+      const size_t first = static_cast<size_t>(first_row) * width + at;
+      OSCAR_RETURN_IF_ERROR(tensor.Read(first, std::as_writable_bytes(std::span(codes))));
+      OSCAR_RETURN_IF_ERROR(CheckCodes(codes, tensor, first));
+      MultiplyOut<T>(codes, scales.values, scales.blocks, tensor.shape[1],
+                     static_cast<int64_t>(first / width), out.subspan(at, codes.size()), convert);
+    }
     return {};
   }
 
-  Result<TensorView> Find(const std::string& name, std::span<const int64_t> shape) const {
-    OSCAR_ASSIGN_OR_RETURN(TensorView tensor, checkpoint_.Get(name));
+  Result<StoredTensor> Find(const std::string& name, std::span<const int64_t> shape) const {
+    OSCAR_ASSIGN_OR_RETURN(StoredTensor tensor, checkpoint_.Get(name));
     OSCAR_RETURN_IF_ERROR(ExpectShape(tensor, shape).WithContext(checkpoint_.directory()));
     return tensor;
   }
 
-  // Drops mapped pages, all but the last where it is not a whole one: they are clean, and would
-  // otherwise count as ours until the kernel wants them back. Who still reads there faults again.
-  static void Forget(std::span<const std::byte> mapped) {
-    const auto page = static_cast<uintptr_t>(::sysconf(_SC_PAGESIZE));
-    const auto begin = reinterpret_cast<uintptr_t>(mapped.data()) / page * page;
-    const auto end = reinterpret_cast<uintptr_t>(mapped.data() + mapped.size()) / page * page;
-    if (begin >= end) return;
-    // NOLINTNEXTLINE(performance-no-int-to-ptr): page arithmetic is on numbers
-    ::madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTNEED);
-  }
-
   Checkpoint checkpoint_;
   Fp8Tiles blocks_;
+  uint64_t fingerprint_;
 };
 
 class RandomWeights : public WeightSource {
@@ -418,7 +416,8 @@ float QuantizeRowToFp8(std::span<const Bf16> row, std::span<uint8_t> codes) {
 Result<std::unique_ptr<WeightSource>> OpenCheckpointWeights(const std::string& directory,
                                                             Fp8Tiles blocks) {
   OSCAR_ASSIGN_OR_RETURN(Checkpoint checkpoint, Checkpoint::Open(directory));
-  return std::make_unique<CheckpointWeights>(std::move(checkpoint), blocks);
+  OSCAR_ASSIGN_OR_RETURN(const uint64_t fingerprint, FingerprintOf(checkpoint));
+  return std::make_unique<CheckpointWeights>(std::move(checkpoint), blocks, fingerprint);
 }
 
 Status CheckTensors(const WeightSource& source, const TensorTable& table) {

@@ -1,7 +1,6 @@
 // Where weights come from: a checkpoint on disk, or random numbers in the same shapes for speed
 // work. Sources hand out some rows of a tensor at a time, so that loading never holds much more
-// than the result: what they have read of a file they give back to the kernel. Safe from any
-// thread.
+// than the result. A file that changes while it is read is an error. Safe from any thread.
 #pragma once
 
 #include <cstdint>

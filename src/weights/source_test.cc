@@ -4,9 +4,12 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <cmath>
 #include <filesystem>
 #include <span>
+#include <thread>
 #include <tuple>
 #include <utility>
 
@@ -124,6 +127,49 @@ TEST_F(StoredWeights, MustBeFinite) {
   }
   EXPECT_FALSE(Load(DType::kF32, 3.4e38f, true).ok());  // beyond BF16
   EXPECT_THAT(Load(DType::kI32, 1.0f, true).message(), HasSubstr("oscar_stored_weights: tensor"));
+}
+
+// Another process may truncate or rewrite a file at any moment of loading. Either the weights are
+// whole or the error names the file; a memory map would end the process (SIGBUS).
+TEST(ChangingWeights, AreAnErrorThatNamesTheFile) {
+  constexpr int64_t kRows = 256, kColumns = 4096;
+  const std::vector<int64_t> shape = {kRows, kColumns};
+  const std::vector<Bf16> ones(kRows * kColumns, ToBf16(1.0f));
+  const TensorView view{"w", DType::kBf16, shape, std::as_bytes(std::span(ones))};
+  const auto folder = std::filesystem::path(testing::TempDir()) / "oscar_changing_weights";
+  std::filesystem::create_directories(folder);
+  const auto path = folder / "model.safetensors";
+  int refused = 0;
+  for (int round = 0; round < 100; ++round) {
+    ASSERT_TRUE(WriteSafetensors(path, {&view, 1}, {}).ok());
+    std::atomic<bool> opened = false;
+    std::jthread other([&] {
+      if (round % 2 == 0) opened.wait(false);
+      std::this_thread::sleep_for(std::chrono::microseconds(7 * round));
+      std::error_code ignored;
+      std::filesystem::resize_file(path, round % 3 == 0 ? 0 : 1 << 20, ignored);
+    });
+    const auto source = OpenCheckpointWeights(folder.string());
+    opened = true;
+    opened.notify_all();
+    Status status = source.has_value() ? Status() : source.error();
+    std::vector<Bf16> loaded(ones.size());
+    for (int pass = 0; pass < 3 && status.ok(); ++pass) {
+      status = (*source)->LoadBf16("w", shape, loaded);
+      if (status.ok()) {
+        ASSERT_EQ(loaded, ones);
+      }
+    }
+    if (!status.ok()) {
+      ++refused;
+      EXPECT_THAT(status.message(), HasSubstr(path.string() + ": "));
+    }
+    if (!status.ok() && source.has_value()) {
+      EXPECT_THAT(status.message(), HasSubstr("model.safetensors: changed while it was read"));
+    }
+  }
+  EXPECT_GT(refused, 10);
+  std::filesystem::remove_all(folder);
 }
 
 // What transformers makes of a config that ties the head: the head it finds where that differs from
