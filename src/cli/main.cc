@@ -10,6 +10,7 @@
 
 #include "base/log.h"
 #include "cli/command.h"
+#include "cli/config_file.h"
 #include "oscar/version.h"
 
 namespace oscar::cli {
@@ -38,8 +39,7 @@ int Main(int argc, char** argv) {
       "oscar"};
   app.require_subcommand(1);
   app.set_version_flag("--version", std::string("oscar ") + kVersion);
-  app.set_config("--config", "", "Read options from an INI or TOML file");
-  app.allow_config_extras(CLI::config_extras_mode::error);
+  AddConfigFile(app);
   app.get_formatter()->column_width(34);
   std::string log_level = "info";
   app.add_option("--log-level", log_level, "debug, info, warning, error or off")

@@ -23,26 +23,6 @@ namespace oscar {
 namespace {
 
 constexpr uint64_t kMaxQueuedBytes = uint64_t{256} << 20;
-constexpr uint32_t kMaxIndex = 1u << 24;
-constexpr char kMagic[8] = {'O', 'S', 'C', 'P', 'A', 'G', 'E', '1'};
-
-// Little-endian, without padding; the payload and an XXH3 of everything before it follow.
-struct Header {
-  char magic[8];
-  uint64_t key;
-  uint64_t parent;
-  uint64_t hash;
-  uint64_t payload_bytes;
-  uint32_t index;
-  uint32_t sealed;
-  int32_t tokens[kPageTokens];
-};
-static_assert(sizeof(Header) == 48 + 4 * kPageTokens);
-static_assert(std::is_trivially_copyable_v<Header>);
-
-uint64_t FileBytes(size_t payload_bytes) {
-  return sizeof(Header) + payload_bytes + sizeof(uint64_t);
-}
 
 // The hash that a page's file name says.
 std::optional<uint64_t> ParseName(std::string_view name) {
@@ -61,7 +41,7 @@ bool IsTemporary(std::string_view name) {
 
 struct FileHead {
   struct stat info {};
-  Header header{};  // zeros where the file is shorter
+  PageFileHeader header{};  // zeros where the file is shorter
 };
 
 // Does not follow links, nor wait for whoever may write to a pipe; empty where `path` is not a
@@ -83,46 +63,11 @@ std::optional<FileHead> ReadHead(const std::filesystem::path& path) {
 
 }  // namespace
 
-Result<PageRecord> ParsePageFile(std::string_view bytes, uint64_t hash,
-                                 const PrefixStoreOptions& options) {
-  Header header;
-  uint64_t checksum = 0;
-  if (bytes.size() < sizeof(header) + sizeof(checksum)) {
-    return Unexpected(DataLoss("shorter than its header"));
-  }
-  std::memcpy(&header, bytes.data(), sizeof(header));
-  if (std::memcmp(header.magic, kMagic, sizeof(kMagic)) != 0 || header.key != options.key) {
-    return Unexpected(DataLoss("not a page of this model and format"));
-  }
-  const size_t expected = header.sealed != 0 ? options.sealed_bytes : options.open_bytes;
-  if (header.payload_bytes != expected || bytes.size() != FileBytes(expected)) {
-    return Unexpected(
-        DataLoss(fmt::format("has {} bytes, a page of {} was expected", bytes.size(), expected)));
-  }
-  const size_t body = sizeof(header) + expected;
-  std::memcpy(&checksum, bytes.data() + body, sizeof(checksum));
-  if (checksum != XXH3_64bits(bytes.data(), body)) return Unexpected(DataLoss("checksum differs"));
-  const uint64_t computed =
-      XXH3_64bits_withSeed(header.tokens, sizeof(header.tokens), header.parent);
-  if (header.hash != computed || computed != hash || header.index > kMaxIndex) {
-    return Unexpected(DataLoss("its name and its tokens disagree"));
-  }
-  PageRecord record;
-  record.parent = header.parent;
-  record.hash = hash;
-  record.index = header.index;
-  record.sealed = header.sealed != 0;
-  record.tokens.assign(std::begin(header.tokens), std::end(header.tokens));
-  const auto* payload = reinterpret_cast<const std::byte*>(bytes.data()) + sizeof(header);
-  record.payload.assign(payload, payload + expected);
-  return record;
-}
-
 uint64_t PrefixStoreKey(const Model& model) {
   const KvPlan& plan = model.kv();
   const CacheConfig& config = plan.cache();
   const ModelSpec& spec = model.spec();
-  uint64_t key = XXH3_64bits_withSeed(kMagic, sizeof(kMagic), model.fingerprint());
+  uint64_t key = XXH3_64bits_withSeed(kPageFileMagic, sizeof(kPageFileMagic), model.fingerprint());
   const auto add = [&](const void* data, size_t bytes) {
     key = XXH3_64bits_withSeed(data, bytes, key);
   };
@@ -168,7 +113,7 @@ PrefixStore::LockFile::~LockFile() {
 Result<std::unique_ptr<PrefixStore>> PrefixStore::Open(const std::filesystem::path& folder,
                                                        const PrefixStoreOptions& options) {
   std::unique_ptr<PrefixStore> store(
-      new PrefixStore(folder / fmt::format("{:016x}", options.key), options));
+      new PrefixStore(folder / fmt::format("{:016x}", options.format.key), options));
   std::error_code error;
   std::filesystem::create_directories(store->folder_, error);
   OSCAR_RETURN_IF_ERROR(store->Lock());
@@ -230,11 +175,12 @@ Status PrefixStore::Scan() {
       LogWarning("{}: ignored: not a regular file, or closed to us", path.string());
       continue;
     }
-    const Header& header = head->header;
+    const PageFileHeader& header = head->header;
     const auto bytes = static_cast<uint64_t>(head->info.st_size);
-    const bool damaged =
-        header.hash != *hash || header.key != options_.key || header.index > kMaxIndex ||
-        bytes != FileBytes(header.sealed != 0 ? options_.sealed_bytes : options_.open_bytes);
+    const bool damaged = header.hash != *hash || header.key != options_.format.key ||
+                         header.index > kMaxPageIndex ||
+                         bytes != PageFileBytes(header.sealed != 0 ? options_.format.sealed_bytes
+                                                                   : options_.format.open_bytes);
     found.push_back({damaged,
                      head->info.st_mtim,
                      {path, bytes, header.parent, *hash, damaged ? 0 : header.index}});
@@ -301,12 +247,13 @@ void PrefixStore::Load(const std::function<bool(PageRecord record)>& body) {
   std::vector<const File*> files;
   for (const File& file : files_) files.push_back(&file);
   std::ranges::sort(files, {}, &File::index);
-  const uint64_t largest = FileBytes(std::max(options_.open_bytes, options_.sealed_bytes));
+  const uint64_t largest =
+      PageFileBytes(std::max(options_.format.open_bytes, options_.format.sealed_bytes));
   for (const File* file : files) {
     const Result<std::string> text = ReadFile(file->path, largest);
     // Where another process writes, pages may go at any time.
     if (read_only() && !text.has_value() && text.error().code() == StatusCode::kNotFound) continue;
-    Result<PageRecord> record = text.has_value() ? ParsePageFile(*text, file->hash, options_)
+    Result<PageRecord> record = text.has_value() ? ParsePageFile(*text, file->hash, options_.format)
                                                  : Result<PageRecord>(Unexpected(text.error()));
     if (!record.has_value()) {
       LogWarning("{}: ignored: {}", file->path.string(), record.error().message());
@@ -353,25 +300,12 @@ Status PrefixStore::Write(const PageRecord& record) {
     if (!known_.contains(record.parent)) known_.erase(record.hash);
     return {};
   }
-  Header header{};
-  std::memcpy(header.magic, kMagic, sizeof(kMagic));
-  header.key = options_.key;
-  header.parent = record.parent;
-  header.hash = record.hash;
-  header.payload_bytes = record.payload.size();
-  header.index = static_cast<uint32_t>(record.index);
-  header.sealed = record.sealed ? 1 : 0;
-  std::copy_n(record.tokens.begin(), kPageTokens, header.tokens);
-  std::vector<std::byte> bytes(sizeof(header) + record.payload.size());
-  std::memcpy(bytes.data(), &header, sizeof(header));
-  std::ranges::copy(record.payload, bytes.begin() + sizeof(header));
-  const uint64_t checksum = XXH3_64bits(bytes.data(), bytes.size());
+  const std::string bytes = FormatPageFile(record, options_.format.key);
   const std::filesystem::path path = folder_ / fmt::format("{:016x}.page", record.hash);
   OSCAR_ASSIGN_OR_RETURN(AtomicFileWriter writer, AtomicFileWriter::Create(path));
   OSCAR_RETURN_IF_ERROR(writer.Write(bytes));
-  OSCAR_RETURN_IF_ERROR(writer.Write(std::as_bytes(std::span(&checksum, 1))));
   OSCAR_RETURN_IF_ERROR(writer.Commit());
-  Remember({path, bytes.size() + sizeof(checksum), record.parent, record.hash, record.index});
+  Remember({path, bytes.size(), record.parent, record.hash, record.index});
   Trim(record.hash);
   return {};
 }

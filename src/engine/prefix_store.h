@@ -20,12 +20,12 @@
 #include <list>
 #include <memory>
 #include <mutex>
-#include <string_view>
 #include <thread>
 #include <unordered_map>
 #include <unordered_set>
 #include <vector>
 
+#include "engine/page_file.h"
 #include "model/model.h"
 #include "oscar/status.h"
 
@@ -34,29 +34,14 @@ namespace oscar {
 // What pages must agree on to be readable and to mean the same.
 uint64_t PrefixStoreKey(const Model& model);
 
-struct PageRecord {
-  uint64_t parent = 0;  // chain hashes; see prefix_index.h
-  uint64_t hash = 0;
-  int64_t index = 0;  // of the page in its sequence
-  bool sealed = false;
-  std::vector<int32_t> tokens;     // [64]
-  std::vector<std::byte> payload;  // the page's bytes
-};
-
 struct PrefixStoreOptions {
-  uint64_t key = 0;       // PrefixStoreKey
-  size_t open_bytes = 0;  // of a page's payload; files of other sizes are damaged
-  size_t sealed_bytes = 0;
+  PageFileFormat format;  // its key is PrefixStoreKey; files of other sizes are damaged
   // Bounds the files of this key. Those go first that were written longest ago, pages before the
   // ones they continue, which alone make them usable.
   uint64_t max_bytes = 0;
   // How long writing pauses after a disk was full.
   std::chrono::milliseconds retry_after = std::chrono::seconds(5);
 };
-
-// A file of the store whose name says `hash`. Trusts no byte of it.
-Result<PageRecord> ParsePageFile(std::string_view bytes, uint64_t hash,
-                                 const PrefixStoreOptions& options);
 
 class PrefixStore {
  public:

@@ -38,7 +38,7 @@ class PrefixStoreTest : public testing::Test {
   }
 
   PrefixStoreOptions Options(uint64_t max_bytes = uint64_t{1} << 30) const {
-    return {.key = key_, .open_bytes = 200, .sealed_bytes = 100, .max_bytes = max_bytes};
+    return {.format = {key_, 200, 100}, .max_bytes = max_bytes};
   }
   std::unique_ptr<PrefixStore> Open(uint64_t max_bytes = uint64_t{1} << 30) {
     return Open(Options(max_bytes));
@@ -460,8 +460,8 @@ TEST_F(PrefixStoreTest, RestoredPagesAreTheSameBytes) {
   }
   ASSERT_TRUE(cache.SealForGeneration(threads).ok());
   PrefixStoreOptions options = Options();
-  options.open_bytes = config.open.bytes();
-  options.sealed_bytes = config.sealed.bytes();
+  options.format.open_bytes = config.open.bytes();
+  options.format.sealed_bytes = config.sealed.bytes();
   {
     auto store = Open(options);
     PrefixIndex index(config, pool, false);

@@ -61,10 +61,10 @@ void Scheduler::OpenStore() {
         options_.prefix_dir);
     return;
   }
-  auto store = PrefixStore::Open(options_.prefix_dir, {.key = PrefixStoreKey(model_),
-                                                       .open_bytes = config_.open.bytes(),
-                                                       .sealed_bytes = config_.sealed.bytes(),
-                                                       .max_bytes = options_.prefix_dir_bytes});
+  auto store = PrefixStore::Open(
+      options_.prefix_dir,
+      {.format = {PrefixStoreKey(model_), config_.open.bytes(), config_.sealed.bytes()},
+       .max_bytes = options_.prefix_dir_bytes});
   if (!store.has_value()) {
     LogWarning("prefix pages will not survive a restart: {}", store.error().message());
     return;
