@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -29,23 +30,19 @@ struct CacheReport {
 };
 
 struct Completion {
-  std::string text;                // without the stop token
+  std::string text;                // without what ended it, unless asked for
   std::string reasoning;           // what the model thought first, where its family marks that
   std::vector<int32_t> token_ids;  // the stop token included
   int64_t prompt_tokens = 0;
   int64_t reused_tokens = 0;  // of the prompt, found in the cache
   FinishReason finish_reason = FinishReason::kStop;
+  // What of CompletionOptions::stop or stop_token_ids ended the answer, if any of it did.
+  std::optional<std::string> stop_string;
+  std::optional<int32_t> stop_token;
   Status status;      // why an answer that is kFailed broke off
   uint64_t seed = 0;  // the one that was used
   double prefill_seconds = 0.0, decode_seconds = 0.0;
   CacheReport cache;
-};
-
-struct CompletionOptions {
-  SamplingOptions sampling;
-  int64_t max_tokens = 0;  // 0: the rest of the context
-  // Extra variables for the chat template as a JSON object, such as {"enable_thinking": false}.
-  std::string template_arguments;
 };
 
 class LanguageModel {
@@ -67,8 +64,11 @@ class LanguageModel {
   // Forgets the sequence.
   virtual void Reset() = 0;
 
-  // What generation_config.json of the model suggests; greedy where it says nothing.
+  // What unset CompletionOptions take: see there.
   virtual SamplingOptions default_sampling() const = 0;
+  virtual int64_t default_max_tokens() const = 0;  // 0: the rest of the context
+  // Prompts that the model directory suggests to newcomers (sample_prompts.json); may be empty.
+  virtual const std::vector<std::string>& sample_prompts() const = 0;
   virtual int64_t max_context() const = 0;
   virtual CacheReport cache() const = 0;
 };

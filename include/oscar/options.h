@@ -85,12 +85,32 @@ struct SamplingOptions {
   float frequency_penalty = 0.0f;
   // Added to the logit of a token id.
   std::vector<std::pair<int32_t, float>> logit_bias;
-  // The same seed, prompt and options give the same answer. Unset samples one from the system.
+  // The same seed, prompt and options give the same answer. Unset takes one from the system.
   std::optional<uint64_t> seed;
 
   static constexpr int kMaxTopK = 1'000'000'000;
   // Names the first field that is out of range, in Status::param.
   Status Validate(int vocab_size) const;
+};
+
+// What to ask of one answer. What is unset takes the model's default (generation_config.json), the
+// same through the library, the commands and the server.
+struct CompletionOptions {
+  // Unset: as the model's authors suggest; temperature 1 where they say nothing, and the most
+  // likely token where they say "do_sample": false.
+  std::optional<SamplingOptions> sampling;
+  // Tokens to generate at most. Unset: the model's "max_new_tokens"; 0, or nothing there: the rest
+  // of the context.
+  std::optional<int64_t> max_tokens;
+  // Stop tokens are not sampled, and stop strings not looked for, before so many tokens.
+  int64_t min_tokens = 0;
+  // Texts that end the answer, and tokens that do so besides the model's own.
+  std::vector<std::string> stop;
+  std::vector<int32_t> stop_token_ids;
+  bool ignore_eos = false;    // the model's own stop tokens do not count
+  bool include_stop = false;  // the text keeps what of `stop` or `stop_token_ids` ended it
+  // Extra variables for the chat template as a JSON object, such as {"enable_thinking": false}.
+  std::string template_arguments;
 };
 
 enum class FinishReason : uint8_t {

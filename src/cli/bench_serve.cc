@@ -134,7 +134,8 @@ Result<std::unique_ptr<Target>> StartTarget(const ServeBenchOptions& options,
   auto target = std::make_unique<Target>();
   target->method = method;
   target->budget = budget;
-  OSCAR_ASSIGN_OR_RETURN(target->host, server::ModelHost::Load(model, host));
+  OSCAR_ASSIGN_OR_RETURN(target->host, server::ModelHost::Prepare(model, host));
+  OSCAR_ASSIGN_OR_RETURN(auto served, target->host->Load());
   OSCAR_ASSIGN_OR_RETURN(target->plan, LoadedModel::Plan(model));
   target->vocab_size = target->plan->spec().vocab_size;
   server::HttpOptions http;
@@ -143,7 +144,7 @@ Result<std::unique_ptr<Target>> StartTarget(const ServeBenchOptions& options,
   target->api = std::make_unique<server::ApiServer>(server::ApiOptions{});
   OSCAR_ASSIGN_OR_RETURN(target->http, server::HttpServer::Bind(http));
   target->http->Start(*target->api);
-  target->api->SetModel(target->host->served());
+  target->api->SetModel(std::move(served));
   target->address.port = target->http->port();
   return target;
 }

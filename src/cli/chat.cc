@@ -1,5 +1,7 @@
 // oscar chat: a conversation in the terminal. Answers stream; Ctrl-C stops an answer, not the
 // program.
+#include "text/chat.h"
+
 #include <fmt/core.h>
 #include <unistd.h>
 
@@ -43,9 +45,8 @@ constexpr char kHelp[] =
 
 struct ChatOptions {
   ModelArguments model;
-  SamplingArguments sampling;
-  std::string system, template_arguments;
-  int64_t max_tokens = 0;
+  AnswerArguments answer;
+  std::string system;
   bool deterministic = false;
 };
 
@@ -90,10 +91,8 @@ class ChatSession {
   ChatSession(LanguageModel& model, const ChatOptions& options)
       : model_(model),
         is_tty_(::isatty(STDOUT_FILENO) == 1),
-        is_deterministic_(options.deterministic) {
-    completion_.sampling = options.sampling.Apply(model.default_sampling());
-    completion_.max_tokens = options.max_tokens;
-    completion_.template_arguments = options.template_arguments;
+        is_deterministic_(options.deterministic),
+        completion_(options.answer.Apply(model.default_sampling())) {
     Restart(options.system);
   }
 
@@ -135,6 +134,7 @@ class ChatSession {
   void Restart(const std::string& system) {
     system_ = system;
     messages_ = ordered_json::array();
+    answers_ = ordered_json::array();
     if (!system.empty()) messages_.push_back({{"role", "system"}, {"content", system}});
     model_.Reset();
   }
@@ -193,12 +193,14 @@ class ChatSession {
     ordered_json message = {{"role", "assistant"}, {"content", answer->text}};
     if (!answer->reasoning.empty()) message["reasoning_content"] = answer->reasoning;
     messages_.push_back(std::move(message));
+    answers_.push_back(AnswerToJson(*answer));
     if (is_tty_) fmt::print(stderr, "\x1b[2m{}\x1b[0m\n", CacheLine(answer->cache));
   }
 
   Status Save(const std::string& path) const {
     if (path.empty()) return InvalidArgument("/save needs a file name");
-    const ordered_json saved = {{"format", "oscar-conversation-1"}, {"messages", messages_}};
+    const ordered_json saved = {
+        {"format", "oscar-conversation-1"}, {"messages", messages_}, {"answers", answers_}};
     OSCAR_RETURN_IF_ERROR(WriteFileAtomically(
         path, saved.dump(2, ' ', false, ordered_json::error_handler_t::replace) + "\n"));
     fmt::print("saved {} messages to {}\n", messages_.size(), path);
@@ -212,15 +214,16 @@ class ChatSession {
     if (!saved.is_object() || !saved.contains("messages") || !saved["messages"].is_array()) {
       return DataLoss(fmt::format("{}: not a saved conversation (no list \"messages\")", path));
     }
-    for (const ordered_json& message : saved["messages"]) {
-      if (!message.is_object() || !message.contains("role") || !message["role"].is_string() ||
-          !message.contains("content") || !message["content"].is_string()) {
-        return DataLoss(fmt::format("{}: a message without role or content", path));
-      }
+    auto messages = NormalizeMessages(saved["messages"]);
+    if (!messages.has_value()) {
+      return DataLoss(fmt::format("{}: {}", path, messages.error().message()));
     }
-    messages_ = saved["messages"];
+    messages_ = std::move(*messages);
+    answers_ = ordered_json::array();  // of this session
     const bool has_system = !messages_.empty() && messages_[0]["role"] == "system";
-    system_ = has_system ? messages_[0]["content"].get<std::string>() : "";  // what /reset keeps
+    system_ = has_system && messages_[0]["content"].is_string()  // what /reset keeps
+                  ? messages_[0]["content"].get<std::string>()
+                  : "";
     model_.Reset();
     fmt::print("loaded {} messages from {}\n", messages_.size(), path);
     return {};
@@ -228,14 +231,21 @@ class ChatSession {
 
   LanguageModel& model_;
   const bool is_tty_, is_deterministic_;
-  CompletionOptions completion_;
+  const CompletionOptions completion_;
   std::string system_;
-  ordered_json messages_;
+  ordered_json messages_, answers_;
 };
+
+void Greet(const LanguageModel& model) {
+  fmt::print("{} tokens of context; /help lists commands\n", model.max_context());
+  if (model.sample_prompts().empty()) return;
+  fmt::print("try:\n");
+  for (const std::string& prompt : model.sample_prompts()) fmt::print("  {}\n", prompt);
+}
 
 Status RunChat(const ChatOptions& options) {
   OSCAR_RETURN_IF_ERROR(options.model.Check());
-  OSCAR_RETURN_IF_ERROR(CheckTemplateArguments(options.template_arguments));
+  OSCAR_RETURN_IF_ERROR(options.answer.Check());
   OSCAR_ASSIGN_OR_RETURN(const std::unique_ptr<LanguageModel> model,
                          LanguageModel::Load(options.model.options));
   ChatSession session(*model, options);
@@ -245,7 +255,7 @@ Status RunChat(const ChatOptions& options) {
   const int editing = LineEditor::EditingFd();
   std::optional<LineEditor> editor;
   if (editing >= 0) editor.emplace(editing);
-  if (interactive) fmt::print("{} tokens of context; /help lists commands\n", model->max_context());
+  if (interactive) Greet(*model);
   while (true) {
     if (interactive && !editor.has_value()) fmt::print("> ");
     std::fflush(stdout);
@@ -268,16 +278,11 @@ void AddChatCommand(CLI::App& app, RunFunction& run) {
   auto options = std::make_shared<ChatOptions>();
   CLI::App* command = app.add_subcommand("chat", "Talk to a model in the terminal");
   command->add_option("--system", options->system, "System message");
-  command->add_option("--template-arguments", options->template_arguments,
-                      "JSON object of variables for the chat template");
-  command->add_option("--max-tokens", options->max_tokens, "Most tokens per answer; 0 is no limit")
-      ->capture_default_str()
-      ->check(NonNegative());
   command->add_flag("--deterministic", options->deterministic,
                     "Read the conversation anew for every answer, which is then the one that "
                     "generate --messages gives");
   AddModelOptions(*command, options->model);
-  AddSamplingOptions(*command, options->sampling);
+  AddAnswerOptions(*command, options->answer);
   command->callback([options, &run] { run = [options] { return RunChat(*options); }; });
 }
 

@@ -382,12 +382,11 @@ class Demo {
 Status Serve(int port) {
   server::ServeOptions options;
   options.http.port = port;
-  return server::RunServer(options, []() -> Result<server::Loaded> {
-    OSCAR_ASSIGN_OR_RETURN(auto loaded, server::ModelHost::Load(ModelOptions{}, {}));
-    server::Loaded out;
-    out.model = loaded->served();
-    out.owner = std::shared_ptr<server::ModelHost>(std::move(loaded));
-    return out;
+  OSCAR_ASSIGN_OR_RETURN(const std::shared_ptr<server::ModelHost> host,
+                         server::ModelHost::Prepare(ModelOptions{}, {}));
+  return server::RunServer(options, [&]() -> Result<server::Loaded> {
+    OSCAR_ASSIGN_OR_RETURN(auto served, host->Load());
+    return server::Loaded{std::move(served), host};
   });
 }
 

@@ -17,6 +17,7 @@
 #include "cli/report.h"
 #include "cli/validators.h"
 #include "oscar/language_model.h"
+#include "text/chat.h"
 
 namespace oscar::cli {
 namespace {
@@ -27,61 +28,37 @@ constexpr uint64_t kMaxPromptBytes = uint64_t{256} << 20;
 
 struct GenerateOptions {
   ModelArguments model;
-  SamplingArguments sampling;
-  std::string prompt, messages, template_arguments;
-  int64_t max_tokens = 0;
+  AnswerArguments answer;
+  std::string prompt, messages;
   bool json = false, stats = false;
 };
 
 ordered_json ToJson(const Completion& completion) {
-  ordered_json out = {
-      {"text", completion.text},
-      {"token_ids", completion.token_ids},
-      {"prompt_tokens", completion.prompt_tokens},
-      {"completion_tokens", completion.token_ids.size()},
-      {"finish_reason", NameOf(completion.finish_reason)},
-      {"seed", completion.seed},
-      {"cache", CacheToJson(completion.cache)},
-      {"seconds", {{"prefill", completion.prefill_seconds}, {"decode", completion.decode_seconds}}},
-  };
+  ordered_json out = {{"text", completion.text}};
+  out.update(AnswerToJson(completion));
+  out["prompt_tokens"] = completion.prompt_tokens;
+  out["completion_tokens"] = completion.token_ids.size();
+  out["cache"] = CacheToJson(completion.cache);
+  out["seconds"] = {{"prefill", completion.prefill_seconds}, {"decode", completion.decode_seconds}};
   if (!completion.reasoning.empty()) out["reasoning"] = completion.reasoning;
   if (!completion.status.ok()) out["error"] = completion.status.message();
   return out;
 }
 
-Status CheckMessages(const nlohmann::json& list) {
-  if (!list.is_array()) return InvalidArgument("must be a JSON list of {role, content}");
-  if (list.empty()) return InvalidArgument("the list of messages is empty");
-  for (size_t i = 0; i < list.size(); ++i) {
-    const nlohmann::json& message = list[i];
-    if (!message.is_object() || !message.contains("role") || !message["role"].is_string()) {
-      return InvalidArgument(fmt::format("message {} has no role", i + 1));
-    }
-    // Only a call of tools can do without.
-    const bool has_content = message.contains("content") && !message["content"].is_null();
-    if (!has_content && !(message["role"] == "assistant" && message.contains("tool_calls"))) {
-      return InvalidArgument(fmt::format("message {} has no content", i + 1));
-    }
-  }
-  return {};
-}
-
 Status RunGenerate(const GenerateOptions& options) {
   OSCAR_RETURN_IF_ERROR(options.model.Check());
-  OSCAR_RETURN_IF_ERROR(CheckTemplateArguments(options.template_arguments));
+  OSCAR_RETURN_IF_ERROR(options.answer.Check());
   std::string messages;
   if (!options.messages.empty()) {
     OSCAR_ASSIGN_OR_RETURN(messages, ReadInput(options.messages, kMaxPromptBytes));
     // Before the weights are read, and by the file's name.
-    OSCAR_ASSIGN_OR_RETURN(const nlohmann::json list, ParseJson(messages, options.messages));
-    OSCAR_RETURN_IF_ERROR(CheckMessages(list).WithContext(options.messages));
+    OSCAR_ASSIGN_OR_RETURN(const ordered_json list, ParseOrderedJson(messages, options.messages));
+    const auto normalized = NormalizeMessages(list);
+    if (!normalized.has_value()) return normalized.error().WithContext(options.messages);
   }
   OSCAR_ASSIGN_OR_RETURN(const std::unique_ptr<LanguageModel> model,
                          LanguageModel::Load(options.model.options));
-  CompletionOptions completion_options;
-  completion_options.sampling = options.sampling.Apply(model->default_sampling());
-  completion_options.max_tokens = options.max_tokens;
-  completion_options.template_arguments = options.template_arguments;
+  const CompletionOptions completion_options = options.answer.Apply(model->default_sampling());
   // Text streams as it comes, what the model thinks first to stderr; JSON is printed whole.
   bool thought = false;
   const auto on_text = [&](std::string_view piece, bool is_reasoning) {
@@ -127,18 +104,11 @@ void AddGenerateCommand(CLI::App& app, RunFunction& run) {
   messages->check(NotEmpty());
   prompt->excludes(messages);
   messages->excludes(prompt);
-  command
-      ->add_option("--template-arguments", options->template_arguments,
-                   "JSON object of variables for the chat template, such as "
-                   "'{\"enable_thinking\": false}'")
-      ->needs(messages);
-  command->add_option("--max-tokens", options->max_tokens, "Most tokens to generate; 0 is no limit")
-      ->capture_default_str()
-      ->check(NonNegative());
   command->add_flag("--json", options->json, "Print JSON (docs/cli-json.md)");
   command->add_flag("--stats", options->stats, "Say afterwards what the cache holds and saved");
   AddModelOptions(*command, options->model);
-  AddSamplingOptions(*command, options->sampling);
+  AddAnswerOptions(*command, options->answer);
+  command->get_option("--template-arguments")->needs(messages);
   command->callback([options, prompt, messages, &run] {
     if (prompt->count() + messages->count() == 0) {
       throw CLI::RequiredError("--prompt or --messages");

@@ -7,6 +7,7 @@
 #include <CLI/Formatter.hpp>
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <nlohmann/json.hpp>
 
 #include "base/json.h"
@@ -129,23 +130,6 @@ Status ModelArguments::Check() const {
   return {};
 }
 
-Status CheckTemplateArguments(const std::string& text) {
-  if (text.empty()) return {};
-  constexpr const char* kName = "--template-arguments";
-  OSCAR_ASSIGN_OR_RETURN(const auto arguments, ParseJson(text, kName));
-  if (!arguments.is_object()) {
-    return InvalidArgument(
-        fmt::format("{}: must be a JSON object, such as '{{\"enable_thinking\": false}}'", kName));
-  }
-  for (const char* taken : {"messages", "tools", "documents", "add_generation_prompt"}) {
-    if (arguments.contains(taken)) {
-      return InvalidArgument(
-          fmt::format("{}: \"{}\" cannot be set: the name is taken", kName, taken));
-    }
-  }
-  return {};
-}
-
 void AddSamplingOptions(CLI::App& command, SamplingArguments& arguments, const char* defaults) {
   const std::string group = fmt::format("Sampling (defaults {})", defaults);
   command.add_option("--temperature", arguments.temperature, "0 takes the most likely token")
@@ -189,6 +173,53 @@ SamplingOptions SamplingArguments::Apply(SamplingOptions o) const {
   o.frequency_penalty = frequency_penalty.value_or(o.frequency_penalty);
   if (seed.has_value()) o.seed = seed;
   return o;
+}
+
+void AddAnswerOptions(CLI::App& command, AnswerArguments& arguments) {
+  command
+      .add_option("--max-tokens", arguments.max_tokens,
+                  "Most tokens of an answer; 0 is the rest of the context; default: the model's "
+                  "max_new_tokens")
+      ->check(NonNegative());
+  command.add_option("--stop", arguments.stop, "Text that ends the answer (repeatable)")
+      ->allow_extra_args(false)
+      ->check(NotEmpty());
+  command
+      .add_option("--stop-token-id", arguments.stop_token_ids,
+                  "Token that ends the answer, besides the model's own (repeatable)")
+      ->allow_extra_args(false)
+      ->check(CLI::Range(0, std::numeric_limits<int32_t>::max()));
+  command.add_option("--template-arguments", arguments.template_arguments,
+                     "JSON object of variables for the chat template, such as "
+                     "'{\"enable_thinking\": false}'");
+  AddSamplingOptions(command, arguments.sampling);
+}
+
+Status AnswerArguments::Check() const {
+  if (template_arguments.empty()) return {};
+  constexpr const char* kName = "--template-arguments";
+  OSCAR_ASSIGN_OR_RETURN(const auto arguments, ParseJson(template_arguments, kName));
+  if (!arguments.is_object()) {
+    return InvalidArgument(
+        fmt::format("{}: must be a JSON object, such as '{{\"enable_thinking\": false}}'", kName));
+  }
+  for (const char* taken : {"messages", "tools", "documents", "add_generation_prompt"}) {
+    if (arguments.contains(taken)) {
+      return InvalidArgument(
+          fmt::format("{}: \"{}\" cannot be set: the name is taken", kName, taken));
+    }
+  }
+  return {};
+}
+
+CompletionOptions AnswerArguments::Apply(const SamplingOptions& defaults) const {
+  CompletionOptions options;
+  options.sampling = sampling.Apply(defaults);
+  options.max_tokens = max_tokens;
+  options.stop = stop;
+  options.stop_token_ids = stop_token_ids;
+  options.template_arguments = template_arguments;
+  return options;
 }
 
 }  // namespace oscar::cli

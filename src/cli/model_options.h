@@ -35,7 +35,17 @@ struct SamplingArguments {
 void AddSamplingOptions(CLI::App& command, SamplingArguments& arguments,
                         const char* defaults = "come from the model's generation_config.json");
 
-// Of chat and generate; empty is none.
-Status CheckTemplateArguments(const std::string& text);
+// What chat and generate ask of an answer.
+struct AnswerArguments {
+  SamplingArguments sampling;
+  std::optional<int64_t> max_tokens;
+  std::vector<std::string> stop;
+  std::vector<int32_t> stop_token_ids;
+  std::string template_arguments;
+  // Told before a model is loaded.
+  Status Check() const;
+  CompletionOptions Apply(const SamplingOptions& defaults) const;
+};
+void AddAnswerOptions(CLI::App& command, AnswerArguments& arguments);
 
 }  // namespace oscar::cli

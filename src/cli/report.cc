@@ -9,6 +9,16 @@
 
 namespace oscar::cli {
 
+nlohmann::ordered_json AnswerToJson(const Completion& completion) {
+  nlohmann::ordered_json stop_reason;  // null unless a stop option ended the answer
+  if (completion.stop_string.has_value()) stop_reason = *completion.stop_string;
+  if (completion.stop_token.has_value()) stop_reason = *completion.stop_token;
+  return {{"token_ids", completion.token_ids},
+          {"finish_reason", NameOf(completion.finish_reason)},
+          {"stop_reason", std::move(stop_reason)},
+          {"seed", completion.seed}};
+}
+
 nlohmann::ordered_json CacheToJson(const CacheReport& cache) {
   return {{"tokens", cache.tokens},         {"bytes", cache.bytes},
           {"bf16_bytes", cache.bf16_bytes}, {"bits_per_element", cache.bits_per_element},

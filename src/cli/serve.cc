@@ -152,17 +152,17 @@ Status RunServe(const ServeArguments& arguments) {
   options.shutdown_timeout = Milliseconds(arguments.shutdown_timeout);
   server::HostOptions host;
   host.names = arguments.names;
-  host.chat_template = arguments.chat_template;
-  host.use_generation_config = !arguments.no_generation_config;
+  host.dialogue.chat_template = arguments.chat_template;
+  host.dialogue.use_generation_config = !arguments.no_generation_config;
   host.limits = arguments.limits;
   host.engine = arguments.engine;
   host.engine.prefix_cache = !arguments.no_prefix_cache;
+  // What is wrong with options or small files is said before the port is bound.
+  OSCAR_ASSIGN_OR_RETURN(const std::shared_ptr<server::ModelHost> prepared,
+                         server::ModelHost::Prepare(arguments.model.options, host));
   return server::RunServer(options, [&]() -> Result<server::Loaded> {
-    OSCAR_ASSIGN_OR_RETURN(auto loaded, server::ModelHost::Load(arguments.model.options, host));
-    server::Loaded out;
-    out.model = loaded->served();
-    out.owner = std::shared_ptr<server::ModelHost>(std::move(loaded));
-    return out;
+    OSCAR_ASSIGN_OR_RETURN(auto served, prepared->Load());
+    return server::Loaded{std::move(served), prepared};
   });
 }
 
@@ -196,7 +196,7 @@ void AddServeCommand(CLI::App& app, RunFunction& run) {
       ->group(group);
   command
       ->add_flag("--no-generation-config", a.no_generation_config,
-                 "Ignore the sampling defaults of generation_config.json")
+                 "Ignore the sampling defaults and max_new_tokens of generation_config.json")
       ->group(group);
 
   group = "Limits";

@@ -224,7 +224,7 @@ Result<int64_t> Service::LimitOf(const EngineRequest& request) const {
             .WithParam("prompt"));
   }
   const int64_t limit = fits - prompt + 1;
-  if (limit < wanted && request.max_tokens > 0) {
+  if (limit < wanted && request.max_tokens > 0 && !request.may_shorten) {
     return Unexpected(
         OutOfRange(
             fmt::format("{} prompt tokens and max_tokens {} take {} of cache; all of it is "

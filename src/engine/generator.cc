@@ -135,10 +135,11 @@ Status Generator::Append(int32_t token, const std::optional<SampleParams>& sampl
              : status;
 }
 
-Result<int32_t> Generator::StepAndSample(int32_t token, bool goes_on, Sampler& sampler) {
+Result<int32_t> Generator::StepAndSample(int32_t token, bool goes_on,
+                                         std::span<const int32_t> masked, Sampler& sampler) {
   if (!pass_.in_flight()) {
-    OSCAR_RETURN_IF_ERROR(
-        Append(token, model_.max_samples() > 0 ? sampler.NextSample() : std::nullopt));
+    const bool on_device = model_.max_samples() > 0 && masked.empty();
+    OSCAR_RETURN_IF_ERROR(Append(token, on_device ? sampler.NextSample() : std::nullopt));
   }
   if (pass_.in_flight()) {
     const PassRunner::Ahead next{0, sampler.NextSample(1).value_or(SampleParams{})};
@@ -150,7 +151,7 @@ Result<int32_t> Generator::StepAndSample(int32_t token, bool goes_on, Sampler& s
     }
   }
   tokens_.push_back(token);
-  const int32_t sampled = pass_.Sample(0, sampler);
+  const int32_t sampled = pass_.Sample(0, sampler, masked);
   if (sampled < 0) return Unexpected(NotFinite(static_cast<int64_t>(tokens_.size())));
   return sampled;
 }
@@ -191,7 +192,12 @@ Result<GenerateResult> Generator::Generate(const GenerateRequest& request,
   result.seed = sampler.seed();
   start = std::chrono::steady_clock::now();
   result.reason = FinishReason::kLength;
-  int32_t token = sampler.Sample(logits_);
+  // What must not be the token after so many.
+  const auto masked = [&](int64_t count) {
+    return count < request.min_tokens ? std::span<const int32_t>(request.stop_tokens)
+                                      : std::span<const int32_t>();
+  };
+  int32_t token = sampler.Sample(logits_, masked(0));
   if (token < 0) return Unexpected(NotFinite(result.prompt_tokens));
   while (true) {
     result.tokens.push_back(token);
@@ -208,7 +214,8 @@ Result<GenerateResult> Generator::Generate(const GenerateRequest& request,
     // The last token is not needed in the cache to end here.
     const auto count = static_cast<int64_t>(result.tokens.size());
     if (count == limit) break;
-    const auto next = StepAndSample(token, /*goes_on=*/count + 1 < limit, sampler);
+    const bool goes_on = count + 1 < limit && masked(count + 1).empty();
+    const auto next = StepAndSample(token, goes_on, masked(count), sampler);
     if (!next.has_value()) {
       result.reason = FinishReason::kFailed;
       result.status = next.error();

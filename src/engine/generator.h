@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <span>
 #include <string_view>
 #include <vector>
 
@@ -25,6 +26,7 @@ struct GenerateRequest {
   SamplingOptions sampling;
   int64_t max_tokens = 0;  // 0: as many as the context has room for
   std::vector<int32_t> stop_tokens;
+  int64_t min_tokens = 0;  // stop tokens are not sampled before
 };
 
 struct GenerateResult {
@@ -74,8 +76,10 @@ class Generator {
   Status Append(int32_t token, const std::optional<SampleParams>& sample);
   // Appends `token` and returns what is sampled after it, on the model's device where it can. With
   // `goes_on` another token will be wanted unless the sampled one ends the answer: the pass for it
-  // may then be launched before this one is waited for.
-  Result<int32_t> StepAndSample(int32_t token, bool goes_on, Sampler& sampler);
+  // may then be launched before this one is waited for. `masked` tokens are not sampled; the step
+  // before must not have said `goes_on` where there are some.
+  Result<int32_t> StepAndSample(int32_t token, bool goes_on, std::span<const int32_t> masked,
+                                Sampler& sampler);
 
   Model& model_;
   PagePool& pool_;

@@ -28,6 +28,7 @@ struct EngineRequest {
   std::vector<int32_t> prompt;
   SamplingOptions sampling;  // seed set by the caller: (seed, choice) makes one
   int64_t max_tokens = 0;    // 0: the rest of the context
+  bool may_shorten = false;  // max_tokens is a default: where the cache holds less, that will do
   int64_t min_tokens = 0;    // stop tokens are not sampled before
   std::vector<int32_t> stop_tokens;
   bool want_logprobs = false;

@@ -309,6 +309,7 @@ void ReadGeneration(const Fields& fields, ModelConfig* config) {
   if (const auto top_k = fields.Int("top_k", -1, kMaxVocab)) {
     config->top_k = std::max(*top_k, 0);  // -1 is off, as vLLM has it
   }
+  take(&config->max_new_tokens, fields.Int("max_new_tokens", 1, std::numeric_limits<int>::max()));
   take(&config->repetition_penalty, fields.Real("repetition_penalty", 1e-6, 100));
   if (auto ids = fields.TokenIds("eos_token_id", config->vocab_size); !ids.empty()) {
     config->eos_token_ids = std::move(ids);

@@ -63,10 +63,11 @@ struct ModelConfig {
   int num_experts = 0;                                // 0: dense
   int num_experts_per_token = 0;
   std::vector<int32_t> eos_token_ids;  // any of them ends a text; below vocab_size, distinct
-  // Sampling defaults that the model's authors ship; unset where they say nothing.
+  // Defaults of generation that the model's authors ship; unset where they say nothing.
   std::optional<bool> do_sample;
   std::optional<double> temperature, top_p, min_p, repetition_penalty;
-  std::optional<int> top_k;  // 0: off
+  std::optional<int> top_k;               // 0: off
+  std::optional<int64_t> max_new_tokens;  // >= 1
 };
 
 // Reads config.json and, where present, generation_config.json, whose values win.

@@ -401,13 +401,15 @@ TEST_F(HfConfigDirectory, GenerationConfigWins) {
   EXPECT_THAT(parsed->eos_token_ids, ElementsAre(1));
 
   Spill(directory_ / "generation_config.json",
-        R"({"eos_token_id": [2, 0, 2], "top_k": 20, "top_p": 0.95, "do_sample": true})");
+        R"({"eos_token_id": [2, 0, 2], "top_k": 20, "top_p": 0.95, "do_sample": true,
+            "max_new_tokens": 512})");
   parsed = ReadModelConfig(directory_);
   ASSERT_TRUE(parsed.has_value()) << MessageOf(parsed);
   EXPECT_THAT(parsed->eos_token_ids, ElementsAre(2, 0));
   EXPECT_EQ(parsed->top_k, 20);
   EXPECT_EQ(parsed->top_p, 0.95);
   EXPECT_EQ(parsed->do_sample, true);
+  EXPECT_EQ(parsed->max_new_tokens, 512);
   EXPECT_EQ(parsed->temperature, 0.5);
 
   // Both ways to write "off".
@@ -417,6 +419,8 @@ TEST_F(HfConfigDirectory, GenerationConfigWins) {
     ASSERT_TRUE(parsed.has_value()) << MessageOf(parsed);
     EXPECT_EQ(parsed->top_k, 0);
   }
+  Spill(directory_ / "generation_config.json", R"({"max_new_tokens": 0})");
+  EXPECT_THAT(ReadModelConfig(directory_).error().message(), HasSubstr("max_new_tokens: 0 is not"));
   Spill(directory_ / "generation_config.json", R"({"top_k": -2})");
   EXPECT_THAT(MessageOf(ReadModelConfig(directory_)),
               HasSubstr("generation_config.json: top_k: -2 is not between -1 and"));

@@ -110,12 +110,8 @@ class ApiServer final : public HttpHandler {
   uint64_t id_seed_;
 };
 
-// A rendered conversation and its ids.
-struct TokenizedChat {
-  ChatPrompt prompt;
-  std::vector<int32_t> tokens;
-};
-ApiResult<TokenizedChat> TokenizeChat(const ServedModel& model, const ChatRequest& request,
-                                      std::string_view request_id);
+// A conversation, rendered and tokenised.
+ApiResult<Prompt> TokenizeChat(const ServedModel& model, const ChatRequest& request,
+                               std::string_view request_id);
 
 }  // namespace oscar::server

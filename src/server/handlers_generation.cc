@@ -37,11 +37,12 @@ std::string RequestIdOf(const HttpRequest& http, const std::string& sampled,
   return from_header || params.request_id.empty() ? sampled : params.request_id;
 }
 
-// Fits the wanted number of tokens to the context. All three numbers are in the message.
-ApiResult<int64_t> FitTokens(std::optional<int64_t> wanted, int64_t fallback, int64_t prompt,
-                             int64_t context) {
+// Fits the wanted number of tokens to the context; `fallback` (0: all that is left) and at least
+// `least` of them where the request names none. All three numbers are in the message.
+ApiResult<int64_t> FitTokens(std::optional<int64_t> wanted, int64_t fallback, int64_t least,
+                             int64_t prompt, int64_t context) {
   const int64_t room = context - prompt;
-  const int64_t needed = wanted.value_or(1);
+  const int64_t needed = wanted.value_or(std::max<int64_t>(least, 1));
   if (needed > room) {
     ApiError error = MakeApiError(
         400, "context_length_exceeded",
@@ -51,7 +52,7 @@ ApiResult<int64_t> FitTokens(std::optional<int64_t> wanted, int64_t fallback, in
     return tl::unexpected(std::move(error));
   }
   if (wanted.has_value()) return *wanted;
-  return fallback > 0 ? std::min(fallback, room) : room;
+  return fallback > 0 ? std::min(std::max(fallback, least), room) : room;
 }
 
 // An answer is held in memory until all of it is there, unless it is streamed, and then at least
@@ -63,16 +64,12 @@ std::optional<ApiError> CheckAnswerSize(const ServedModel& served, const Generat
   const int64_t of_prompt_token = (plan.echo && params.logprobs ? 1 + params.top_logprobs : 0) +
                                   (params.prompt_logprobs ? 1 + *params.prompt_logprobs : 0) +
                                   (params.return_token_ids ? 1 : 0);
-  // A chat without a limit takes what each prompt leaves.
-  const bool takes_rest = plan.chat && !params.max_tokens.has_value();
-  int64_t of_prompts = 0, of_answers = 0, longest = 0;
+  const int64_t longest = plan.prefill_only ? 0 : max_tokens;
+  int64_t of_prompts = 0, of_answers = 0;
   for (const GenerationPrompt& prompt : plan.prompts) {
     const auto length = static_cast<int64_t>(prompt.tokens.size());
-    const int64_t room = takes_rest ? served.engine->max_context() - length : max_tokens;
-    const int64_t sampled = plan.prefill_only ? 0 : room;
     of_prompts += params.n * length * of_prompt_token;
-    of_answers += params.n * sampled * of_token;
-    longest = std::max(longest, sampled);
+    of_answers += params.n * longest * of_token;
   }
   const int64_t limit = served.max_answer_logprobs();
   if (of_prompts + (params.stream ? 0 : of_answers) <= limit) return std::nullopt;
@@ -329,12 +326,13 @@ HttpResponse ApiServer::Generate(const Context& context, std::string endpoint,
     }
     longest = std::max(longest, static_cast<int64_t>(prompt.tokens.size()));
     if (plan.echo)
-      prompt.echo_text = served.tokenizer->Decode(prompt.tokens, /*skip_special=*/false);
+      prompt.echo_text = served.dialogue->tokenizer().Decode(prompt.tokens, /*skip_special=*/false);
   }
   plan.prefill_only = params.max_tokens == 0;
   const auto max_tokens =
       FitTokens(plan.prefill_only ? std::optional<int64_t>(1) : params.max_tokens,
-                chat ? 0 : kDefaultCompletionTokens, longest, served.engine->max_context());
+                chat ? served.dialogue->defaults().max_tokens : kDefaultCompletionTokens,
+                params.min_tokens, longest, served.engine->max_context());
   if (!max_tokens.has_value()) return ErrorResponse(max_tokens.error());
   if (const auto error = CheckAnswerSize(served, params, plan, *max_tokens)) {
     return ErrorResponse(*error);
@@ -349,30 +347,35 @@ HttpResponse ApiServer::Generate(const Context& context, std::string endpoint,
   plan.top_logprobs = static_cast<size_t>(params.top_logprobs);
   plan.prompt_top_logprobs = static_cast<size_t>(params.prompt_logprobs.value_or(0));
   plan.on_gap = [this](double seconds) { metrics_.inter_token.Observe(seconds); };
+  CompletionOptions wanted;
+  wanted.sampling = params.sampling;
+  wanted.max_tokens = *max_tokens;
+  wanted.min_tokens = params.min_tokens;
+  wanted.stop = params.stop;
+  wanted.stop_token_ids = params.stop_token_ids;
+  wanted.ignore_eos = params.ignore_eos;
+  wanted.include_stop = params.include_stop_str_in_output;
+  auto answer = served.dialogue->Plan(wanted);
+  if (!answer.has_value()) return ErrorResponse(FromStatus(answer.error(), request_id));
+  answer->format.skip_special = params.skip_special_tokens;
+  answer->format.reasoning = plan.choice.reasoning;
+  answer->format.starts_in_reasoning = plan.choice.starts_in_reasoning;
+  static_cast<AnswerFormat&>(plan.choice) = std::move(answer->format);
+  plan.choice.logprobs = params.logprobs;
+  plan.choice.keep_token_ids = params.return_token_ids;
   EngineRequest& engine = plan.prototype;
-  engine.sampling = params.sampling;
-  // A chat without a limit takes what each prompt leaves; 0 says so.
-  engine.max_tokens = chat && !params.max_tokens.has_value() ? 0 : *max_tokens;
+  engine.sampling = std::move(answer->sampling);
+  engine.max_tokens = answer->max_tokens;
+  engine.may_shorten = !params.max_tokens.has_value();
   engine.min_tokens = params.min_tokens;
-  engine.stop_tokens = params.stop_token_ids;
-  if (!params.ignore_eos) {
-    engine.stop_tokens.insert(engine.stop_tokens.end(), served.stop_tokens.begin(),
-                              served.stop_tokens.end());
-  }
+  engine.stop_tokens = std::move(answer->stop_tokens);
   engine.want_logprobs = params.logprobs;
   engine.top_logprobs =
       static_cast<int>(std::max(params.top_logprobs, params.prompt_logprobs.value_or(0)));
   engine.cache_salt = params.cache_salt + SaltOf(context.key);
-  plan.choice.stop = params.stop;
-  plan.choice.stop_token_ids = params.stop_token_ids;
-  if (!params.ignore_eos) plan.choice.eos_ids = served.stop_tokens;
-  plan.choice.include_stop = params.include_stop_str_in_output;
-  plan.choice.skip_special = params.skip_special_tokens;
-  plan.choice.min_tokens = params.min_tokens;
-  plan.choice.logprobs = params.logprobs;
-  plan.choice.keep_token_ids = params.return_token_ids;
 
-  auto generation = Generation::Start(*served.engine, *served.tokenizer, std::move(plan));
+  auto generation =
+      Generation::Start(*served.engine, served.dialogue->tokenizer(), std::move(plan));
   if (!generation.has_value()) {
     metrics_.requests.Add({{"endpoint", endpoint}, {"finish_reason", "refused"}});
     LogInfo("{} {} status={} refused: {}", request_id, endpoint, generation.error().http_status,
@@ -407,13 +410,13 @@ HttpResponse ApiServer::Generate(const Context& context, std::string endpoint,
   return response;
 }
 
-ApiResult<TokenizedChat> TokenizeChat(const ServedModel& model, const ChatRequest& request,
-                                      std::string_view request_id) {
-  if (model.chat == nullptr) {
+ApiResult<Prompt> TokenizeChat(const ServedModel& model, const ChatRequest& request,
+                               std::string_view request_id) {
+  if (!model.dialogue->has_chat()) {
     return tl::unexpected(
         MakeApiError(400, "no_chat_template",
                      fmt::format("this model has no chat template ({}); use /v1/completions",
-                                 model.no_chat_reason)));
+                                 model.dialogue->no_chat_reason())));
   }
   TemplateInput input;
   input.messages = request.messages.get();
@@ -421,19 +424,17 @@ ApiResult<TokenizedChat> TokenizeChat(const ServedModel& model, const ChatReques
   input.template_arguments = request.template_kwargs.get();
   input.add_generation_prompt = request.add_generation_prompt;
   input.continue_final_message = request.continue_final_message;
-  // What exceeds a budget here will do so again: the client's error, not a moment's.
-  const auto failed = [&](const Status& status) {
+  auto prompt = model.dialogue->Render(input);
+  if (!prompt.has_value()) {
+    // What exceeds a budget here will do so again: the client's error, not a moment's.
+    const Status& status = prompt.error();
     ApiError error = status.code() == StatusCode::kResourceExhausted
                          ? MakeApiError(400, "template_budget_exceeded", status.message())
                          : FromStatus(status, request_id);
     if (error.http_status == 400 && error.param.empty()) error.param = "messages";
     return tl::unexpected(std::move(error));
-  };
-  auto rendered = model.chat->Render(input);
-  if (!rendered.has_value()) return failed(rendered.error());
-  auto tokens = model.tokenizer->Encode(rendered->segments);
-  if (!tokens.has_value()) return failed(tokens.error());
-  return TokenizedChat{std::move(*rendered), std::move(*tokens)};
+  }
+  return std::move(*prompt);
 }
 
 HttpResponse ApiServer::HandleChat(const Context& context) {
@@ -446,8 +447,8 @@ HttpResponse ApiServer::HandleChat(const Context& context) {
   GenerationPlan plan;
   plan.chat = true;
   plan.prompts.push_back({std::move(chat->tokens), ""});
-  plan.choice.reasoning = served.chat->reasoning();
-  plan.choice.starts_in_reasoning = chat->prompt.opens_reasoning;
+  plan.choice.reasoning = chat->reasoning;
+  plan.choice.starts_in_reasoning = chat->opens_reasoning;
   return Generate(context, "chat", request->params, std::move(plan));
 }
 
@@ -464,10 +465,9 @@ HttpResponse ApiServer::HandleCompletions(const Context& context) {
       continue;
     }
     // A raw prompt: whoever writes it writes the special tokens too.
-    auto tokens =
-        served.tokenizer->Encode(input.text, {.parse_special = true, .add_special = true});
-    if (!tokens.has_value()) return ErrorResponse(FromStatus(tokens.error(), context.request_id));
-    plan.prompts.push_back({std::move(*tokens), ""});
+    auto prompt = served.dialogue->Encode(input.text);
+    if (!prompt.has_value()) return ErrorResponse(FromStatus(prompt.error(), context.request_id));
+    plan.prompts.push_back({std::move(prompt->tokens), ""});
   }
   return Generate(context, "completions", request->params, std::move(plan));
 }

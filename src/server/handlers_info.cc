@@ -183,13 +183,14 @@ HttpResponse ApiServer::HandleProps(const Context& context) {
   const ServedModel& served = *context.model;
   const RequestLimits& limits = served.limits;
   const SamplingOptions& sampling = limits.defaults;
+  const int64_t max_tokens = served.dialogue->defaults().max_tokens;
   Json body = {
       {"version", kVersion},
       {"model", served.names.front()},
       {"aliases", served.names},
       {"system_fingerprint", served.fingerprint},
       {"max_model_len", served.engine->max_context()},
-      {"chat_template", served.chat != nullptr},
+      {"chat_template", served.dialogue->has_chat()},
       {"simd", served.simd},
       {"device", served.device},
       {"limits",
@@ -216,7 +217,9 @@ HttpResponse ApiServer::HandleProps(const Context& context) {
         {"top_p", sampling.top_p},
         {"top_k", sampling.top_k},
         {"min_p", sampling.min_p},
-        {"repetition_penalty", sampling.repetition_penalty}}}};
+        {"repetition_penalty", sampling.repetition_penalty},
+        {"max_tokens", max_tokens > 0 ? Json(max_tokens) : Json(nullptr)}}},
+      {"sample_prompts", served.dialogue->sample_prompts()}};
   if (!served.properties.empty()) {
     if (auto extra = ParseOrderedJson(served.properties, "properties"); extra.has_value()) {
       body.update(*extra, /*merge_objects=*/true);

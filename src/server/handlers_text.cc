@@ -31,7 +31,7 @@ HttpResponse ApiServer::HandleTokenize(const Context& context) {
     EncodeOptions options;
     options.parse_special = request->parse_special;
     options.add_special = request->add_special_tokens;
-    auto made = served.tokenizer->Encode(request->prompt.text, options);
+    auto made = served.dialogue->tokenizer().Encode(request->prompt.text, options);
     if (!made.has_value()) return ErrorResponse(FromStatus(made.error(), context.request_id));
     tokens = std::move(*made);
   }
@@ -40,7 +40,7 @@ HttpResponse ApiServer::HandleTokenize(const Context& context) {
                {"max_model_len", served.engine->max_context()}};
   if (request->return_token_strings) {
     Json texts = Json::array();
-    for (const int32_t id : tokens) texts.push_back(served.tokenizer->TokenBytes(id));
+    for (const int32_t id : tokens) texts.push_back(served.dialogue->tokenizer().TokenBytes(id));
     body["token_strs"] = std::move(texts);
   }
   return JsonResponse(body);
@@ -51,7 +51,8 @@ HttpResponse ApiServer::HandleDetokenize(const Context& context) {
   const auto request = ParseDetokenizeRequest(context.http.body, served.limits);
   if (!request.has_value()) return ErrorResponse(request.error());
   if (auto error = CheckModelName(served, request->model)) return ErrorResponse(*error);
-  const std::string text = served.tokenizer->Decode(request->tokens, /*skip_special=*/false);
+  const std::string text =
+      served.dialogue->tokenizer().Decode(request->tokens, /*skip_special=*/false);
   // One shape for both families of clients.
   return JsonResponse({{"prompt", text}, {"content", text}});
 }
@@ -65,7 +66,7 @@ HttpResponse ApiServer::HandleApplyTemplate(const Context& context) {
   if (!chat.has_value()) return ErrorResponse(chat.error());
   std::string prompt;
   Json segments = Json::array();
-  for (const TextSegment& segment : chat->prompt.segments) {
+  for (const TextSegment& segment : chat->segments) {
     prompt += segment.text;
     segments.push_back({{"text", segment.text}, {"from_request", !segment.trusted}});
   }

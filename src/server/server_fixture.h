@@ -42,8 +42,8 @@ inline const Tokenizer& DemoTokenizer() {
 
 inline std::vector<int32_t> Ids(std::string_view text) { return *DemoTokenizer().Encode(text); }
 
-inline const ChatTemplate& ChatMl() {
-  static const ChatTemplate chat = [] {
+inline const Dialogue& ChatMl() {
+  static const Dialogue dialogue = [] {
     TokenizerConfig config;
     config.chat_templates = {{"default",
                               "{#- reasons between <think> and </think> #}"
@@ -57,9 +57,10 @@ inline const ChatTemplate& ChatMl() {
                               "{{ '<|im_end|>\n' }}{% endfor %}{{ '<|im_start|>assistant\n' }}"}};
     auto created = ChatTemplate::Create(config);
     EXPECT_TRUE(created.has_value());
-    return std::move(*created);
+    return Dialogue(std::move(*Tokenizer::Load(OSCAR_DEMO_MODEL)), std::move(*created), "", {},
+                    {*DemoTokenizer().FindToken("<|im_end|>")});
   }();
-  return chat;
+  return dialogue;
 }
 
 struct RawReply {
@@ -188,11 +189,9 @@ struct TestServer {
     model->names = {"demo", "alias"};
     model->root = "demo";
     model->engine = &engine;
-    model->tokenizer = &DemoTokenizer();
-    model->chat = &ChatMl();
+    model->dialogue = &ChatMl();
     model->limits = limits;
     model->limits.vocab_size = DemoTokenizer().vocab_size();
-    model->stop_tokens = {*DemoTokenizer().FindToken("<|im_end|>")};
     model->fingerprint = "fp_test";
     model->properties = R"({"cache": {"method": "oscar+"}})";
     handler->SetModel(std::move(model));

@@ -24,15 +24,17 @@ TEST(ServerStress, HundredStreamsAtOnce) {
   model.num_threads = 2;
   HostOptions host_options;
   host_options.engine.max_running = 128;
-  auto host = ModelHost::Load(model, host_options);
+  auto host = ModelHost::Prepare(model, host_options);
   ASSERT_TRUE(host.has_value()) << host.error().ToString();
+  auto served = (*host)->Load();
+  ASSERT_TRUE(served.has_value()) << served.error().ToString();
   ApiServer api{{}};
   HttpOptions http_options;
   http_options.port = 0;
   auto http = HttpServer::Bind(http_options);
   ASSERT_TRUE(http.has_value());
   (*http)->Start(api);
-  api.SetModel((*host)->served());
+  api.SetModel(*served);
   ServerAddress address;
   address.port = (*http)->port();
 

@@ -3,6 +3,8 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <array>
+#include <iterator>
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -19,19 +21,34 @@ Status BadField(std::string param, std::string_view why) {
   return InvalidArgument(fmt::format("{} {}", param, why)).WithParam(std::move(param));
 }
 
-// Text parts joined by newlines; every part must be text.
-Result<std::string> JoinParts(const ordered_json& parts, const std::string& where) {
-  std::string text;
+constexpr std::array<std::string_view, 4> kRoles = {"system", "user", "assistant", "tool"};
+
+Status CheckParts(const ordered_json& parts, const std::string& where) {
   for (size_t i = 0; i < parts.size(); ++i) {
     const auto& part = parts[i];
     const std::string place = fmt::format("{}[{}]", where, i);
-    if (!part.is_object() || part.value("type", ordered_json()) != "text" ||
-        !part.contains("text") || !part["text"].is_string()) {
-      return Unexpected(BadField(
-          place, "must be {\"type\": \"text\", \"text\": ...}; other parts are not supported"));
+    const auto type = part.is_object() ? part.find("type") : part.end();
+    if (!part.is_object() || type == part.end() || !type->is_string()) {
+      return BadField(place, "must be an object with a \"type\"");
     }
+    if (*type != "text") {
+      return Status(StatusCode::kUnimplemented,
+                    fmt::format("{}: only parts of type \"text\" are supported", place))
+          .WithParam(place);
+    }
+    const auto text = part.find("text");
+    if (text == part.end() || !text->is_string()) {
+      return BadField(place, "must have a \"text\" that is a string");
+    }
+  }
+  return {};
+}
+
+std::string JoinParts(const ordered_json& parts) {
+  std::string text;
+  for (size_t i = 0; i < parts.size(); ++i) {
     if (i > 0) text.push_back('\n');
-    text += part["text"].get_ref<const std::string&>();
+    text += parts[i]["text"].get_ref<const std::string&>();
   }
   return text;
 }
@@ -64,54 +81,63 @@ Status ToolCallsForTemplate(ordered_json* calls, const std::string& where) {
   return {};
 }
 
-Result<ordered_json> MessagesForTemplate(const ordered_json& messages, bool keep_parts) {
-  if (!messages.is_array()) return Unexpected(BadField("messages", "must be a list"));
-  ordered_json out = messages;
-  for (size_t i = 0; i < out.size(); ++i) {
-    auto& message = out[i];
-    const std::string where = fmt::format("messages[{}]", i);
-    if (!message.is_object()) return Unexpected(BadField(where, "must be an object"));
-    if (!message.contains("role") || !message["role"].is_string()) {
-      return Unexpected(BadField(where + ".role", "must be a string"));
-    }
-    if (message["role"] == "developer") message["role"] = "system";
-    auto& content = message["content"];  // null where it is missing
-    if (content.is_null()) content = "";
-    if (content.is_array()) {
-      const auto joined = JoinParts(content, where + ".content");
-      // A template that reads parts decides what it makes of those that are not text.
-      if (!keep_parts) {
-        if (!joined.has_value()) return Unexpected(joined.error());
-        content = *joined;
-      }
-    } else if (!content.is_string()) {
-      return Unexpected(BadField(where + ".content", "must be a string or a list of parts"));
-    }
-    for (const char* key : {"reasoning", "reasoning_content"}) {
-      const auto it = message.find(key);
-      if (it == message.end()) continue;
-      if (it->is_null()) {
-        message.erase(key);
-      } else if (!it->is_string()) {
-        return Unexpected(BadField(where + "." + key, "must be a string"));
-      }
-    }
-    if (message.contains("reasoning") && !message.contains("reasoning_content")) {
-      message["reasoning_content"] = message["reasoning"];
-    }
-    if (const auto calls = message.find("tool_calls"); calls != message.end()) {
-      // Templates ask whether the key is there, so an empty list must not be.
-      if (calls->is_null() || (calls->is_array() && calls->empty())) {
-        message.erase("tool_calls");
-      } else {
-        OSCAR_RETURN_IF_ERROR(ToolCallsForTemplate(&*calls, where + ".tool_calls"));
-      }
+Status NormalizeMessage(ordered_json& message, const std::string& where) {
+  if (!message.is_object()) return BadField(where, "must be an object");
+  for (auto it = message.begin(); it != message.end();) {
+    it = it->is_null() ? message.erase(it) : std::next(it);
+  }
+  const auto role = message.find("role");
+  if (role == message.end()) return BadField(where + ".role", "is required");
+  if (!role->is_string()) return BadField(where + ".role", "must be a string");
+  if (*role == "developer") *role = "system";
+  if (std::find(kRoles.begin(), kRoles.end(), role->get_ref<const std::string&>()) ==
+      kRoles.end()) {
+    return BadField(where + ".role", "must be system, developer, user, assistant or tool");
+  }
+  const auto content = message.find("content");
+  if (content == message.end()) {
+    if (message["role"] != "assistant") return BadField(where + ".content", "is required");
+    message["content"] = "";
+  } else if (content->is_array()) {
+    OSCAR_RETURN_IF_ERROR(CheckParts(*content, where + ".content"));
+  } else if (!content->is_string()) {
+    return BadField(where + ".content", "must be a string or a list of text parts");
+  }
+  for (const char* key : {"reasoning", "reasoning_content"}) {
+    const auto it = message.find(key);
+    if (it != message.end() && !it->is_string()) {
+      return BadField(where + "." + key, "must be a string");
     }
   }
-  return out;
+  if (message.contains("reasoning") && !message.contains("reasoning_content")) {
+    message["reasoning_content"] = message["reasoning"];
+  }
+  if (const auto calls = message.find("tool_calls"); calls != message.end()) {
+    // Templates ask whether the key is there, so an empty list must not be.
+    if (calls->is_array() && calls->empty()) {
+      message.erase("tool_calls");
+    } else {
+      OSCAR_RETURN_IF_ERROR(ToolCallsForTemplate(&*calls, where + ".tool_calls"));
+    }
+  }
+  return {};
 }
 
 }  // namespace
+
+Result<ordered_json> NormalizeMessages(const ordered_json& messages, size_t max_messages) {
+  if (!messages.is_array()) return Unexpected(BadField("messages", "must be a list"));
+  if (messages.empty()) return Unexpected(BadField("messages", "must not be empty"));
+  if (messages.size() > max_messages) {
+    return Unexpected(BadField(
+        "messages", fmt::format("has {} entries; the limit is {}", messages.size(), max_messages)));
+  }
+  ordered_json out = messages;
+  for (size_t i = 0; i < out.size(); ++i) {
+    OSCAR_RETURN_IF_ERROR(NormalizeMessage(out[i], fmt::format("messages[{}]", i)));
+  }
+  return out;
+}
 
 struct ChatTemplate::Rep {
   struct Named {
@@ -198,8 +224,13 @@ Result<ChatPrompt> ChatTemplate::Render(const TemplateInput& input) const {
     return Unexpected(BadField("continue_final_message", "excludes add_generation_prompt"));
   }
   ordered_json variables = ordered_json::object();
-  OSCAR_ASSIGN_OR_RETURN(variables["messages"],
-                         MessagesForTemplate(*input.messages, rep_->supports_parts));
+  OSCAR_ASSIGN_OR_RETURN(variables["messages"], NormalizeMessages(*input.messages));
+  if (!rep_->supports_parts) {
+    for (ordered_json& message : variables["messages"]) {
+      ordered_json& content = message["content"];
+      if (content.is_array()) content = JoinParts(content);
+    }
+  }
   for (const auto& [key, value] :
        {std::pair("tools", input.tools), std::pair("documents", input.documents)}) {
     variables[key] = value != nullptr ? *value : ordered_json();
@@ -253,10 +284,10 @@ Result<ChatPrompt> ChatTemplate::Render(const TemplateInput& input) const {
   text.ForEachSegment([&](std::string_view part, bool is_input) {
     prompt.segments.push_back({std::string(part), !is_input});
   });
-  if (rep_->reasoning.has_value() && !prompt.segments.empty() && prompt.segments.back().trusted) {
+  if (!prompt.segments.empty() && prompt.segments.back().trusted) {
     std::string_view tail = prompt.segments.back().text;
     tail = tail.substr(0, tail.find_last_not_of(" \t\r\n") + 1);
-    prompt.opens_reasoning = tail.ends_with(rep_->reasoning->open);
+    prompt.opens_reasoning = tail.ends_with(rep_->reasoning.value_or(ReasoningFormat{}).open);
   }
   return prompt;
 }

@@ -18,6 +18,14 @@
 
 namespace oscar {
 
+// Messages as in OpenAI's API, checked and brought into the form that chat templates read: known
+// roles ("developer" is "system"), contents that are strings or lists of text parts, arguments of
+// tool calls as objects where they hold one, no null fields. Only an assistant's content may be
+// missing. Errors name the field, "messages[2].content"; parts other than text are kUnimplemented.
+inline constexpr size_t kMaxMessages = size_t{1} << 20;
+Result<nlohmann::ordered_json> NormalizeMessages(const nlohmann::ordered_json& messages,
+                                                 size_t max_messages = kMaxMessages);
+
 // What a template is rendered with.
 struct TemplateInput {
   // Required: a list of messages as in OpenAI's API. The pointers must outlive the call; null
@@ -60,7 +68,8 @@ class ChatTemplate {
 
   // The marks of reasoning that the template itself writes, if any. See DetectReasoning.
   const std::optional<ReasoningFormat>& reasoning() const;
-  // Whether the template renders lists of content parts itself; otherwise text parts are joined.
+  // Whether the template renders lists of content parts itself; otherwise text parts are joined by
+  // newlines.
   bool supports_parts() const;
 
  private:

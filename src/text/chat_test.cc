@@ -97,8 +97,8 @@ TEST(ChatTest, NormalisesWhatClientsSend) {
       "{% endfor %}{% endif %}{% if m.reasoning_content is defined %}({{ m.reasoning_content }})"
       "{% endif %};{% endfor %}{% if tools %}T{% endif %}");
   EXPECT_EQ(TextOf(chat, {{{"role", "developer"}, {"content", "x"}}}), "system:x;");
-  EXPECT_EQ(TextOf(chat, {{{"role", "user"}, {"content", nullptr}}}), "user:;");
-  EXPECT_EQ(TextOf(chat, {{{"role", "user"}}}), "user:;");
+  EXPECT_EQ(TextOf(chat, {{{"role", "assistant"}, {"content", nullptr}}}), "assistant:;");
+  EXPECT_EQ(TextOf(chat, {{{"role", "assistant"}}}), "assistant:;");
   EXPECT_EQ(
       TextOf(chat, {{{"role", "user"},
                      {"content",
@@ -143,7 +143,11 @@ TEST(ChatTest, ErrorsNameTheField) {
   EXPECT_EQ(param("x"), "messages");
   EXPECT_EQ(param({1}), "messages[0]");
   EXPECT_EQ(param({{{"content", "x"}}}), "messages[0].role");
+  EXPECT_EQ(param(ordered_json::array()), "messages");
+  EXPECT_EQ(param({{{"role", "king"}, {"content", "x"}}}), "messages[0].role");
   EXPECT_EQ(param({{{"role", "user"}, {"content", 5}}}), "messages[0].content");
+  EXPECT_EQ(param({{{"role", "user"}, {"content", nullptr}}}), "messages[0].content");
+  EXPECT_EQ(param({{{"role", "user"}}}), "messages[0].content");
   EXPECT_EQ(param({{{"role", "user"}, {"content", {{{"type", "image_url"}}}}}}),
             "messages[0].content[0]");
   EXPECT_EQ(param({{{"role", "assistant"}, {"tool_calls", {{{"function", {{"name", 1}}}}}}}}),
@@ -222,7 +226,7 @@ TEST(TokenizerConfigTest, ReadsTokensAndTemplates) {
   EXPECT_EQ(config->Token("pad_token"), std::nullopt);
   EXPECT_EQ(config->additional_special_tokens, (std::vector<std::string>{"<a>", "<b>"}));
   const auto chat = ChatTemplate::Create(*config).value();
-  const ordered_json messages = ordered_json::array();
+  const ordered_json messages = {{{"role", "user"}, {"content", "x"}}};
   const ordered_json tools = {{{"name", "f"}}};
   TemplateInput request;
   request.messages = &messages;

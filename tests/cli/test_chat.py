@@ -60,7 +60,7 @@ class Terminal:
 @pytest.fixture
 def terminal(oscar):
     opened = Terminal(oscar.binary, "chat", "--temperature", "0", "--device", "cpu")
-    opened.wait_for("> ")
+    opened.greeting = opened.wait_for("> ")
     yield opened
     opened.process.kill()
     opened.process.wait(20)
@@ -187,7 +187,9 @@ def test_a_wider_terminal_shows_more_of_the_line(terminal):
     terminal.wait_for("a" + "b" * 30 + "\x1b[K")
 
 
-def test_chat_in_a_terminal(terminal, tmp_path):
+def test_chat_in_a_terminal(terminal, tmp_path, root):
+    for prompt in json.loads((root / "models/demo/sample_prompts.json").read_text()):
+        assert prompt in terminal.greeting
     terminal.type("Sort these numbers: 512 104 873 299 640")
     terminal.wait_for("104 299 512 640 873")
     terminal.wait_for("> ")
@@ -198,7 +200,7 @@ def test_chat_in_a_terminal(terminal, tmp_path):
     terminal.wait_for("> ")
     assert len(json.loads(saved.read_text())["messages"]) == 2
     terminal.type("/nonsense")
-    assert "no command" in terminal.wait_for("> ")
+    assert "unknown command" in terminal.wait_for("> ")
     terminal.type("/reset")
     terminal.wait_for("> ")
     terminal.type(f"/load {saved}")
@@ -263,7 +265,7 @@ def test_chat_from_a_pipe(oscar, tmp_path):
     assert "river lantern copper stone" in run.stdout
     (tmp_path / "bad.json").write_text('{"messages": [1]}')
     run = oscar("chat", stdin=f"/load {tmp_path}/bad.json\n/load {tmp_path}/none\n/exit\n")
-    assert "without role or content" in run.stdout and "cannot open" in run.stdout
+    assert "messages[0] must be an object" in run.stdout and "cannot open" in run.stdout
     run = oscar("chat", stdin="/stats\r\n/exit\r\nAdd these numbers: 2 3\r\n")
     assert "0 tokens cached" in run.stdout and "no command" not in run.stdout
     run = oscar("chat", stdin="/read\n/read /nonexistent\n/exit\n")

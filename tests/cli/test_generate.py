@@ -149,13 +149,12 @@ def test_errors_are_one_clear_line(oscar, root, tmp_path, expected, damage, args
 
 @pytest.mark.parametrize("text,expected", [
     ("no JSON", "invalid JSON"),
-    ('{"role": "user"}', "must be a JSON list"),
-    ("[]", "the list of messages is empty"),
-    ('[{"role": "user", "content": "a"}, {"role": "user"}]', "message 2 has no content"),
-    ('[{"role": "user", "content": null}]', "message 1 has no content"),
-    ('[{"role": "assistant", "content": null}]', "message 1 has no content"),
-    ('[{"content": "a"}]', "message 1 has no role"),
-    ('["a"]', "message 1 has no role"),
+    ('{"role": "user"}', "messages must be a list"),
+    ("[]", "messages must not be empty"),
+    ('[{"role": "user", "content": "a"}, {"role": "user"}]', "messages[1].content is required"),
+    ('[{"role": "user", "content": null}]', "messages[0].content is required"),
+    ('[{"content": "a"}]', "messages[0].role is required"),
+    ('["a"]', "messages[0] must be an object"),
 ])
 def test_a_bad_messages_file_is_named(oscar, tmp_path, text, expected):
     path = tmp_path / "bad.json"

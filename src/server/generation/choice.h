@@ -1,7 +1,6 @@
-// ChoiceAssembler: one choice's tokens on their way to text: detokenised, searched for stop
-// strings, cut into pieces that are safe to send. Never half a character, never the beginning of
-// what may become a stop string; each token's logprobs travel with the piece that completes its
-// text. One object a choice, used by one thread.
+// ChoiceAssembler: an AnswerAssembler whose pieces carry what the API tells of tokens: each token's
+// logprobs travel with the piece that completes its text. One object per choice, used by one
+// thread.
 #pragma once
 
 #include <cstdint>
@@ -10,27 +9,16 @@
 #include <string>
 #include <vector>
 
+#include "dialogue/answer.h"
 #include "engine/service.h"
-#include "generation/stop_matcher.h"
 #include "openai/response.h"
-#include "text/detokenizer.h"
-#include "text/reasoning.h"
 #include "text/tokenizer.h"
 
 namespace oscar::server {
 
-struct ChoiceOptions {
-  std::vector<std::string> stop;
-  std::vector<int32_t> stop_token_ids;  // given by the request: named in stop_reason
-  std::vector<int32_t> eos_ids;         // the model's own, where not ignored
-  bool include_stop = false;
-  bool skip_special = true;
-  int64_t min_tokens = 0;
+struct ChoiceOptions : AnswerFormat {
   bool logprobs = false;
   bool keep_token_ids = false;
-  // Where set, what the model marks as reasoning is kept apart from the answer.
-  std::optional<ReasoningFormat> reasoning;
-  bool starts_in_reasoning = false;
 };
 
 class ChoiceAssembler {
@@ -44,35 +32,19 @@ class ChoiceAssembler {
   void OnFinish(FinishReason reason, ChoicePiece* piece);
 
   // "stop" or "length", once finished.
-  const std::string& finish_reason() const { return finish_reason_; }
-  // What ended the choice: a stop string, or a stop token id given by the request.
-  const std::optional<std::string>& stop_string() const { return stop_string_; }
-  const std::optional<int32_t>& stop_token() const { return stop_token_; }
-  int64_t num_tokens() const { return num_tokens_; }
-  // Of those, sampled while the model was reasoning; nothing for a model that marks none.
-  std::optional<int64_t> reasoning_tokens() const;
+  std::string finish_reason() const;
+  const std::optional<std::string>& stop_string() const { return answer_.stop_string(); }
+  const std::optional<int32_t>& stop_token() const { return answer_.stop_token(); }
+  int64_t num_tokens() const { return answer_.num_tokens(); }
+  std::optional<int64_t> reasoning_tokens() const { return answer_.reasoning_tokens(); }
 
  private:
-  struct Pending {
-    LogprobEntry entry;
-    size_t begin = 0, end = 0;  // bytes of the decoded stream
-  };
-  void Release(bool cut, ChoicePiece* piece);
-  void Give(std::string_view text, ChoicePiece* piece);
-  void GiveRest(ChoicePiece* piece);
+  void Append(AnswerPiece&& from, ChoicePiece* piece);
 
   const Tokenizer& tokenizer_;
-  ChoiceOptions options_;
-  Detokenizer detokenizer_;
-  StopMatcher matcher_;
-  std::optional<ReasoningSplitter> splitter_;
-  std::deque<Pending> pending_;
-  size_t decoded_ = 0;
-  int64_t num_tokens_ = 0, reasoning_tokens_ = 0;
-  bool stopped_ = false;
-  std::string finish_reason_;
-  std::optional<std::string> stop_string_;
-  std::optional<int32_t> stop_token_;
+  const bool logprobs_, keep_token_ids_, skip_special_;
+  AnswerAssembler answer_;
+  std::deque<LogprobEntry> pending_;  // of tokens whose text is not all out
 };
 
 // Exact bytes and logprobs of a token, for prompts too.

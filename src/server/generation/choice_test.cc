@@ -3,78 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <random>
-
-#include "generation/stop_matcher.h"
-
 namespace oscar::server {
 namespace {
-
-// The specification: cut at the match that ends first, of those the longest.
-std::pair<std::string, bool> Cut(const std::string& text, const std::vector<std::string>& stops) {
-  size_t best_end = std::string::npos, best_start = 0;
-  for (const std::string& stop : stops) {
-    const size_t at = text.find(stop);
-    if (at == std::string::npos) continue;
-    const size_t end = at + stop.size();
-    if (end < best_end || (end == best_end && at < best_start)) {
-      best_end = end;
-      best_start = at;
-    }
-  }
-  if (best_end == std::string::npos) return {text, false};
-  return {text.substr(0, best_start), true};
-}
-
-TEST(StopMatcher, AgreesWithASearchHoweverTheTextIsCut) {
-  std::mt19937 random(7);
-  int matches = 0;
-  for (int round = 0; round < 3000; ++round) {
-    std::vector<std::string> stops(1 + random() % 4);
-    for (std::string& stop : stops) {
-      for (size_t n = 1 + random() % 4; stop.size() < n;) stop += "abc"[random() % 3];
-    }
-    std::string text;
-    for (size_t n = random() % 40; text.size() < n;) text += "abc"[random() % 3];
-    const auto [expected, stopped] = Cut(text, stops);
-    StopMatcher matcher(stops, false);
-    std::string out;
-    bool matched = false;
-    for (size_t at = 0; at < text.size() && !matched;) {
-      const size_t size = 1 + random() % 5;
-      matched = matcher.Push(std::string_view(text).substr(at, size), true, &out);
-      at += size;
-      // Nothing that a stop string takes back may be out.
-      ASSERT_TRUE(expected.starts_with(out)) << text;
-    }
-    if (!matched) matcher.Finish(&out);
-    ASSERT_EQ(out, expected) << text;
-    ASSERT_EQ(matched, stopped) << text;
-    matches += matched;
-  }
-  EXPECT_GT(matches, 500);
-}
-
-TEST(StopMatcher, HoldsNoMoreThanItMust) {
-  StopMatcher matcher({"</end>"}, false);
-  std::string out;
-  EXPECT_FALSE(matcher.Push("hello <", true, &out));
-  EXPECT_EQ(out, "hello ");
-  EXPECT_FALSE(matcher.Push("b", true, &out));
-  EXPECT_EQ(out, "hello <b");
-}
-
-TEST(StopMatcher, IncludeAndArming) {
-  StopMatcher keeps({"ab"}, true);
-  std::string out;
-  EXPECT_TRUE(keeps.Push("xaby", true, &out));
-  EXPECT_EQ(out, "xab");
-  StopMatcher late({"ab"}, false);
-  out.clear();
-  EXPECT_FALSE(late.Push("ab a", false, &out));
-  EXPECT_TRUE(late.Push("b", true, &out));
-  EXPECT_EQ(out, "ab ");
-}
 
 // A tokenizer whose tokens are the bytes 0..255 and a few words, made by hand.
 const Tokenizer& Demo() {

@@ -4,14 +4,12 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <vector>
 
+#include "dialogue/dialogue.h"
 #include "engine/service.h"
 #include "openai/request.h"
-#include "text/chat.h"
-#include "text/tokenizer.h"
 
 namespace oscar::server {
 
@@ -20,14 +18,11 @@ struct ServedModel {
   std::string root;                // the directory it came from, its last component
   int64_t created = 0;
   EngineService* engine = nullptr;
-  const Tokenizer* tokenizer = nullptr;
-  const ChatTemplate* chat = nullptr;  // null: the model has no template
-  std::string no_chat_reason;          // why
+  const Dialogue* dialogue = nullptr;
   RequestLimits limits;
-  std::vector<int32_t> stop_tokens;  // end of text or turn
-  std::string fingerprint;           // build, model and cache format
-  std::string properties;            // a JSON object for GET /props
-  std::string simd, device;          // for build_info
+  std::string fingerprint;   // build, model and cache format
+  std::string properties;    // a JSON object for GET /props
+  std::string simd, device;  // for build_info
 
   // What one choice may need in the whole context is never too much.
   int64_t max_answer_logprobs() const {

@@ -1,5 +1,5 @@
-// The messages of a chat request, checked and brought into the form that chat templates read:
-// roles known, contents strings, tool-call arguments objects. Pure functions.
+// The messages of a chat request, checked and normalised (NormalizeMessages), with errors as the
+// API tells them. A pure function.
 #pragma once
 
 #include <cstddef>
@@ -9,9 +9,6 @@
 
 namespace oscar::server {
 
-// Developer messages become system messages, lists of text parts one string joined by newlines,
-// and "arguments" of tool calls that hold an object as text that object. Errors name the message:
-// "messages[2].content".
 ApiResult<nlohmann::ordered_json> ParseMessages(const nlohmann::ordered_json& messages,
                                                 size_t max_messages);
 

@@ -1,6 +1,6 @@
 // StopMatcher: finds stop strings in text that arrives in pieces and never lets a part of one out
 // too early. The match that ends first wins, the longest of several that end together; so the
-// result does not depend on how the text was cut. One object a stream; not shared.
+// result does not depend on how the text was cut. One object per stream; not shared.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-namespace oscar::server {
+namespace oscar {
 
 class StopMatcher {
  public:
@@ -38,4 +38,4 @@ class StopMatcher {
   size_t emitted_ = 0;
 };
 
-}  // namespace oscar::server
+}  // namespace oscar

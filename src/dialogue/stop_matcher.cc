@@ -1,8 +1,8 @@
-#include "generation/stop_matcher.h"
+#include "dialogue/stop_matcher.h"
 
 #include <algorithm>
 
-namespace oscar::server {
+namespace oscar {
 
 bool StopMatcher::Push(std::string_view text, bool armed, std::string* out) {
   if (stops_.empty()) {
@@ -60,4 +60,4 @@ size_t StopMatcher::HeldSuffix() const {
   return longest;
 }
 
-}  // namespace oscar::server
+}  // namespace oscar
