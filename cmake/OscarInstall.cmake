@@ -4,10 +4,11 @@ include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
 # Sources that implement public headers; of the modules behind them, what is needed.
-add_library(liboscar SHARED src/runtime/language_model.cc src/base/options.cc src/base/status.cc)
+add_library(liboscar SHARED src/runtime/engine.cc src/runtime/language_model.cc src/base/options.cc
+  src/base/status.cc)
 set_target_properties(liboscar PROPERTIES OUTPUT_NAME oscar VERSION ${PROJECT_VERSION}
   SOVERSION ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR} EXPORT_NAME oscar)
-target_link_libraries(liboscar PRIVATE oscar_flags oscar_dialogue oscar_engine)
+target_link_libraries(liboscar PRIVATE oscar_flags oscar_runtime)
 target_link_options(liboscar PRIVATE
   "LINKER:--version-script=${CMAKE_SOURCE_DIR}/cmake/liboscar.map" LINKER:--no-undefined)
 set_target_properties(liboscar PROPERTIES LINK_DEPENDS ${CMAKE_SOURCE_DIR}/cmake/liboscar.map)

@@ -22,6 +22,7 @@ namespace oscar {
 // What the cache of a sequence holds.
 struct CacheReport {
   int64_t tokens = 0;
+  int64_t quantized_tokens = 0;   // of them, in sealed pages; the rest is BF16
   uint64_t bytes = 0;             // of K and V as stored
   uint64_t bf16_bytes = 0;        // what the same tokens take in BF16
   double bits_per_element = 0.0;  // windows and metadata counted

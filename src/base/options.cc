@@ -17,6 +17,32 @@ Status CheckField(const char* name, float value, float low, float high) {
 
 }  // namespace
 
+std::string_view NameOf(Device device) {
+  switch (device) {
+    case Device::kAuto:
+      return "auto";
+    case Device::kCpu:
+      return "cpu";
+    case Device::kCuda:
+      return "cuda";
+  }
+  return "";
+}
+
+std::string_view NameOf(FinishReason reason) {
+  switch (reason) {
+    case FinishReason::kStop:
+      return "stop";
+    case FinishReason::kLength:
+      return "length";
+    case FinishReason::kCancelled:
+      return "cancelled";
+    case FinishReason::kFailed:
+      return "error";
+  }
+  return "";
+}
+
 Status SamplingOptions::Validate(int vocab_size) const {
   OSCAR_RETURN_IF_ERROR(CheckField("temperature", temperature, 0.0f, 100.0f));
   if (top_k < 0 || top_k > kMaxTopK) {

@@ -96,7 +96,7 @@ Status RunGenerate(const GenerateOptions& options) {
 void AddGenerateCommand(CLI::App& app, RunFunction& run) {
   auto options = std::make_shared<GenerateOptions>();
   CLI::App* command = app.add_subcommand("generate", "Answer one prompt or conversation and stop");
-  CLI::Option* prompt = command->add_option("--prompt", options->prompt,
+  CLI::Option* prompt = command->add_option("-p,--prompt", options->prompt,
                                             "Raw text to continue; special tokens in it count");
   CLI::Option* messages = command->add_option(
       "--messages", options->messages,

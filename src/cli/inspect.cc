@@ -16,6 +16,7 @@
 #include "cli/command.h"
 #include "cli/rotation_options.h"
 #include "io/hf_config.h"
+#include "io/model_path.h"
 #include "io/safetensors.h"
 #include "io/torch_file.h"
 #include "rotation/rotation_file.h"
@@ -256,10 +257,11 @@ bool LooksLikeRotation(const SafetensorsFile& file) {
   });
 }
 
-Status RunInspect(const InspectOptions& options) {
-  const fs::path path = options.path;
-  if (!Exists(path)) {
-    return NotFound(fmt::format("{}: no such file or directory", options.path));
+Status RunInspect(InspectOptions options) {
+  fs::path path = options.path;
+  if (!Exists(path)) {  // a name in the hub cache, perhaps
+    OSCAR_ASSIGN_OR_RETURN(path, FindModel(path));
+    options.path = path.string();
   }
   if (IsDirectory(path)) {
     if (Exists(path / "config.json")) return InspectModel(options, path / "config.json");
@@ -273,11 +275,12 @@ Status RunInspect(const InspectOptions& options) {
   }
   if (path.extension() == ".pt" || path.extension() == ".pth") {
     OSCAR_ASSIGN_OR_RETURN(const TorchValue value, ReadTorchFile(path));
-    const TorchDict* dict = value.AsDict();
-    if (dict != nullptr && dict->Find("layers") != nullptr && dict->Find("objective") != nullptr) {
-      return InspectRotation(options);
+    // This file alone, whatever lies beside it; the directory shows a pair as one rotation.
+    if (options.layer >= 0) {
+      return InvalidArgument(fmt::format(
+          "{}: --layer needs a whole rotation: name its directory or a .safetensors file",
+          options.path));
     }
-    OSCAR_RETURN_IF_ERROR(RefuseLayer(options));
     fmt::print("{}\n",
                TorchToJson(value).dump(2, ' ', false, ordered_json::error_handler_t::replace));
     return {};

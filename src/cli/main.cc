@@ -11,6 +11,7 @@
 #include "base/log.h"
 #include "cli/command.h"
 #include "cli/config_file.h"
+#include "cli/usage.h"
 #include "oscar/version.h"
 
 namespace oscar::cli {
@@ -35,7 +36,7 @@ void NameEnvironmentVariables(CLI::App& app) {
 int Main(int argc, char** argv) {
   CLI::App app{
       "Serve and study large language models on a 2-bit KV cache.\n"
-      "Each command explains itself: oscar COMMAND --help",
+      "Each command explains itself: oscar help COMMAND",
       "oscar"};
   app.require_subcommand(1);
   app.set_version_flag("--version", std::string("oscar ") + kVersion);
@@ -62,12 +63,20 @@ int Main(int argc, char** argv) {
   AddTokenizeCommand(app, run);
   AddZooCommand(app, run);
   AddManualCommands(app, run);
+  AddHelpCommand(app, run);
   NameEnvironmentVariables(app);
 
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     // Help and version are "errors" with code 0; everything else is a usage error.
+    if (error.get_exit_code() != 0) {
+      if (const std::string unknown = UnknownArguments(app, {argv + 1, argv + argc});
+          !unknown.empty()) {
+        std::fprintf(stderr, "%s\n", unknown.c_str());
+        return kExitUsage;
+      }
+    }
     return app.exit(error) == 0 ? 0 : kExitUsage;
   }
   LogLevel level = LogLevel::kInfo;

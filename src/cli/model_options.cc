@@ -13,6 +13,7 @@
 #include "base/json.h"
 #include "cli/byte_size.h"
 #include "cli/validators.h"
+#include "io/model_path.h"
 #include "quant/kv_method.h"
 
 namespace oscar::cli {
@@ -23,7 +24,11 @@ std::string MethodHelp() {
   for (const KvMethodInfo& method : KvMethodTable()) {
     names += fmt::format("{}{}", names.empty() ? "" : ", ", method.name);
   }
-  return fmt::format("Cache method: {}", names);
+  return fmt::format(
+      "Cache method: {}. oscar+ is this project's own; oscar is OSCAR (arXiv 2605.17757) as "
+      "published; oscar-su is "
+      "OScaR (arXiv 2605.19660), another method of a similar name",
+      names);
 }
 
 }  // namespace
@@ -31,7 +36,19 @@ std::string MethodHelp() {
 void AddModelOptions(CLI::App& command, ModelArguments& arguments) {
   ModelOptions& o = arguments.options;
   const char* group = "Model";
-  command.add_option("--model", o.model, "Hugging Face model directory; default: the demo model")
+  // A name on the hub whose files are here becomes their directory. What cannot be found is left to
+  // the loader, which says why.
+  const CLI::Validator find(
+      [](std::string& text) {
+        if (const auto found = FindModel(text); found.has_value()) text = found->string();
+        return std::string();
+      },
+      "", "hub name");
+  command
+      .add_option("model,-m,--model", o.model,
+                  "Hugging Face model directory, or a name in the local hub cache such as "
+                  "Qwen/Qwen3-8B; default: the demo model")
+      ->transform(find)
       ->check(NotEmpty())
       ->group(group);
   command.add_option("--device", o.device, "auto (a GPU where there is one), cpu or cuda")
@@ -49,11 +66,13 @@ void AddModelOptions(CLI::App& command, ModelArguments& arguments) {
           "--portable", o.portable,
           "The same bits on any CPU and on a GPU: one order of every sum, several times slower")
       ->group(group);
-  command.add_option("--threads", o.num_threads, "Compute threads; 0 is one per core")
+  command.add_option("-t,--threads", o.num_threads, "Compute threads; 0 is one per core")
       ->capture_default_str()
       ->check(CLI::Range(0, 1024))
       ->group(group);
-  command.add_option("--max-model-len", o.max_context, "Context in tokens; 0 is the model's own")
+  command
+      .add_option("-c,--max-model-len,--ctx-size", o.max_context,
+                  "Context in tokens; 0 is the model's own")
       ->capture_default_str()
       ->check(NonNegative())
       ->group(group);
@@ -132,7 +151,8 @@ Status ModelArguments::Check() const {
 
 void AddSamplingOptions(CLI::App& command, SamplingArguments& arguments, const char* defaults) {
   const std::string group = fmt::format("Sampling (defaults {})", defaults);
-  command.add_option("--temperature", arguments.temperature, "0 takes the most likely token")
+  command
+      .add_option("--temperature,--temp", arguments.temperature, "0 takes the most likely token")
       ->check(NumberThat("between 0 and 100", [](double x) { return x >= 0 && x <= 100; }))
       ->group(group);
   command.add_option("--top-k", arguments.top_k, "Keep the k most likely tokens; 0 or -1 is off")
@@ -177,7 +197,7 @@ SamplingOptions SamplingArguments::Apply(SamplingOptions o) const {
 
 void AddAnswerOptions(CLI::App& command, AnswerArguments& arguments) {
   command
-      .add_option("--max-tokens", arguments.max_tokens,
+      .add_option("-n,--max-tokens,--n-predict", arguments.max_tokens,
                   "Most tokens of an answer; 0 is the rest of the context; default: the model's "
                   "max_new_tokens")
       ->check(NonNegative());

@@ -20,12 +20,21 @@ nlohmann::ordered_json AnswerToJson(const Completion& completion) {
 }
 
 nlohmann::ordered_json CacheToJson(const CacheReport& cache) {
-  return {{"tokens", cache.tokens},         {"bytes", cache.bytes},
-          {"bf16_bytes", cache.bf16_bytes}, {"bits_per_element", cache.bits_per_element},
-          {"simulated", cache.simulated},   {"method", cache.method}};
+  return {{"tokens", cache.tokens},
+          {"bytes", cache.bytes},
+          {"bf16_bytes", cache.bf16_bytes},
+          {"quantized_tokens", cache.quantized_tokens},
+          {"bits_per_element", cache.bits_per_element},
+          {"simulated", cache.simulated},
+          {"method", cache.method}};
 }
 
 std::string CacheLine(const CacheReport& cache) {
+  const bool is_bf16 = cache.method.starts_with("bf16");
+  if (cache.quantized_tokens == 0 && cache.tokens > 0 && !is_bf16) {
+    return fmt::format("{} tokens cached in {} of BF16 pages; no 2-bit pages yet", cache.tokens,
+                       FormatBytes(cache.bytes));
+  }
   return fmt::format("{} tokens cached in {} (BF16: {}), {:.2f} bits per element{}", cache.tokens,
                      FormatBytes(cache.bytes), FormatBytes(cache.bf16_bytes),
                      cache.bits_per_element, cache.simulated ? ", simulated" : "");

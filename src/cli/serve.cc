@@ -59,7 +59,13 @@ Status PrintPlan(const ServeArguments& arguments) {
   OSCAR_ASSIGN_OR_RETURN(const auto bf16, LoadedModel::Plan(plain));
   const MemoryPlan& memory = planned->memory();
   const int64_t tokens = std::min(arguments.plan_tokens, planned->max_context());
-  const uint64_t ours = planned->kv().StoredBytes(tokens), theirs = bf16->kv().StoredBytes(tokens);
+  // A simulated method keeps BF16 pages, so that is what counts; its own bytes are told beside.
+  const bool is_simulated = planned->kv().method().is_simulated();
+  const uint64_t stored = planned->kv().StoredBytes(tokens);
+  const uint64_t theirs = bf16->kv().StoredBytes(tokens);
+  const uint64_t ours = is_simulated ? theirs : stored;
+  const double stored_bits = planned->kv().StoredBits(tokens);
+  const double bits = is_simulated ? bf16->kv().StoredBits(tokens) : stored_bits;
   // While the last of them is being read, which takes more than keeping it.
   const auto fits = [&](const LoadedModel& model, Reading reading) {
     return Conversations(model.kv().cache(), tokens, memory.kv_bytes, reading);
@@ -80,7 +86,10 @@ Status PrintPlan(const ServeArguments& arguments) {
                                {"conversation_bytes_bf16", theirs},
                                {"conversations", fit},
                                {"conversations_bf16", fit_bf16},
-                               {"bits_per_element", planned->kv().StoredBits(tokens)}};
+                               {"bits_per_element", bits},
+                               {"simulated", is_simulated},
+                               {"method_bytes", stored},
+                               {"method_bits_per_element", stored_bits}};
     fmt::print("{}\n", json.dump(2));
     return {};
   }
@@ -91,7 +100,13 @@ Status PrintPlan(const ServeArguments& arguments) {
              FormatBytes(memory.sealed_page_bytes));
   fmt::print("cache             {}\n", planned->kv().Describe());
   fmt::print("one conversation  {:>12}  for {} tokens, {:.2f} bits per element; {} in BF16\n",
-             FormatBytes(ours), tokens, planned->kv().StoredBits(tokens), FormatBytes(theirs));
+             FormatBytes(ours), tokens, bits, FormatBytes(theirs));
+  if (is_simulated) {
+    fmt::print(
+        "simulated         {:>12}  is what the method itself would take, {:.2f} bits per "
+        "element; its pages are kept in BF16\n",
+        FormatBytes(stored), stored_bits);
+  }
   fmt::print("conversations     {:>12}  at once, one of them being read; {} in BF16\n", fit,
              fit_bf16);
   return {};
@@ -182,15 +197,20 @@ void AddServeCommand(CLI::App& app, RunFunction& run) {
       ->capture_default_str()
       ->check(CLI::Range(0, 65535))
       ->group(group);
-  command->add_option("--model-name", a.names, "Name in the API, and aliases (repeatable)")
+  command
+      ->add_option("--model-name,--served-model-name,--alias", a.names,
+                   "Name in the API, and aliases (repeatable)")
+      ->allow_extra_args(false)
       ->group(group);
   command->add_option("--api-key", a.api_keys, "Key that clients must send (repeatable)")
+      ->allow_extra_args(false)
       ->group(group);
   const CLI::Option* key_file =
       command->add_option("--api-key-file", a.api_key_file, "File with one key per line")
           ->group(group);
   command->add_flag("--open-metrics", a.open_metrics, "GET /metrics needs no key")->group(group);
   command->add_option("--cors-origin", a.cors_origins, "Origin that browsers may call from, or *")
+      ->allow_extra_args(false)
       ->group(group);
   command->add_option("--chat-template", a.chat_template, "Jinja file instead of the model's own")
       ->group(group);
@@ -200,7 +220,7 @@ void AddServeCommand(CLI::App& app, RunFunction& run) {
       ->group(group);
 
   group = "Limits";
-  command->add_option("--max-num-seqs", a.engine.max_running, "Sequences in one batch")
+  command->add_option("--max-num-seqs,--parallel", a.engine.max_running, "Sequences in one batch")
       ->capture_default_str()
       ->check(CLI::Range(1, 4096))
       ->group(group);

@@ -26,20 +26,6 @@ Status CheckPrompt(std::span<const int32_t> tokens, int vocab_size) {
 
 }  // namespace
 
-std::string_view NameOf(FinishReason reason) {
-  switch (reason) {
-    case FinishReason::kStop:
-      return "stop";
-    case FinishReason::kLength:
-      return "length";
-    case FinishReason::kCancelled:
-      return "cancelled";
-    case FinishReason::kFailed:
-      return "error";
-  }
-  return "";
-}
-
 Generator::Generator(Model& model, PagePool& pool, int64_t max_context, int chunk)
     : model_(model),
       pool_(pool),

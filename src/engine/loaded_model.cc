@@ -10,6 +10,7 @@
 #include "base/file.h"
 #include "base/log.h"
 #include "base/progress.h"
+#include "io/model_path.h"
 #include "rotation/rotation_file.h"
 #include "simd/block_writer.h"
 
@@ -35,18 +36,6 @@ Status ApplyRopeScaling(const ModelOptions& options, ModelConfig* config) {
 }
 
 }  // namespace
-
-std::string_view NameOf(Device device) {
-  switch (device) {
-    case Device::kAuto:
-      return "auto";
-    case Device::kCpu:
-      return "cpu";
-    case Device::kCuda:
-      return "cuda";
-  }
-  return "";
-}
 
 uint64_t AvailableMemory() {
   uint64_t available = 0;
@@ -84,10 +73,8 @@ Result<fs::path> FindDemoModel() {
 
 Result<std::unique_ptr<LoadedModel>> LoadedModel::Plan(const ModelOptions& options) {
   std::unique_ptr<LoadedModel> loaded(new LoadedModel);
-  loaded->directory_ = options.model;
-  if (options.model.empty()) {
-    OSCAR_ASSIGN_OR_RETURN(loaded->directory_, FindDemoModel());
-  }
+  OSCAR_ASSIGN_OR_RETURN(loaded->directory_,
+                         options.model.empty() ? FindDemoModel() : FindModel(options.model));
   const bool is_file = IsRegularFile(loaded->directory_);
   OSCAR_ASSIGN_OR_RETURN(loaded->config_, is_file ? ReadModelConfigFile(loaded->directory_)
                                                   : ReadModelConfig(loaded->directory_));

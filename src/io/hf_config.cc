@@ -237,7 +237,8 @@ void ReadRope(const Fields& fields, std::string_view what, ModelConfig* config, 
 void ReadShape(const Fields& fields, ModelConfig* config) {
   if (fields.Find("text_config") != nullptr && fields.Find("hidden_size") == nullptr) {
     fields.FailUnsupported("text_config",
-                           "nested configurations (multimodal models) are not supported");
+                           "a multimodal model: its language model is nested in here, which is not "
+                           "read yet; take a text-only checkpoint");
     return;
   }
   config->vocab_size = fields.RequiredInt("vocab_size", 1, kMaxVocab);
@@ -458,7 +459,7 @@ Result<ModelConfig> ReadModelConfigFile(const std::filesystem::path& path) {
 Result<ModelConfig> ReadModelConfig(const std::filesystem::path& directory) {
   std::error_code ignored;
   if (!std::filesystem::is_directory(directory, ignored)) {
-    return Unexpected(NotFound(fmt::format("{}: no such model directory", directory.string())));
+    return Unexpected(NotFound(fmt::format("{}: no such file or model directory", directory.string())));
   }
   return ReadModelConfigFile(directory / "config.json");
 }

@@ -386,7 +386,7 @@ TEST(HfConfig, NotAConfig) {
   EXPECT_THAT(MessageOf(ParseModelConfig(R"({"hidden_size":1,"hidden_size":2})", "", "c.json")),
               HasSubstr("duplicate key 'hidden_size'"));
   EXPECT_THAT(MessageOf(ParseModelConfig(R"({"model_type":"x","text_config":{}})", "", "c.json")),
-              HasSubstr("text_config: nested"));
+              HasSubstr("text_config: a multimodal model"));
 }
 
 using HfConfigDirectory = TempDirTest;

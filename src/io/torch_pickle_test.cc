@@ -146,7 +146,7 @@ TEST(TorchPickle, TensorsStayInsideTheirStorage) {
   EXPECT_THAT(error(Code("K\0K\3\x85\x8a\10\0\0\0\0\0\0\0\x40\x85")),
               HasSubstr("leaves its storage"));
   EXPECT_THAT(error(Code("K\0(K\2K\2K\2t(K\x10K\x10K\x10t")), HasSubstr("leaves its storage"));
-  EXPECT_THAT(error(Code("K\0K\2\x85J\xff\xff\xff\xff\x85")), HasSubstr("no natural number"));
+  EXPECT_THAT(error(Code("K\0K\2\x85J\xff\xff\xff\xff\x85")), HasSubstr("not a natural number"));
   EXPECT_THAT(error(Code("J\xff\xff\xff\xffK\2\x85K\1\x85")), HasSubstr("valid offset"));
   EXPECT_THAT(error(Code("K\0K\2\x85)")), HasSubstr("different lengths"));
   EXPECT_THAT(error(Code("K\0(\x8a\10\0\0\0\0\0\0\0\x40K\4t(K\0K\0t")), HasSubstr("overflows"));

@@ -46,6 +46,7 @@ class LoadedLanguageModel : public LanguageModel {
     const KvPlan& kv = loaded_->kv();
     CacheReport report;
     report.tokens = static_cast<int64_t>(usage.tokens);
+    report.quantized_tokens = static_cast<int64_t>(usage.sealed_pages) * kPageTokens;
     report.bf16_bytes = usage.bf16_bytes;
     report.bytes = usage.bytes;
     report.bits_per_element = usage.bits_per_element;

@@ -89,9 +89,10 @@ Status RunServer(const ServeOptions& options, const LoadFunction& load) {
   api.SetModel(loaded.model);
   // Not a log line: scripts wait for it whatever the log level.
   // Where it cannot be written (a full disk), serving goes on.
-  std::fputs(
-      fmt::format("oscar: ready: serving {} on {}/v1\n", loaded.model->names.front(), url).c_str(),
-      stderr);
+  std::fputs(fmt::format("oscar: ready: serving {} on {}/v1, page at {}/\n",
+                         loaded.model->names.front(), url, url)
+                 .c_str(),
+             stderr);
 
   // A device that failed does not come back: /health has said so for a while, requests have ended.
   while (!signals.Wait(kHealthTick)) {

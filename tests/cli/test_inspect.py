@@ -98,3 +98,17 @@ def test_missing_and_unknown_files(oscar, tmp_path):
     assert ".safetensors" in oscar("inspect", tmp_path / "x.bin", ok=False).stderr
     (tmp_path / "cut.pt").write_bytes(b"PK\x03\x04")
     assert "cut.pt" in oscar("inspect", tmp_path / "cut.pt", ok=False).stderr
+
+
+def test_one_file_of_a_pair_is_shown_alone(oscar, root, tmp_path):
+    pair = root / "tests/data/rotations/qwen3-4b-thinking-2507-2-layers"
+    keys = pair / "k_rotation_qqt_r_h_pbr.pt"
+    beside = oscar.json("inspect", keys, "--json")
+    assert beside["objective"] == "qqt_r_h_pbr" and list(beside["layers"]) == ["0", "1"]
+    # The same whatever its name and neighbours.
+    (tmp_path / "one.pt").write_bytes(keys.read_bytes())
+    assert oscar.json("inspect", tmp_path / "one.pt", "--json") == beside
+    values = oscar.json("inspect", pair / "v_rotation_sst_r_h_pbr.pt", "--json")
+    assert values["objective"] == "sst_r_h_pbr"
+    assert "name its directory" in oscar("inspect", keys, "--layer", 0, ok=False).stderr
+    assert "rotation: 2 layers" in oscar("inspect", pair).stdout

@@ -8,13 +8,12 @@
 #include <utility>
 
 #include "base/log.h"
+#include "io/model_path.h"
 #include "oscar/version.h"
 #include "simd/dispatch.h"
 
 namespace oscar::server {
 namespace {
-
-namespace fs = std::filesystem;
 
 std::string Fingerprint(LoadedModel& loaded) {
   const std::string text = fmt::format("{}|{:016x}|{}|{}", kVersion, loaded.model().fingerprint(),
@@ -40,11 +39,6 @@ std::string Properties(const LoadedModel& loaded, const EngineServiceOptions& en
   return json.dump();
 }
 
-std::string NameOfDirectory(const fs::path& directory) {
-  const fs::path clean = directory.lexically_normal();
-  return clean.has_filename() ? clean.filename().string() : clean.parent_path().filename().string();
-}
-
 }  // namespace
 
 Result<std::unique_ptr<ModelHost>> ModelHost::Prepare(const ModelOptions& load,
@@ -64,7 +58,7 @@ Result<std::shared_ptr<const ServedModel>> ModelHost::Load() {
   LoadedModel& loaded = hosted_->loaded();
   auto served = std::make_shared<ServedModel>();
   served->names = options_.names;
-  served->root = NameOfDirectory(loaded.directory());
+  served->root = ModelName(loaded.directory());
   if (served->names.empty()) served->names = {served->root};
   served->created = static_cast<int64_t>(std::time(nullptr));
   served->engine = &hosted_->engine();

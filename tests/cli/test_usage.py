@@ -1,0 +1,82 @@
+"""What a newcomer types, and what the program makes of it."""
+import json
+import os
+
+import pytest
+
+
+def test_the_model_is_an_argument(oscar, root):
+    named = oscar.json("generate", root / "models/demo", "-p", "Once", "-n", 4, "--json")
+    assert len(named["token_ids"]) == 4
+    assert named["token_ids"] == oscar.json("generate", "--model", root / "models/demo", "--prompt", "Once",
+                                            "--max-tokens", 4, "--json")["token_ids"]
+
+
+def test_a_hub_name_finds_the_local_cache(oscar, root, tmp_path):
+    env = {"HF_HUB_CACHE": str(tmp_path)}
+    missing = oscar("generate", "oscar-test/demo", "-p", "Once", ok=False, env=env)
+    assert "hf download oscar-test/demo" in missing.stderr
+    repository = tmp_path / "models--oscar-test--demo"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "snapshots").mkdir()
+    (repository / "refs/main").write_text("abc123")
+    os.symlink(root / "models/demo", repository / "snapshots/abc123")
+    assert oscar("generate", "oscar-test/demo", "-p", "Once", "-n", 4, env=env).stdout
+    assert oscar.json("inspect", "oscar-test/demo", "--json", env=env)["num_layers"] == 8
+    assert oscar("serve", "oscar-test/demo", "--dry-run", env=env).stdout
+
+
+@pytest.mark.parametrize("files,expected", [
+    ({"model.gguf": "GGUF"}, "GGUF"),
+    ({"adapter_config.json": '{"base_model_name_or_path": "a/b"}'}, 'an adapter, not a model; merge it into "a/b"'),
+    ({"config.json": '{"model_type": "x", "text_config": {}}'}, "a multimodal model"),
+])
+def test_what_is_not_a_model_is_named(oscar, tmp_path, files, expected):
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    assert expected in oscar("chat", tmp_path, stdin="", ok=False).stderr
+
+
+def test_unknown_words_are_answered_with_the_nearest(oscar):
+    run = oscar("srve", ok=False)
+    assert run.returncode == 2 and run.stderr == "oscar: unknown command: srve; did you mean serve?\n"
+    run = oscar("serve", "--prot", 1, "--tensor-parallel-size", 2, ok=False)
+    assert run.returncode == 2
+    assert run.stderr.index("did you mean --port?") < run.stderr.index("one process runs on one device")
+    assert "--device cuda" in oscar("chat", "-ngl", 99, ok=False).stderr
+
+
+def test_help(oscar):
+    assert oscar("help", "serve").stdout == oscar("serve", "--help").stdout
+    assert "serve" in oscar("help").stdout
+    assert "did you mean serve?" in oscar("help", "serv", ok=False).stderr
+
+
+@pytest.mark.parametrize("args,expected", [
+    (["--chat-template", "/no/such.jinja"], "/no/such.jinja"),
+    (["/no/such/model"], "/no/such/model"),
+    (["--kv", "nonsense"], "nonsense"),
+])
+def test_nothing_listens_before_options_are_checked(oscar, args, expected):
+    run = oscar("serve", "--port", 0, *args, ok=False)
+    assert expected in run.stderr and "listening" not in run.stderr
+
+
+def test_the_plan_of_a_simulated_method_counts_what_is_held(oscar):
+    plan = oscar.json("serve", "--dry-run", "--json", "--kv", "oscar-su", "--kv-memory", "300MiB")
+    assert plan["simulated"] and plan["bits_per_element"] == 16
+    assert plan["conversation_bytes"] == plan["conversation_bytes_bf16"] > 4 * plan["method_bytes"]
+    assert plan["conversations"] == plan["conversations_bf16"] == 1
+    real = oscar.json("serve", "--dry-run", "--json", "--kv", "oscar+", "--kv-memory", "300MiB")
+    assert not real["simulated"] and real["conversation_bytes"] == real["method_bytes"]
+    assert real["conversations"] > 1
+    shown = oscar("serve", "--dry-run", "--kv", "oscar-su", "--kv-memory", "300MiB").stdout
+    assert "simulated" in shown and "is what the method itself would take" in shown
+
+
+def test_a_short_answer_has_no_two_bit_pages_yet(oscar, tmp_path):
+    (tmp_path / "m.json").write_text(json.dumps([{"role": "user", "content": "Sort these numbers: 3 1 2"}]))
+    run = oscar("generate", "--messages", tmp_path / "m.json", "--stats")
+    assert "no 2-bit pages yet" in run.stderr
+    told = oscar.json("generate", "--messages", tmp_path / "m.json", "--json")
+    assert told["cache"]["quantized_tokens"] == 0
