@@ -112,3 +112,11 @@ def test_a_name_that_cannot_be_looked_up_is_an_ordinary_error(oscar, command):
     """As one in a directory that is closed to the user."""
     run = oscar(*(part.replace("NAME", "a" * 5000) for part in command), ok=False)
     assert "filesystem error" not in run.stderr
+
+
+def test_bytes_are_those_after_sealing(oscar, tmp_path):
+    oscar("eval", "--kv", "bf16,oscar+", "--tasks", "recall_4k", "--limit", 1, "--text", "none", "--out", tmp_path / "eval")
+    results = json.loads((tmp_path / "eval/results.json").read_text())
+    took = {method["method"]: method["cache_bytes"] for method in results["methods"]}
+    # While the prompt is read its cell is in BF16 on every cache; what counts is what stays.
+    assert took["oscar+"] < took["bf16"] / 3

@@ -36,7 +36,7 @@ std::string Table(const EvalResults& results) {
   std::string out =
       "<div class=\"scroll\"><table><thead><tr><th>method</th><th>mean</th><th>long</th>"
       "<th>answer</th><th>bits, history</th><th>bits at 128K</th><th>perplexity</th><th>KL</th>"
-      "<th>top-1 %</th><th>peak cache</th></tr></thead><tbody>\n";
+      "<th>top-1 %</th><th>cache, longest item</th></tr></thead><tbody>\n";
   int64_t failed = 0;
   for (const MethodScore& method : results.methods) {
     out += fmt::format("<tr title=\"{}\"><td>{}{}</td>", EscapeHtml(method.description),
@@ -57,7 +57,7 @@ std::string Table(const EvalResults& results) {
       out += "<td>–</td><td>–</td><td>–</td>";
     }
     out += fmt::format("<td>{}</td></tr>\n",
-                       method.PeakBytes() > 0 ? FormatBytes(method.PeakBytes()) : "–");
+                       method.CacheBytes() > 0 ? FormatBytes(method.CacheBytes()) : "–");
   }
   out += "</tbody></table></div>\n";
   if (failed > 0) {

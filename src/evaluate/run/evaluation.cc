@@ -384,7 +384,7 @@ Status Evaluator::RunJobs(MethodState& state, const std::vector<const Job*>& job
     record.output_tokens = static_cast<int64_t>(outcome.output.size());
     record.bits = state.model->kv().StoredBits(std::max<int64_t>(outcome.tokens, 1));
     record.cache_bytes =
-        state.score.simulated ? state.model->kv().StoredBytes(outcome.tokens) : outcome.peak_bytes;
+        state.score.simulated ? state.model->kv().StoredBytes(outcome.tokens) : outcome.cache_bytes;
     if (options_.want_answers) {
       const std::string text = encoder_->tokenizer().Decode(outcome.output, /*skip_special=*/true);
       OSCAR_ASSIGN_OR_RETURN(record.answer, ScoreOutput(job.task->scorer, *job.item, text));

@@ -70,7 +70,7 @@ TEST(SequenceRunner, BatchesScoreAsSingleGenerations) {
     EXPECT_EQ(outcomes[i].output, expected[i]) << i;
     EXPECT_EQ(outcomes[i].strict, i != 1) << i;
     EXPECT_EQ(outcomes[i].first_wrong, i == 1 ? 5 : -1) << i;
-    EXPECT_GT(outcomes[i].peak_bytes, 0u);
+    EXPECT_GT(outcomes[i].cache_bytes, 0u);
   }
 }
 

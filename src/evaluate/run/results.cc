@@ -165,7 +165,7 @@ ordered_json TaskToJson(const TaskScore& score, bool is_remote) {
           {"answer_sd", OrNull(score.answer_sd)},
           {"bits_per_element", is_remote ? ordered_json() : ordered_json(score.bits)},
           {"mean_tokens", score.mean_tokens},
-          {"peak_cache_bytes", is_remote ? ordered_json() : ordered_json(score.peak_bytes)}};
+          {"cache_bytes", is_remote ? ordered_json() : ordered_json(score.cache_bytes)}};
 }
 
 ordered_json MethodToJson(const MethodScore& method, const std::vector<std::string>& short_tasks) {
@@ -183,7 +183,7 @@ ordered_json MethodToJson(const MethodScore& method, const std::vector<std::stri
   out["mean_strict"] = OrNull(method.MeanStrict());
   out["mean_strict_without_short"] = OrNull(method.MeanStrict(short_tasks));
   out["mean_answer"] = OrNull(method.MeanAnswer());
-  out["peak_cache_bytes"] = method.is_remote ? ordered_json() : ordered_json(method.PeakBytes());
+  out["cache_bytes"] = method.is_remote ? ordered_json() : ordered_json(method.CacheBytes());
   if (method.text.has_value()) {
     out["text"] = {{"nll", method.text->nll},
                    {"perplexity", method.text->perplexity},
@@ -236,7 +236,7 @@ MethodScore MethodFromJson(const json& object) {
       score.strict_sd = NumberOrNone(task, "strict_sd");
       score.answer_sd = NumberOrNone(task, "answer_sd");
       score.bits = Field(task, "bits_per_element", 0.0);
-      score.peak_bytes = Field<uint64_t>(task, "peak_cache_bytes", 0);
+      score.cache_bytes = Field<uint64_t>(task, "cache_bytes", 0);
       score.mean_tokens = Field(task, "mean_tokens", 0.0);
     }
   }
@@ -333,7 +333,7 @@ TaskScore ScoreTask(const std::vector<const ItemRecord*>& records) {
     }
     out.bits += record->bits;
     out.mean_tokens += static_cast<double>(record->prompt_tokens + record->output_tokens);
-    out.peak_bytes = std::max(out.peak_bytes, record->cache_bytes);
+    out.cache_bytes = std::max(out.cache_bytes, record->cache_bytes);
   }
   out.items = static_cast<int64_t>(ids.size());
   if (const auto done = static_cast<double>(records.size()) - static_cast<double>(out.failed);
@@ -409,10 +409,10 @@ double MethodScore::MeanBits() const {
   return Mean(values).value_or(0.0);
 }
 
-uint64_t MethodScore::PeakBytes() const {
-  uint64_t peak = 0;
-  for (const auto& [name, score] : tasks) peak = std::max(peak, score.peak_bytes);
-  return peak;
+uint64_t MethodScore::CacheBytes() const {
+  uint64_t most = 0;
+  for (const auto& [name, score] : tasks) most = std::max(most, score.cache_bytes);
+  return most;
 }
 
 int64_t MethodScore::Failed() const {
@@ -495,7 +495,7 @@ Result<EvalResults> ResultsFromJson(std::string_view text, std::string_view what
 std::string ResultsToCsv(const EvalResults& results) {
   std::string out =
       "method,real_or_simulated,task,items,strict,strict_sd,answer,answer_sd,bits_per_element,"
-      "bits_at_128k,peak_cache_bytes,mean_tokens,failed\n";
+      "bits_at_128k,cache_bytes,mean_tokens,failed\n";
   const auto number = [](const std::optional<double>& value) {
     return value.has_value() ? fmt::format("{:.4f}", *value) : std::string();
   };
@@ -511,7 +511,7 @@ std::string ResultsToCsv(const EvalResults& results) {
           number(score.answer), number(score.answer_sd),
           method.is_remote ? "" : fmt::format("{:.4f}", score.bits),
           long_bits == method.stored_bits.end() ? "" : fmt::format("{:.4f}", long_bits->second),
-          method.is_remote ? "" : std::to_string(score.peak_bytes), score.mean_tokens,
+          method.is_remote ? "" : std::to_string(score.cache_bytes), score.mean_tokens,
           score.failed);
     }
   }
@@ -557,7 +557,7 @@ std::string ResultsToTable(const EvalResults& results) {
         method.text.has_value() && method.text->compared > 0
             ? fmt::format("{:.1f}", 100 * method.text->top1)
             : "-",
-        method.PeakBytes() > 0 ? FormatBytes(method.PeakBytes()) : "-");
+        method.CacheBytes() > 0 ? FormatBytes(method.CacheBytes()) : "-");
     for (const std::string& name : names) {
       if (is_tall) break;
       out += fmt::format(" {:>{}}", TaskCell(method, name), std::max<size_t>(6, name.size()));

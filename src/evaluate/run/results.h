@@ -41,7 +41,7 @@ struct ItemRecord {
   int64_t prompt_tokens = 0;
   int64_t output_tokens = 0;
   double bits = 0;           // stored bits per element, at the item's final length
-  uint64_t cache_bytes = 0;  // peak
+  uint64_t cache_bytes = 0;  // at the end, when the prompt's pages are sealed
   std::string bucket;        // see EvalItem
   std::string output;        // the final answer, cut to a line's length
   // No output came: a request failed for good, or the item does not fit the context. Counts as
@@ -61,9 +61,9 @@ struct TaskScore {
   std::optional<double> strict, answer;        // percent, mean over repeats
   std::optional<double> strict_sd, answer_sd;  // over repeats; none for one repeat
   double bits = 0;                             // mean over items
-  uint64_t peak_bytes = 0;
-  double mean_tokens = 0;  // in the cache at the end
-  int64_t failed = 0;      // outputs that never came; they count as wrong
+  uint64_t cache_bytes = 0;                    // the most of any item
+  double mean_tokens = 0;                      // in the cache at the end
+  int64_t failed = 0;                          // outputs that never came; they count as wrong
 };
 
 struct MethodScore {
@@ -88,7 +88,7 @@ struct MethodScore {
   std::optional<double> StrictError(const std::vector<std::string>& without = {}) const;
   std::optional<double> AnswerError() const;
   double MeanBits() const;
-  uint64_t PeakBytes() const;
+  uint64_t CacheBytes() const;
   int64_t Failed() const;
 };
 

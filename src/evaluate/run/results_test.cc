@@ -123,7 +123,7 @@ TEST(Results, ServersHaveNoBits) {
   const std::string text = ResultsToJson(results);
   EXPECT_THAT(text, testing::HasSubstr("\"bits_per_element\": null"));
   EXPECT_THAT(text, testing::HasSubstr("\"simulated\": null"));
-  EXPECT_THAT(text, testing::Not(testing::HasSubstr("\"peak_cache_bytes\": 4096")));
+  EXPECT_THAT(text, testing::Not(testing::HasSubstr("\"cache_bytes\": 4096")));
   const auto back = ResultsFromJson(text, "results.json");
   ASSERT_TRUE(back.has_value());
   EXPECT_EQ(back->methods[0].paired, results.methods[0].paired);
@@ -168,7 +168,7 @@ TEST(Results, MeansLeaveShortTasksOut) {
   const EvalResults results = Sample();
   EXPECT_DOUBLE_EQ(*results.methods[0].MeanStrict(), 95.0);
   EXPECT_DOUBLE_EQ(*results.methods[0].MeanStrict({"copy"}), 90.0);
-  EXPECT_EQ(results.methods[0].PeakBytes(), 4096u);
+  EXPECT_EQ(results.methods[0].CacheBytes(), 4096u);
   EXPECT_FALSE(MethodScore().MeanStrict().has_value());
 }
 

@@ -200,9 +200,6 @@ Status SequenceRunner::Step(std::vector<Running>& running, size_t& max_running) 
   OSCAR_RETURN_IF_ERROR(status);
   for (size_t i = 0; i < items.size(); ++i) {
     Running& owner = running[owners[i]];
-    if (items[i].is_prompt || owner.cache.length() % kPageTokens == 0) {
-      owner.outcome.peak_bytes = std::max(owner.outcome.peak_bytes, owner.cache.Usage().bytes);
-    }
     if (items[i].num_logits == 0) continue;
     OSCAR_RETURN_IF_ERROR(Take(owner, pass_.logits(i)));
   }
@@ -242,7 +239,7 @@ Status SequenceRunner::Run(std::span<const SequenceTask> tasks, const OnDone& on
       }
       const CacheUsage usage = running[i].cache.Usage();
       running[i].outcome.tokens = running[i].cache.length();
-      running[i].outcome.peak_bytes = std::max(running[i].outcome.peak_bytes, usage.bytes);
+      running[i].outcome.cache_bytes = usage.bytes;
       running[i].outcome.saturated = usage.saturated;
       OSCAR_RETURN_IF_ERROR(on_done(running[i].index, running[i].outcome));
       running.erase(running.begin() + static_cast<std::ptrdiff_t>(i));

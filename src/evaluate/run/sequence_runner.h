@@ -47,7 +47,7 @@ struct SequenceOutcome {
   std::vector<TokenMargin> margins;  // as in ItemRecord
   std::vector<int32_t> output;       // end token included where there was one
   int64_t tokens = 0;                // in the cache at the end
-  uint64_t peak_bytes = 0;           // of the pages of this sequence
+  uint64_t cache_bytes = 0;          // of its pages at the end, the prompt's sealed
   uint64_t saturated = 0;
 };
 
