@@ -14,7 +14,9 @@ void AddConfigFile(CLI::App& app) {
     const Result<std::string> text = ReadFile(path, kMaxConfigFileBytes);
     return text.has_value() ? std::string() : text.error().message();
   };
-  app.set_config("--config", "", "Read options from an INI or TOML file")
+  app.set_config("--config", "",
+                 "Read options from an INI or TOML file: a [serve] section with lines such as "
+                 "port=8080 or kv-memory=\"2GiB\"")
       ->check(CLI::Validator(check, "", "config file"));
   app.allow_config_extras(CLI::config_extras_mode::error);
 }
