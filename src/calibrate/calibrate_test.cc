@@ -58,6 +58,13 @@ TEST_F(CalibrateTest, SameInputsSameBytes) {
     // The rotation must help against no rotation, in every layer.
     EXPECT_LT(first->errors[2].second[layer].first, first->errors[0].second[layer].first) << layer;
   }
+  // The page says first what to use, and leaves fingerprints to the JSON.
+  const std::string html = CalibrationToHtml(*first);
+  const size_t verdict = html.find("class=\"verdict\"><b>");
+  EXPECT_LT(verdict, html.find("<h2>"));
+  EXPECT_NE(html.find("than the Hadamard</b>", verdict), std::string::npos);
+  EXPECT_EQ(html.find(first->rotation.info.model_fingerprint), std::string::npos);
+  EXPECT_EQ(html.find(first->rotation.info.calibration_hash), std::string::npos);
   // What was written serves the model it was made on, and no other.
   ModelOptions serve = options_.model;
   serve.kv = "oscar";
@@ -157,6 +164,7 @@ TEST_F(CalibrateTest, ShortSequencesHaveErrorsToo) {
   EXPECT_TRUE(little->errors.empty());
   EXPECT_EQ(CalibrationToJson(*little).find("\"errors\""), std::string::npos);
   EXPECT_EQ(CalibrationToHtml(*little).find("Error before and after"), std::string::npos);
+  EXPECT_NE(CalibrationToHtml(*little).find("<b>No verdict</b>"), std::string::npos);
 }
 
 TEST_F(CalibrateTest, LengthsThatDoNotFitAreRefused) {

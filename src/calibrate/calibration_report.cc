@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <string_view>
 
 #include "calibrate/calibrate.h"
 #include "report/charts.h"
@@ -42,13 +44,21 @@ std::string Spectra(const Calibration& c, bool keys) {
   std::vector<ChartSeries> series;
   for (const auto& [id, layer] : c.rotation.layers) {
     ChartSeries line{fmt::format("layer {}", id), {}, MeanSpectrum(keys ? layer.k : layer.v), -1};
-    for (size_t i = 0; i < line.y.size(); ++i) line.x.push_back(static_cast<double>(i + 1));
+    double sum = 0;
+    for (const double value : line.y) sum += value;
+    // Without a spectrum: a Hadamard or a rotation that was given.
+    if (!(sum > 0) || line.y.front() == line.y.back()) continue;
+    for (size_t i = 0; i < line.y.size(); ++i) {
+      line.x.push_back(static_cast<double>(i + 1));
+      line.y[i] *= static_cast<double>(line.y.size()) / sum;
+    }
     series.push_back(std::move(line));
   }
+  if (series.empty()) return {};
   ChartOptions options;
   options.title = keys ? "Spectrum of the K objective" : "Spectrum of the V objective";
   options.x.label = "eigenvalue, largest first";
-  options.y.label = "value";
+  options.y.label = "over their mean";
   options.y.log_scale = true;
   return LineChart(series, options);
 }
@@ -76,6 +86,40 @@ std::string ClipCurves(const Calibration& c, bool keys) {
   return LineChart(series, options);
 }
 
+struct MeanError {
+  double k = 0, v = 0;  // over layers
+};
+std::optional<MeanError> MeanErrorOf(const Calibration& c, std::string_view label) {
+  for (const auto& [name, errors] : c.errors) {
+    if (name != label || errors.empty()) continue;
+    MeanError mean;
+    const auto layers = static_cast<double>(errors.size());
+    for (const auto& [k, v] : errors) mean.k += k / layers, mean.v += v / layers;
+    return mean;
+  }
+  return std::nullopt;
+}
+
+// Whether the rotation is better than the Hadamard that needs no calibration, and what to use.
+std::string Verdict(const Calibration& c) {
+  const auto fitted = MeanErrorOf(c, "oscar+, this rotation");
+  const auto hadamard = MeanErrorOf(c, "oscar+, Hadamard");
+  if (!fitted || !hadamard) {
+    return "<p class=\"verdict\"><b>No verdict</b>: the text is too short to fill a page, so no "
+           "errors "
+           "were measured.</p>\n";
+  }
+  const double k = 100 * (fitted->k / hadamard->k - 1), v = 100 * (fitted->v / hadamard->v - 1);
+  const char* verdict = k < 0 && v < 0   ? "<b>Better than the Hadamard</b>: use this rotation."
+                        : k > 0 && v > 0 ? "<b>Worse than the Hadamard</b>: leave --rotation out."
+                                         : "<b>Neither better nor worse than the Hadamard</b>: "
+                                           "compare both with oscar eval before you use it.";
+  return fmt::format(
+      "<p class=\"verdict\">{}</p>\n<p>Relative error with oscar+, mean over layers: logits {:.4f} "
+      "against {:.4f} with the Hadamard ({:+.1f} %), V {:.4f} against {:.4f} ({:+.1f} %).</p>\n",
+      verdict, fitted->k, hadamard->k, k, fitted->v, hadamard->v, v);
+}
+
 std::string ErrorMap(const Calibration& c, bool keys) {
   std::vector<std::string> rows, columns;
   std::vector<std::vector<double>> values;
@@ -87,6 +131,16 @@ std::string ErrorMap(const Calibration& c, bool keys) {
     for (size_t i = 0; i < errors.size(); ++i) columns.push_back(std::to_string(i));
   }
   ChartOptions options;
+  // Both maps in the same colours.
+  for (const auto& [label, errors] : c.errors) {
+    for (const auto& [k, v] : errors) {
+      for (const double error : {k, v}) {
+        if (!(error > 0)) continue;
+        options.y.low = std::min(options.y.low.value_or(error), error);
+        options.y.high = std::max(options.y.high.value_or(error), error);
+      }
+    }
+  }
   options.title = keys ? "Relative error of the logits at 2 bits" : "Relative error of V at 2 bits";
   options.x.label = "layer";
   return HeatMap(rows, columns, values, options);
@@ -117,12 +171,14 @@ std::string CalibrationToJson(const Calibration& c) {
 
 std::string CalibrationToHtml(const Calibration& c) {
   const RotationInfo& info = c.rotation.info;
-  std::string body = fmt::format(
-      "<p>K objective <b>{}</b>, V objective <b>{}</b>, composition {}, clips {}; {} sequences, {} "
-      "tokens and {} generated. Model {}, data {}.</p>\n",
+  std::string body = Verdict(c);
+  body += fmt::format(
+      "<p class=\"note\">K objective {}, V objective {}, composition {}, clips {}. {} sequences, "
+      "{} "
+      "tokens of text and {} generated. calibration.json has the fingerprints of model and "
+      "data.</p>\n",
       EscapeHtml(info.k_objective), EscapeHtml(info.v_objective), EscapeHtml(info.composition),
-      EscapeHtml(info.clip_source), c.num_sequences, c.num_tokens, c.generated_tokens,
-      EscapeHtml(info.model_fingerprint), EscapeHtml(info.calibration_hash));
+      EscapeHtml(info.clip_source), c.num_sequences, c.num_tokens, c.generated_tokens);
   const auto pair = [&](const std::string& a, const std::string& b) {
     body += "<div class=\"charts\"><div>" + a + "</div><div>" + b + "</div></div>\n";
   };
@@ -133,8 +189,11 @@ std::string CalibrationToHtml(const Calibration& c) {
         "logits without bias.</p>\n";
     pair(ErrorMap(c, true), ErrorMap(c, false));
   }
-  body += "<h2>Spectra</h2>\n<p class=\"note\">Mean over heads.</p>\n";
-  pair(Spectra(c, true), Spectra(c, false));
+  const std::string k_spectra = Spectra(c, true), v_spectra = Spectra(c, false);
+  if (!k_spectra.empty() || !v_spectra.empty()) {
+    body += "<h2>Spectra</h2>\n<p class=\"note\">Mean over heads.</p>\n";
+    pair(k_spectra, v_spectra);
+  }
   if (!c.clip_candidates.empty()) {
     body +=
         "<h2>Clip ratios</h2>\n<p class=\"note\">Keys weighted by the query second moment, "

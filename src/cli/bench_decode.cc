@@ -17,6 +17,7 @@
 #include "cli/command.h"
 #include "cli/model_options.h"
 #include "cli/validators.h"
+#include "quant/kv_method.h"
 #include "report/charts.h"
 
 namespace oscar::cli {
@@ -253,7 +254,14 @@ Status DecodeBench::WriteFiles() const {
       const int64_t context = options_.contexts[c];
       ChartSeries& line = series.emplace_back();
       line.dashed = method == "bf16";
-      if (pair) line.color = static_cast<int>(c);
+      if (pair) {
+        line.color = kPlainColor + static_cast<int>(c);
+      } else if (options_.contexts.size() == 1) {
+        // As in reports of oscar eval.
+        const auto table = KvMethodTable();
+        line.color =
+            static_cast<int>(std::ranges::find(table, method, &KvMethodInfo::name) - table.begin());
+      }
       line.name = context < 1000 ? fmt::format("{} {}", method, context)
                                  : fmt::format("{} {}K", method, context / 1000);
       for (const Line& cell : lines_) {

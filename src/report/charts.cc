@@ -12,11 +12,29 @@ namespace {
 
 constexpr int kLeft = 64, kRight = 16, kTop = 34, kBottom = 46;
 // Distinguishable in print and with colour-blind eyes, on light and dark.
-constexpr std::array<const char*, 12> kColors = {"#3b78c3", "#e07b39", "#3d9a5f", "#c44e52",
-                                                 "#8466ad", "#9a7148", "#d377b0", "#7a7a7a",
-                                                 "#b5a726", "#2ba8b8", "#5b5fc7", "#e0a83b"};
+constexpr std::array<const char*, 14> kColors = {
+    "#6e7681", "#c44e52", "#9a7148", "#8466ad", "#d377b0", "#b5a726", "#7d8f2a",
+    "#2ba8b8", "#1f7f9c", "#e07b39", "#3b78c3", "#3d9a5f", "#5b5fc7", "#e0a83b"};
 
-const char* ColorOf(size_t index) { return kColors[index % kColors.size()]; }
+const char* ColorOf(int color, size_t place) {
+  const size_t index =
+      color >= 0 ? static_cast<size_t>(color) : static_cast<size_t>(kPlainColor) + place;
+  return kColors[index % kColors.size()];
+}
+
+// Of the text inside a chart; sizes are those of a chart that is shown at its own width.
+constexpr char kChartCss[] = R"(svg .title { font-size: 14px; font-weight: 600; fill: var(--ink); }
+svg .label { font-size: 12.5px; fill: var(--faint); }
+svg .tick { font-size: 12px; fill: var(--ink); }
+svg .point { font-size: 12px; fill: var(--ink); paint-order: stroke; stroke: var(--page); stroke-width: 3px; }
+svg .leader { stroke: var(--faint); stroke-width: 0.8; }
+svg .cell { font-size: 12px; }
+svg .grid { stroke: var(--line); stroke-width: 1; }
+svg .axis { stroke: var(--faint); stroke-width: 1; }
+svg .break { fill: none; stroke: var(--ink); stroke-width: 1.4; }
+svg .whisker { stroke: var(--ink); stroke-width: 1; opacity: 0.75; }
+svg .frontier { fill: none; stroke: var(--faint); stroke-width: 1.2; stroke-dasharray: 5 4; }
+)";
 
 // One axis: from values to pixels, with round ticks.
 class Scale {
@@ -55,6 +73,7 @@ class Scale {
     return from_ + (position - low_) / (high_ - low_) * (to_ - from_);
   }
   const std::vector<double>& ticks() const { return ticks_; }
+  bool leaves_zero_out() const { return !log_ && (low_ > 0 || high_ < 0); }
   std::string Label(double tick) const {
     if (!log_) return fmt::format("{:.6g}", tick);
     const bool far = std::abs(tick) > 5;  // 100000 and 0.00001 are written out
@@ -99,6 +118,12 @@ std::string YAxis(const Scale& y, const ChartOptions& o) {
         "<text x=\"{}\" y=\"{:.1f}\" class=\"tick\" text-anchor=\"end\">{}</text>\n",
         kLeft, o.width - kRight, at, at, kLeft - 6, at + 4, y.Label(tick));
   }
+  if (y.leaves_zero_out()) {
+    out += fmt::format(
+        "<path d=\"M{} {}l12 -5M{} {}l12 -5\" class=\"break\"><title>This axis does not reach "
+        "0.</title></path>\n",
+        kLeft - 6, o.height - kBottom - 3, kLeft - 6, o.height - kBottom - 8);
+  }
   const double middle = (kTop + o.height - kBottom) / 2.0;
   out += fmt::format(
       "<text x=\"14\" y=\"{:.1f}\" class=\"label\" text-anchor=\"middle\" "
@@ -121,23 +146,35 @@ std::string XAxis(const Scale& x, const ChartOptions& o) {
   return out;
 }
 
+struct LegendEntry {
+  std::string name;
+  const char* color;
+  bool hollow = false;
+};
+
 // Below the chart, wrapped; returns the text and how much height it takes.
-std::pair<std::string, int> Legend(const std::vector<std::string>& names,
-                                   const std::vector<size_t>& colors, int width, int top,
-                                   const std::vector<bool>& hollow = {}) {
+std::pair<std::string, int> Legend(const std::vector<LegendEntry>& entries, int width, int top) {
   std::string out;
   int x = kLeft, y = top;
-  for (size_t i = 0; i < names.size(); ++i) {
-    const int needed = 24 + 7 * static_cast<int>(names[i].size());
-    if (x > kLeft && x + needed > width - kRight) x = kLeft, y += 18;
+  for (const LegendEntry& entry : entries) {
+    const int needed = 26 + 15 * static_cast<int>(entry.name.size()) / 2;
+    if (x > kLeft && x + needed > width - kRight) x = kLeft, y += 19;
     out += fmt::format(
         "<rect x=\"{}\" y=\"{}\" width=\"11\" height=\"11\" rx=\"2\" fill=\"{}\" stroke=\"{}\"/>"
         "<text x=\"{}\" y=\"{}\" class=\"tick\">{}</text>\n",
-        x, y, i < hollow.size() && hollow[i] ? "none" : ColorOf(colors[i]), ColorOf(colors[i]),
-        x + 16, y + 10, EscapeHtml(names[i]));
+        x, y, entry.hollow ? "none" : entry.color, entry.color, x + 16, y + 10,
+        EscapeHtml(entry.name));
     x += needed;
   }
-  return {out, y + 18 - top};
+  return {out, y + 19 - top};
+}
+
+// An interval of the vertical axis: a line with a stroke at both ends.
+std::string Whisker(double x, double low, double high, double half, std::string_view paint) {
+  return fmt::format(
+      "<path d=\"M{0:.1f} {1:.1f}V{2:.1f}M{3:.1f} {1:.1f}h{4:.1f}M{3:.1f} {2:.1f}h{4:.1f}\" "
+      "fill=\"none\" {5}/>\n",
+      x, low, high, x - half, 2 * half, paint);
 }
 
 }  // namespace
@@ -175,16 +212,12 @@ std::string LineChart(const std::vector<ChartSeries>& series, const ChartOptions
     }
   }
   if (xs.low > xs.high) return "<p>No data.</p>\n";
-  std::vector<std::string> names;
-  std::vector<size_t> colors;
-  std::vector<bool> dashed;
+  std::vector<LegendEntry> entries;
   for (const ChartSeries& line : series) {
-    dashed.push_back(line.dashed);
-    colors.push_back(line.color >= 0 ? static_cast<size_t>(line.color) : names.size());
-    names.push_back(line.name);
+    entries.push_back({line.name, ColorOf(line.color, entries.size()), line.dashed});
   }
   ChartOptions o = options;
-  const auto [legend, legend_height] = Legend(names, colors, o.width, o.height, dashed);
+  const auto [legend, legend_height] = Legend(entries, o.width, o.height);
   const Scale x(o.x, xs.low, xs.high, kLeft, o.width - kRight);
   const Scale y(o.y, ys.low, ys.high, o.height - kBottom, kTop);
   std::string body = YAxis(y, o) + XAxis(x, o);
@@ -197,12 +230,12 @@ std::string LineChart(const std::vector<ChartSeries>& series, const ChartOptions
       points += fmt::format("{:.1f},{:.1f} ", at_x, at_y);
       if (series[i].x.size() > kMarked) continue;
       marks += fmt::format("<circle cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"2.6\" fill=\"{}\"/>\n", at_x,
-                           at_y, ColorOf(colors[i]));
+                           at_y, entries[i].color);
     }
     body += fmt::format(
         "<polyline points=\"{}\" fill=\"none\" stroke=\"{}\" stroke-width=\"1.6\"{}><title>{}"
         "</title></polyline>\n{}",
-        points, ColorOf(colors[i]), dashed[i] ? " stroke-dasharray=\"5 3\"" : "",
+        points, entries[i].color, series[i].dashed ? " stroke-dasharray=\"5 3\"" : "",
         EscapeHtml(series[i].name), marks);
   }
   o.height += legend_height;
@@ -214,7 +247,8 @@ std::string ScatterChart(const std::vector<ChartPoint>& points, bool frontier,
   Range xs, ys;
   for (const ChartPoint& point : points) {
     if (!std::isfinite(point.x) || !std::isfinite(point.y)) continue;
-    xs.Add(point.x), ys.Add(point.y - point.y_error), ys.Add(point.y + point.y_error);
+    xs.Add(point.x), ys.Add(point.y);
+    if (std::isfinite(point.low)) ys.Add(point.low), ys.Add(point.high);
   }
   if (xs.low > xs.high) return "<p>No data.</p>\n";
   const Scale x(o.x, xs.low, xs.high, kLeft, o.width - kRight);
@@ -257,7 +291,8 @@ std::string ScatterChart(const std::vector<ChartPoint>& points, bool frontier,
                    [&](size_t a, size_t b) { return points[a].y > points[b].y; });
   for (const size_t i : order) {
     const double px = x.At(points[i].x), py = y.At(points[i].y);
-    const double width = 6.6 * static_cast<double>(points[i].label.size());
+    const double width = 7.0 * static_cast<double>(points[i].label.size());
+    const char* const color = ColorOf(points[i].color, i);
     bool left = px + 8 + width > o.width - kRight;
     double ty = py + 4;
     std::array<double, 4> box{};
@@ -275,57 +310,62 @@ std::string ScatterChart(const std::vector<ChartPoint>& points, bool frontier,
           "<line x1=\"{:.1f}\" y1=\"{:.1f}\" x2=\"{:.1f}\" y2=\"{:.1f}\" class=\"leader\"/>\n", px,
           py, left ? px - 7 : px + 7, ty - 4);
     }
-    if (points[i].y_error > 0) {
-      out += fmt::format(
-          "<path d=\"M{0:.1f} {1:.1f}V{2:.1f}M{3:.1f} {1:.1f}h8M{3:.1f} {2:.1f}h8\" fill=\"none\" "
-          "stroke=\"{4}\" stroke-width=\"1.2\"/>\n",
-          px, y.At(points[i].y - points[i].y_error), y.At(points[i].y + points[i].y_error), px - 4,
-          ColorOf(i));
+    if (std::isfinite(points[i].low)) {
+      out += Whisker(px, y.At(points[i].low), y.At(points[i].high), 4,
+                     fmt::format("stroke=\"{}\" stroke-width=\"1.2\"", color));
     }
     out += fmt::format(
         "<circle cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"5\" fill=\"{}\" stroke=\"{}\" "
         "stroke-width=\"1.6\"><title>{}: {:.3g}, {:.4g}</title></circle>"
         "<text x=\"{:.1f}\" y=\"{:.1f}\" class=\"point\" text-anchor=\"{}\">{}</text>\n",
-        px, py, points[i].hollow ? "none" : ColorOf(i), ColorOf(i), EscapeHtml(points[i].label),
-        points[i].x, points[i].y, left ? px - 8 : px + 8, ty, left ? "end" : "start",
+        px, py, points[i].hollow ? "none" : color, color, EscapeHtml(points[i].label), points[i].x,
+        points[i].y, left ? px - 8 : px + 8, ty, left ? "end" : "start",
         EscapeHtml(points[i].label));
   }
   return out + "</svg>\n";
 }
 
-std::string BarChart(const std::vector<std::string>& groups, const std::vector<std::string>& series,
-                     const std::vector<std::vector<double>>& values, const ChartOptions& options) {
+std::string BarChart(const std::vector<std::string>& groups, const std::vector<ChartBars>& series,
+                     const ChartOptions& options) {
+  if (groups.empty() || series.empty()) return "<p>No data.</p>\n";
   Range ys;
   ys.Add(0);
-  for (const auto& row : values) {
-    for (double value : row) {
-      if (std::isfinite(value)) ys.Add(value);
+  std::vector<LegendEntry> entries;
+  for (const ChartBars& bars : series) {
+    entries.push_back({bars.name, ColorOf(bars.color, entries.size())});
+    for (const std::vector<double>* values : {&bars.values, &bars.high}) {
+      for (const double value : *values) {
+        if (std::isfinite(value)) ys.Add(value);
+      }
     }
   }
-  if (groups.empty() || series.empty()) return "<p>No data.</p>\n";
   ChartOptions o = options;
-  std::vector<size_t> colors(series.size());
-  std::iota(colors.begin(), colors.end(), size_t{0});
   const auto [legend, legend_height] =
-      o.legend ? Legend(series, colors, o.width, o.height) : std::pair<std::string, int>("", 0);
+      o.legend ? Legend(entries, o.width, o.height) : std::pair<std::string, int>("", 0);
   const Scale y(o.y, ys.low, ys.high, o.height - kBottom, kTop);
   std::string out = YAxis(y, o);
   const double each =
       static_cast<double>(o.width - kLeft - kRight) / static_cast<double>(groups.size());
-  const double bar = each * 0.86 / static_cast<double>(series.size());
+  const double width = each * 0.86 / static_cast<double>(series.size());
   for (size_t g = 0; g < groups.size(); ++g) {
     const double start = kLeft + each * (static_cast<double>(g) + 0.07);
     for (size_t s = 0; s < series.size(); ++s) {
-      const double value = values[s][g];
+      const ChartBars& bars = series[s];
+      const double value = bars.values[g];
       if (!std::isfinite(value)) continue;
       const double top = y.At(value), bottom = y.At(0);
+      const double left = start + width * static_cast<double>(s);
       out += fmt::format(
           "<rect x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.1f}\" height=\"{:.1f}\" "
           "fill=\"{}\"><title>{}, "
           "{}: {:.4g}</title></rect>\n",
-          start + bar * static_cast<double>(s), std::min(top, bottom), std::max(bar - 0.6, 0.8),
-          std::max(std::abs(bottom - top), 0.6), ColorOf(s), EscapeHtml(series[s]),
+          left, std::min(top, bottom), std::max(width - 0.6, 0.8),
+          std::max(std::abs(bottom - top), 0.6), entries[s].color, EscapeHtml(bars.name),
           EscapeHtml(groups[g]), value);
+      if (g < bars.low.size() && std::isfinite(bars.low[g])) {
+        out += Whisker(left + (width - 0.6) / 2, y.At(bars.low[g]), y.At(bars.high[g]),
+                       std::min(width / 4, 4.0), "class=\"whisker\"");
+      }
     }
     out +=
         fmt::format("<text x=\"{:.1f}\" y=\"{}\" class=\"tick\" text-anchor=\"middle\">{}</text>\n",
@@ -341,10 +381,13 @@ std::string BarChart(const std::vector<std::string>& groups, const std::vector<s
 std::string HeatMap(const std::vector<std::string>& rows, const std::vector<std::string>& columns,
                     const std::vector<std::vector<double>>& values, const ChartOptions& options) {
   if (rows.empty() || columns.empty()) return "<p>No data.</p>\n";
-  constexpr int kCell = 26, kNames = 150;
+  constexpr int kCell = 26;
+  size_t longest = 0;
+  for (const std::string& row : rows) longest = std::max(longest, row.size());
+  const int names = 20 + 15 * static_cast<int>(longest) / 2;
   ChartOptions o = options;
   const double width =
-      static_cast<double>(o.width - kNames - kRight) / static_cast<double>(columns.size());
+      static_cast<double>(o.width - names - kRight) / static_cast<double>(columns.size());
   o.height = kTop + kCell * static_cast<int>(rows.size()) + kBottom;
   Range range;
   for (const auto& row : values) {
@@ -352,21 +395,23 @@ std::string HeatMap(const std::vector<std::string>& rows, const std::vector<std:
       if (std::isfinite(value) && value > 0) range.Add(std::log10(value));
     }
   }
+  if (o.y.low.has_value()) range.low = std::log10(*o.y.low);
+  if (o.y.high.has_value()) range.high = std::log10(*o.y.high);
   std::string out = Open(o);
   for (size_t r = 0; r < rows.size(); ++r) {
     const int top = kTop + kCell * static_cast<int>(r);
     out += fmt::format("<text x=\"{}\" y=\"{}\" class=\"tick\" text-anchor=\"end\">{}</text>\n",
-                       kNames - 8, top + 17, EscapeHtml(rows[r]));
+                       names - 8, top + 17, EscapeHtml(rows[r]));
     for (size_t c = 0; c < columns.size(); ++c) {
       const double value = values[r][c];
       double share = 0;  // of the way from least to most
       if (std::isfinite(value) && value > 0 && range.high > range.low) {
-        share = (std::log10(value) - range.low) / (range.high - range.low);
+        share = std::clamp((std::log10(value) - range.low) / (range.high - range.low), 0.0, 1.0);
       }
       // Light to dark red; text turns white on the dark half.
       const int red = static_cast<int>(255 - 75 * share),
                 other = static_cast<int>(245 - 215 * share);
-      const double x = kNames + width * static_cast<double>(c);
+      const double x = names + width * static_cast<double>(c);
       out += fmt::format(
           "<rect x=\"{:.1f}\" y=\"{}\" width=\"{:.1f}\" height=\"{}\" fill=\"rgb({},{},{})\"/>"
           "<text x=\"{:.1f}\" y=\"{}\" class=\"cell\" fill=\"{}\" "
@@ -378,27 +423,23 @@ std::string HeatMap(const std::vector<std::string>& rows, const std::vector<std:
   for (size_t c = 0; c < columns.size(); ++c) {
     out +=
         fmt::format("<text x=\"{:.1f}\" y=\"{}\" class=\"tick\" text-anchor=\"middle\">{}</text>\n",
-                    kNames + width * (static_cast<double>(c) + 0.5), o.height - kBottom + 16,
+                    names + width * (static_cast<double>(c) + 0.5), o.height - kBottom + 16,
                     EscapeHtml(columns[c]));
   }
   out +=
       fmt::format("<text x=\"{}\" y=\"{}\" class=\"label\" text-anchor=\"middle\">{}</text>\n",
-                  (kNames + o.width - kRight) / 2, o.height - kBottom + 36, EscapeHtml(o.x.label));
+                  (names + o.width - kRight) / 2, o.height - kBottom + 36, EscapeHtml(o.x.label));
   return out + "</svg>\n";
 }
 
 std::string StandaloneChart(std::string chart) {
   const size_t body = chart.find('>') + 1;
-  return chart.insert(body, R"(
-<style>
-svg { background: #ffffff; font-family: system-ui, sans-serif; }
-.title { font-size: 14px; font-weight: 600; fill: #1f2328; }
-.label { font-size: 12px; fill: #6b7280; }
-.tick { font-size: 11px; fill: #1f2328; }
-.grid { stroke: #e3e5e8; stroke-width: 1; }
-.axis { stroke: #6b7280; stroke-width: 1; }
-</style>
-)");
+  return chart.insert(
+      body,
+      fmt::format("\n<style>\nsvg {{ --ink: #1f2328; --faint: #6b7280; --line: #e3e5e8; --page: "
+                  "#ffffff; background: #ffffff; font-family: system-ui, sans-serif; }}\n"
+                  "{}</style>\n",
+                  kChartCss));
 }
 
 std::string HtmlPage(std::string_view title, std::string_view body) {
@@ -416,31 +457,23 @@ std::string HtmlPage(std::string_view title, std::string_view body) {
 body {{ margin: 2rem auto; padding: 0 1rem; max-width: 1180px; color: var(--ink);
        background: var(--page); font: 15px/1.5 system-ui, sans-serif; }}
 h1 {{ font-size: 1.5rem; }} h2 {{ font-size: 1.15rem; margin-top: 2.2rem; }}
-p, li {{ color: var(--ink); }} .note {{ color: var(--faint); }}
-.scroll {{ overflow-x: auto; }}
+p, li {{ color: var(--ink); max-width: 75ch; }} .note {{ color: var(--faint); }}
+.verdict {{ font-size: 1.1rem; }}
+.scroll {{ overflow-x: auto; margin-bottom: 1.6rem; }}
 table {{ border-collapse: collapse; font-size: 13px; font-variant-numeric: tabular-nums; }}
 th, td {{ padding: 4px 9px; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap; }}
 th:first-child, td:first-child {{ text-align: left; }}
 thead th {{ background: var(--band); }}
-.charts {{ display: grid; grid-template-columns: repeat(auto-fill, minmax(520px, 1fr)); gap: 1.2rem; }}
+.charts {{ display: grid; grid-template-columns: repeat(auto-fill, minmax(min(520px, 100%), 1fr)); gap: 1.2rem; }}
 svg {{ width: 100%; height: auto; font-family: inherit; }}
-svg .title {{ font-size: 14px; font-weight: 600; fill: var(--ink); }}
-svg .label {{ font-size: 12px; fill: var(--faint); }}
-svg .tick {{ font-size: 11px; fill: var(--ink); }}
-svg .point {{ font-size: 11px; fill: var(--ink); paint-order: stroke; stroke: var(--page); stroke-width: 3px; }}
-svg .leader {{ stroke: var(--faint); stroke-width: 0.8; }}
-svg .cell {{ font-size: 11px; }}
-svg .grid {{ stroke: var(--line); stroke-width: 1; }}
-svg .axis {{ stroke: var(--faint); stroke-width: 1; }}
-svg .frontier {{ fill: none; stroke: var(--faint); stroke-width: 1.2; stroke-dasharray: 5 4; }}
-</style>
+{2}</style>
 </head>
 <body>
 <h1>{0}</h1>
 {1}</body>
 </html>
 )",
-                     EscapeHtml(title), body);
+                     EscapeHtml(title), body, kChartCss);
 }
 
 }  // namespace oscar

@@ -9,14 +9,52 @@ namespace oscar {
 namespace {
 
 TEST(Charts, DrawsErrorsWithinTheChart) {
-  const ChartPoint sure{"one", 2, 30, false, 0}, unsure{"two", 3, 30, false, 20};
-  const std::string bare = ScatterChart({sure}, false, {});
+  const ChartPoint sure{.label = "one", .x = 2, .y = 30};
+  const ChartPoint unsure{.label = "two", .x = 3, .y = 30, .low = 10, .high = 50};
+  ChartOptions from_zero;
+  from_zero.y.low = 0.0;
+  const std::string bare = ScatterChart({sure}, false, from_zero);
   EXPECT_THAT(bare, testing::Not(testing::HasSubstr("<path")));
   const std::string chart = ScatterChart({sure, unsure}, false, {});
   ExpectWellFormed(chart);
   EXPECT_THAT(chart, testing::HasSubstr("<path"));
   EXPECT_THAT(chart, testing::HasSubstr(">50</text>"));  // the axis reaches both ends
   EXPECT_THAT(chart, testing::HasSubstr(">10</text>"));
+}
+
+// A difference looks as large as one likes on an axis that begins where one likes.
+TEST(Charts, AnAxisThatLeavesZeroOutIsMarked) {
+  const auto line = [](double low, bool log) {
+    ChartOptions options;
+    options.y.log_scale = log;
+    return LineChart({{"a", {1, 2}, {low, 100}, -1}}, options);
+  };
+  EXPECT_THAT(line(90, false), testing::HasSubstr("class=\"break\""));
+  EXPECT_THAT(line(-5, false), testing::Not(testing::HasSubstr("class=\"break\"")));
+  EXPECT_THAT(LineChart({{"a", {1, 2}, {-3.4, -3.3}, -1}}, {}),
+              testing::HasSubstr("class=\"break\""));
+  EXPECT_THAT(line(0, false), testing::Not(testing::HasSubstr("class=\"break\"")));
+  EXPECT_THAT(line(90, true), testing::Not(testing::HasSubstr("class=\"break\"")));  // has no 0
+  const std::string bars = BarChart({"g"}, {{"s", {95}, {90}, {99}}}, {});
+  ExpectWellFormed(bars);
+  EXPECT_THAT(bars, testing::Not(testing::HasSubstr("class=\"break\"")));
+  EXPECT_THAT(bars, testing::HasSubstr("class=\"whisker\""));
+}
+
+// A series that is given a colour has it in every kind of chart, whatever else is drawn.
+TEST(Charts, ColoursBelongToWhatIsDrawn) {
+  const auto color_in = [](const std::string& chart) {
+    const size_t at = chart.find("rect x=");  // the legend's, or a bar
+    const size_t from = chart.find('#', at == std::string::npos ? chart.find("<circle") : at);
+    return chart.substr(from, 7);
+  };
+  ChartPoint point{.label = "m", .x = 2, .y = 3};
+  point.color = 4;
+  const std::string scatter = color_in(ScatterChart({point}, false, {}));
+  EXPECT_EQ(scatter.front(), '#');
+  EXPECT_EQ(color_in(BarChart({"g"}, {{"m", {3}, {}, {}, 4}}, {})), scatter);
+  EXPECT_EQ(color_in(LineChart({{"m", {1, 2}, {3, 4}, 4}}, {})), scatter);
+  EXPECT_NE(color_in(BarChart({"g"}, {{"m", {3}, {}, {}, 5}}, {})), scatter);
 }
 
 TEST(Charts, MarksFewPointsAndWritesDecadesOut) {

@@ -5,8 +5,10 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <set>
 
 #include "base/progress.h"
+#include "quant/kv_method.h"
 #include "report/charts.h"
 
 namespace oscar {
@@ -26,6 +28,35 @@ std::optional<double> BitsAt(const MethodScore& method, int64_t length) {
   if (found == method.stored_bits.end()) return std::nullopt;
   return found->second;
 }
+
+// The place in the table of the method that a label begins with ("oscar+@group=64"); -1: none.
+int PlaceOf(std::string_view label) {
+  const std::string_view name = label.substr(0, label.find_first_of(" ,:(@"));
+  const auto table = KvMethodTable();
+  const auto found = std::ranges::find(table, name, &KvMethodInfo::name);
+  return found == table.end() ? -1 : static_cast<int>(found - table.begin());
+}
+
+// One colour per method in all charts and reports; where a method is there several times, the
+// others get colours that no method here has.
+std::vector<int> ColorsOf(const EvalResults& results) {
+  std::vector<int> colors;
+  std::set<int> taken;
+  for (const MethodScore& method : results.methods) {
+    const int place = PlaceOf(method.label);
+    colors.push_back(place >= 0 && taken.insert(place).second ? place : -1);
+  }
+  int free = 0;
+  for (int& color : colors) {
+    if (color >= 0) continue;
+    while (!taken.insert(free).second) ++free;
+    color = free;
+  }
+  return colors;
+}
+
+// So few items that a score says little.
+constexpr int64_t kFewItems = 50;
 
 // The score a task is shown by: strict where it has one.
 std::optional<double> Shown(const TaskScore& score) {
@@ -68,7 +99,7 @@ std::string Table(const EvalResults& results) {
   return out;
 }
 
-// A row a task: there may be dozens of them, of methods there are a few.
+// A row per task: there may be dozens of them, of methods there are a few.
 std::string TaskTable(const EvalResults& results, const std::vector<std::string>& tasks) {
   std::string out = "<div class=\"scroll\"><table><thead><tr><th>task</th><th>items</th>";
   for (const MethodScore& method : results.methods) {
@@ -127,7 +158,8 @@ std::string PairedTable(const EvalResults& results, const std::vector<std::strin
 // are any, else the best that was measured.
 struct Accuracy {
   std::string label;
-  std::function<std::optional<double>(const MethodScore&)> of, error;
+  std::function<std::optional<double>(const MethodScore&)> of;
+  std::function<ScoreInterval(const MethodScore&)> interval;
 };
 
 Accuracy AccuracyOf(const EvalResults& results) {
@@ -139,33 +171,36 @@ Accuracy AccuracyOf(const EvalResults& results) {
     return m.MeanStrict(results.short_tasks);
   };
   const auto strict = [](const MethodScore& m) { return m.MeanStrict(); };
-  const auto strict_error = [](const MethodScore& m) { return m.StrictError(); };
   if (!results.short_tasks.empty() && any(without_short)) {
     return {"mean strict score, long tasks, %", without_short,
-            [&results](const MethodScore& m) { return m.StrictError(results.short_tasks); }};
+            [&results](const MethodScore& m) { return m.StrictInterval(results.short_tasks); }};
   }
   if (any(strict)) {
     return {results.short_tasks.empty() ? "mean strict score, %"
                                         : "mean strict score, all tasks (none is long), %",
-            strict, strict_error};
+            strict, [](const MethodScore& m) { return m.StrictInterval(); }};
   }
   return {"mean answer score, %", [](const MethodScore& m) { return m.MeanAnswer(); },
-          [](const MethodScore& m) { return m.AnswerError(); }};
+          [](const MethodScore& m) { return m.AnswerInterval(); }};
 }
 
 std::string Pareto(const EvalResults& results) {
   std::vector<ChartPoint> stored, text;
   const Accuracy accuracy = AccuracyOf(results);
-  for (const MethodScore& method : results.methods) {
+  const std::vector<int> colors = ColorsOf(results);
+  for (size_t i = 0; i < results.methods.size(); ++i) {
+    const MethodScore& method = results.methods[i];
     const std::optional<double> bits = BitsAt(method, 131072);
     const std::optional<double> mean = accuracy.of(method);
     if (!bits.has_value()) continue;
     if (mean.has_value()) {
+      const ScoreInterval interval = accuracy.interval(method);
       stored.push_back(
-          {method.label, *bits, *mean, method.simulated, accuracy.error(method).value_or(0)});
+          {method.label, *bits, *mean, method.simulated, interval.low, interval.high, colors[i]});
     }
     if (method.text.has_value()) {
-      text.push_back({method.label, *bits, -method.text->nll, method.simulated});
+      text.push_back(
+          {method.label, *bits, -method.text->nll, method.simulated, NAN, NAN, colors[i]});
     }
   }
   if (stored.empty() && text.empty()) return {};
@@ -178,16 +213,15 @@ std::string Pareto(const EvalResults& results) {
   std::string out = "<div class=\"charts\"><div>" + ScatterChart(stored, true, options) + "</div>";
   if (!text.empty()) {
     options.title = "Log-likelihood of prose against bits";
-    options.y.label = "log-likelihood, nats a token";
+    options.y.label = "log-likelihood, nats per token";
     out += "<div>" + ScatterChart(text, true, options) + "</div>";
   }
   out += "</div>\n";
   if (!stored.empty()) {
     out +=
-        "<p class=\"note\">Bars of the first chart: one standard error of the mean, had other "
-        "items "
-        "been sampled. Methods answer the same items, so they differ from one another by "
-        "less.</p>\n";
+        "<p class=\"note\">Bars: the 95 % Wilson interval of the mean, had other items been "
+        "sampled. "
+        "Methods answer the same items, so they differ from one another by less.</p>\n";
   }
   return out;
 }
@@ -201,21 +235,26 @@ std::string Bars(const EvalResults& results, const std::vector<std::string>& tas
   const size_t most = std::max<size_t>(kPlot / needed, 1);
   const size_t rows = std::max<size_t>((tasks.size() + most - 1) / most, 1);
   const size_t columns = (tasks.size() + rows - 1) / rows;
-  std::vector<std::string> names;
-  for (const MethodScore& method : results.methods) names.push_back(method.label);
+  const std::vector<int> colors = ColorsOf(results);
   std::string out;
   for (size_t first = 0; first < tasks.size(); first += columns) {
     // The last row has gaps, so that bars are as wide as above.
     std::vector<std::string> groups(columns);
-    std::vector<std::vector<double>> values(results.methods.size(),
-                                            std::vector<double>(columns, NAN));
+    const std::vector<double> gaps(columns, NAN);
+    std::vector<ChartBars> bars;
+    for (size_t m = 0; m < results.methods.size(); ++m) {
+      bars.push_back({results.methods[m].label, gaps, gaps, gaps, colors[m]});
+    }
     for (size_t i = 0; i < columns && first + i < tasks.size(); ++i) {
       groups[i] = tasks[first + i];
       for (size_t m = 0; m < results.methods.size(); ++m) {
         const auto found = results.methods[m].tasks.find(groups[i]);
-        if (found != results.methods[m].tasks.end()) {
-          values[m][i] = Shown(found->second).value_or(NAN);
-        }
+        if (found == results.methods[m].tasks.end()) continue;
+        const double score = Shown(found->second).value_or(NAN);
+        const ScoreInterval interval =
+            WilsonInterval(score, static_cast<double>(found->second.items));
+        bars[m].values[i] = score;
+        bars[m].low[i] = interval.low, bars[m].high[i] = interval.high;
       }
     }
     ChartOptions options;
@@ -226,16 +265,39 @@ std::string Bars(const EvalResults& results, const std::vector<std::string>& tas
     options.y.low = 0, options.y.high = 100;
     options.width = kWidth;
     options.height = rows > 1 ? 260 : 340;
-    out += BarChart(groups, names, values, options);
+    out += BarChart(groups, bars, options);
   }
-  return out;
+  return out + "<p class=\"note\">Lines on bars: 95 % Wilson intervals.</p>\n";
+}
+
+// Which tasks have few items, and how far a score of theirs may be off.
+std::string SmallSamples(const EvalResults& results, const std::vector<std::string>& tasks) {
+  std::string names;
+  int64_t fewest = kFewItems;
+  for (const std::string& task : tasks) {
+    int64_t items = 0;
+    for (const MethodScore& method : results.methods) {
+      const auto found = method.tasks.find(task);
+      if (found != method.tasks.end()) items = std::max(items, found->second.items);
+    }
+    if (items == 0 || items >= kFewItems) continue;
+    names += fmt::format("{}{} ({})", names.empty() ? "" : ", ", EscapeHtml(task), items);
+    fewest = std::min(fewest, items);
+  }
+  if (names.empty()) return {};
+  const ScoreInterval half = WilsonInterval(50, static_cast<double>(fewest));
+  return fmt::format(
+      "<p class=\"note\"><b>Few items</b>: {}. With {} of them the interval of a score of 50 % "
+      "reaches from {:.0f} to {:.0f} %.</p>\n",
+      names, fewest, half.low, half.high);
 }
 
 std::string BitsByLength(const EvalResults& results) {
   std::vector<ChartSeries> series;
-  for (const MethodScore& method : results.methods) {
-    // A method has one colour in all charts, whichever of them leave others out.
-    ChartSeries line{method.label, {}, {}, static_cast<int>(&method - results.methods.data())};
+  const std::vector<int> colors = ColorsOf(results);
+  for (size_t i = 0; i < results.methods.size(); ++i) {
+    const MethodScore& method = results.methods[i];
+    ChartSeries line{method.label, {}, {}, colors[i]};
     for (const auto& [length, bits] : method.stored_bits) {
       line.x.push_back(static_cast<double>(length) / 1024), line.y.push_back(bits);
     }
@@ -310,7 +372,8 @@ std::string RenderEvalReport(const EvalResults& results) {
     body += "<h2>Accuracy and bits</h2>\n" + pareto;
   }
   if (!tasks.empty()) {
-    body += "<h2>Tasks</h2>\n" + TaskTable(results, tasks) + Bars(results, tasks);
+    body += "<h2>Tasks</h2>\n" + TaskTable(results, tasks) + SmallSamples(results, tasks) +
+            Bars(results, tasks);
   }
   body += PairedTable(results, tasks);
   const std::string k_map = LayerMap(results, true), v_map = LayerMap(results, false);
@@ -321,9 +384,11 @@ std::string RenderEvalReport(const EvalResults& results) {
         k_map + "</div><div>" + v_map + "</div></div>\n";
   }
   const std::string bits = BitsByLength(results), spectra = Spectra(results);
-  if (!bits.empty() || !spectra.empty()) {
-    body += "<h2>Memory and spectra</h2>\n<div class=\"charts\"><div>" + bits + "</div><div>" +
-            spectra + "</div></div>\n";
+  if (!bits.empty()) {
+    body += "<h2>Memory</h2>\n<div class=\"charts\"><div>" + bits + "</div></div>\n";
+  }
+  if (!spectra.empty()) {
+    body += "<h2>Spectra</h2>\n<div class=\"charts\"><div>" + spectra + "</div></div>\n";
   }
   if (!results.warnings.empty()) {
     body += "<h2>Warnings</h2>\n<ul>\n";

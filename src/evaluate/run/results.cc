@@ -79,14 +79,29 @@ std::optional<double> Deviation(const std::vector<double>& values) {
   return std::sqrt(sum / static_cast<double>(values.size() - 1));
 }
 
-// One score of every task that has it, in percent, and the variance of that among samples of items.
-struct TaskScores {
-  std::vector<double> values, variances;
+}  // namespace
 
-  std::optional<double> ErrorOfMean() const {
-    if (values.empty()) return std::nullopt;
-    return std::sqrt(std::accumulate(variances.begin(), variances.end(), 0.0)) /
-           static_cast<double>(values.size());
+ScoreInterval WilsonInterval(double percent, double items) {
+  if (!(items > 0) || !(percent >= 0) || !(percent <= 100)) return {};
+  constexpr double kZ = 1.959964;
+  const double p = percent / 100, z2 = kZ * kZ / items;
+  const double middle = (p + z2 / 2) / (1 + z2);
+  const double half = kZ * std::sqrt(p * (1 - p) / items + z2 / (4 * items)) / (1 + z2);
+  return {std::max(100 * (middle - half), 0.0), std::min(100 * (middle + half), 100.0)};
+}
+
+namespace {
+
+// One score of every task that has it, in percent.
+struct TaskScores {
+  std::vector<double> values;
+  double inverse_items = 0;  // sum of 1 / items
+
+  // A mean of T tasks is as sure as one share of T^2 / inverse_items items.
+  ScoreInterval IntervalOfMean() const {
+    const auto tasks = static_cast<double>(values.size());
+    return values.empty() ? ScoreInterval()
+                          : WilsonInterval(*Mean(values), tasks * tasks / inverse_items);
   }
 };
 
@@ -98,8 +113,7 @@ TaskScores ScoresOf(const MethodScore& method, std::optional<double> TaskScore::
     const std::optional<double>& value = task.*score;
     if (!value.has_value()) continue;
     out.values.push_back(*value);
-    out.variances.push_back(*value * (100 - *value) /
-                            static_cast<double>(std::max<int64_t>(task.items, 1)));
+    out.inverse_items += 1.0 / static_cast<double>(std::max<int64_t>(task.items, 1));
   }
   return out;
 }
@@ -395,12 +409,12 @@ std::optional<double> MethodScore::MeanAnswer() const {
   return Mean(ScoresOf(*this, &TaskScore::answer, {}).values);
 }
 
-std::optional<double> MethodScore::StrictError(const std::vector<std::string>& without) const {
-  return ScoresOf(*this, &TaskScore::strict, without).ErrorOfMean();
+ScoreInterval MethodScore::StrictInterval(const std::vector<std::string>& without) const {
+  return ScoresOf(*this, &TaskScore::strict, without).IntervalOfMean();
 }
 
-std::optional<double> MethodScore::AnswerError() const {
-  return ScoresOf(*this, &TaskScore::answer, {}).ErrorOfMean();
+ScoreInterval MethodScore::AnswerInterval() const {
+  return ScoresOf(*this, &TaskScore::answer, {}).IntervalOfMean();
 }
 
 double MethodScore::MeanBits() const {

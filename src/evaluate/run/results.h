@@ -3,6 +3,7 @@
 // record counts only under the settings it was made with. Plain values; one thread.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <filesystem>
 #include <map>
@@ -66,6 +67,14 @@ struct TaskScore {
   int64_t failed = 0;                          // outputs that never came; they count as wrong
 };
 
+// In percent; NaN where there is none.
+struct ScoreInterval {
+  double low = NAN, high = NAN;
+};
+// The 95 % interval of a share of `items` by Wilson's score (1927). Unlike one made of the standard
+// error, it is not empty where all or none are right.
+ScoreInterval WilsonInterval(double percent, double items);
+
 struct MethodScore {
   std::string label;
   std::string description;  // "oscar+ (Hadamard rotation), real pages, 2.25 history bits"
@@ -83,10 +92,10 @@ struct MethodScore {
   // Means of tasks; none where no task has the score.
   std::optional<double> MeanStrict(const std::vector<std::string>& without = {}) const;
   std::optional<double> MeanAnswer() const;
-  // Standard errors of those means, in points: what another sample of as many items would move them
-  // by. Exact for scores of 0 and 1, an upper bound for parts of a score.
-  std::optional<double> StrictError(const std::vector<std::string>& without = {}) const;
-  std::optional<double> AnswerError() const;
+  // Wilson intervals of those means: where another sample of as many items might have put them.
+  // Exact for scores of 0 and 1, wider than need be for parts of a score.
+  ScoreInterval StrictInterval(const std::vector<std::string>& without = {}) const;
+  ScoreInterval AnswerInterval() const;
   double MeanBits() const;
   uint64_t CacheBytes() const;
   int64_t Failed() const;

@@ -218,19 +218,63 @@ TEST(Report, AccuracyIsCalledWhatItIs) {
   EXPECT_THAT(RenderEvalReport(results), testing::HasSubstr("mean answer score, %"));
 }
 
-TEST(MethodScore, ErrorsOfMeansAreThoseOfTheItems) {
+TEST(WilsonInterval, IsAsPublished) {
+  // 8 of 10 and 0 of 10, as statistics packages give them.
+  EXPECT_NEAR(WilsonInterval(80, 10).low, 49.0, 0.05);
+  EXPECT_NEAR(WilsonInterval(80, 10).high, 94.3, 0.05);
+  EXPECT_EQ(WilsonInterval(0, 10).low, 0);
+  EXPECT_NEAR(WilsonInterval(0, 10).high, 27.8, 0.05);
+  EXPECT_DOUBLE_EQ(WilsonInterval(100, 10).high, 100);
+  EXPECT_TRUE(std::isnan(WilsonInterval(50, 0).low));
+}
+
+TEST(MethodScore, IntervalsOfMeansAreThoseOfTheItems) {
   MethodScore method;
-  EXPECT_FALSE(method.StrictError().has_value());
+  EXPECT_TRUE(std::isnan(method.StrictInterval().low));
   method.tasks["a"].items = 25;
-  method.tasks["a"].strict = 50;  // 50 (100 - 50) / 25 = 10^2
-  EXPECT_DOUBLE_EQ(*method.StrictError(), 10);
+  method.tasks["a"].strict = 50;
+  EXPECT_EQ(method.StrictInterval().low, WilsonInterval(50, 25).low);
   method.tasks["b"].items = 100;
-  method.tasks["b"].strict = 100;  // could not be told from a perfect one
-  EXPECT_DOUBLE_EQ(*method.StrictError(), 5);
-  EXPECT_DOUBLE_EQ(*method.StrictError({"a"}), 0);
-  EXPECT_FALSE(method.AnswerError().has_value());
-  method.tasks["b"].answer = 80;  // 80 x 20 / 100 = 4^2
-  EXPECT_DOUBLE_EQ(*method.AnswerError(), 4);
+  method.tasks["b"].strict = 100;
+  // Two tasks: 4 / (1/25 + 1/100) = 80 items.
+  EXPECT_DOUBLE_EQ(method.StrictInterval().high, WilsonInterval(75, 80).high);
+  EXPECT_EQ(method.StrictInterval({"a"}).low, WilsonInterval(100, 100).low);
+  EXPECT_TRUE(std::isnan(method.AnswerInterval().low));
+  method.tasks["b"].answer = 80;
+  EXPECT_EQ(method.AnswerInterval().low, WilsonInterval(80, 100).low);
+}
+
+// What is drawn of a method has its colour in every chart, and in every report.
+TEST(Report, AMethodHasOneColour) {
+  const auto colour_of = [](const std::string& html, const std::string& label) {
+    const size_t at = html.find("<circle", html.rfind(label + ": ") - 200);
+    return html.substr(html.find('#', at), 7);
+  };
+  EvalResults alone = Sample(), among = Sample();
+  MethodScore other = among.methods[0];
+  other.label = "naive", other.stored_bits = {{131072, 2.5}};
+  among.methods.insert(among.methods.begin(), other);
+  EXPECT_EQ(colour_of(RenderEvalReport(alone), "oscar+"),
+            colour_of(RenderEvalReport(among), "oscar+"));
+  EXPECT_NE(colour_of(RenderEvalReport(among), "naive"),
+            colour_of(RenderEvalReport(among), "oscar+"));
+}
+
+TEST(Report, SaysWhereItemsAreFew) {
+  EvalResults results = Sample();
+  EXPECT_THAT(RenderEvalReport(results),
+              testing::HasSubstr("<b>Few items</b>: copy (10), sum (10)."));
+  for (auto& [name, score] : results.methods[0].tasks) score.items = 200;
+  EXPECT_THAT(RenderEvalReport(results), testing::Not(testing::HasSubstr("Few items")));
+}
+
+TEST(Report, HeadingsHaveSomethingBelowThem) {
+  EvalResults results = Sample();
+  EXPECT_THAT(RenderEvalReport(results), testing::HasSubstr("<h2>Spectra</h2>"));
+  results.spectra.clear();
+  const std::string html = RenderEvalReport(results);
+  EXPECT_THAT(html, testing::Not(testing::HasSubstr("pectra")));
+  EXPECT_THAT(html, testing::HasSubstr("<h2>Memory</h2>"));
 }
 
 }  // namespace
