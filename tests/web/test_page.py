@@ -153,8 +153,13 @@ def test_monitor_shows_the_cache_as_it_is(page, server):
         "sink": letters.count("s"), "history": letters.count("q"), "recent": letters.count("r"), "shared": sequence["shared_pages"]}
     assert float(page.text("#bits")) == pytest.approx(sequence["bits_per_element"], abs=0.006)
     assert float(page.text("#ratio").rstrip("×")) == pytest.approx(16 / sequence["bits_per_element"], abs=0.06)
+    # One size for one thing: the headline, the strip and the bar count the same whole pages.
+    open_page = server.get("/props").json()["cache"]["open_page_bytes"]
+    assert page.text("#bytes") == page.js(f"bytesText({sequence['bytes']})")
+    assert page.text("#sequences header span").endswith(" " + page.text("#bytes"))
+    assert page.text("#bytes-bf16") == page.js(f"'BF16: ' + bytesText({len(letters) * open_page})")
     widths = page.js("[...document.querySelectorAll('#bar .seg')].map((s) => parseFloat(s.style.width))")
-    assert sum(widths) == pytest.approx(100 * sequence["bits_per_element"] / 16, abs=0.5)
+    assert sum(widths) == pytest.approx(100 * sequence["bytes"] / (len(letters) * open_page), abs=0.5)
     label = page.js("document.querySelector('#sequences canvas').getAttribute('aria-label')")
     assert f"{letters.count('q')} quantised" in label
     # Pixels, not only numbers: a sealed page is lower than an open one, after the frames that it takes to shrink.
@@ -170,6 +175,77 @@ def test_monitor_shows_the_cache_as_it_is(page, server):
     ask(page, "Sort these numbers: 3 2 1")
     page.wait(f"document.querySelectorAll('.msg').length === 4 && {ANSWERED} && Number(document.getElementById('hits').textContent) > {hits}")
     assert "from the cache" in page.js("[...document.querySelectorAll('.msg.assistant .meta')].at(-1).textContent")
+
+
+def test_before_two_bits_the_projection_is_shown(browser, start):
+    server = start().ready()
+    long_bits = server.get("/props").json()["cache"]["bits_per_element_at_128k"]
+    assert 2.2 < long_bits < 2.4
+    page = browser.page()
+    page.go(server.url + "/")
+    projected = f"document.getElementById('bits').textContent === '{long_bits:.2f}' && document.getElementById('ratio').textContent === '{16 / long_bits:.1f}×'"
+    page.wait(projected)
+    assert "At 128K tokens" in page.text("#projection") and page.text("#bytes") == "nothing cached yet"
+    ask(page, SUM)
+    page.wait(f"{ANSWERED} && document.getElementById('bytes').textContent !== 'nothing cached yet'")
+    page.wait(projected)  # a short conversation is BF16 alone: 16.00 would say nothing of the method
+    assert "No 2-bit pages yet" in page.text("#projection")
+    # While a long prompt is read, its newest tokens are in BF16: said, not shown as a poor ratio.
+    page.js("""window.said = new Set();
+        new MutationObserver(() => said.add(document.getElementById('projection').textContent)).observe(
+            document.getElementById('projection'), {childList: true, subtree: true, characterData: true})""")
+    page.click("#new-chat")
+    page.js("settings = {max_tokens: 8}")
+    page.js("[...document.querySelectorAll('#suggestions button')].at(-1).click()")
+    page.wait(ANSWERED)
+    page.wait("!document.getElementById('projection').checkVisibility()")
+    assert any("sealed after reading" in text for text in page.js("[...said]"))
+    assert float(page.text("#bits")) < 8
+    assert page.errors == []
+
+
+def test_idle_sequences_are_folded(browser, start):
+    server = start().ready()
+    page = browser.page()
+    page.go(server.url + "/")
+    page.wait("document.querySelectorAll('#suggestions button').length > 0")
+    for text in (SUM, "Sort these numbers: 599 972 169", "Sort these numbers: 5 9 1"):
+        page.click("#new-chat")
+        ask(page, text)
+        page.wait(ANSWERED)
+    page.wait("document.querySelector('#idle summary').textContent.startsWith('Cached (idle): 2 more, ')")
+    assert page.visible("#idle summary")
+    assert page.js("document.querySelectorAll('#sequences .seq').length") == 1
+    assert page.text("#sequences .seq b") == "Cached (idle)"
+    assert page.js("document.querySelectorAll('#idle .seq').length") == 0
+    page.click("#idle summary")
+    page.wait("document.querySelectorAll('#idle .seq canvas').length === 2")
+    assert page.visible("#idle .seq")
+    assert page.errors == []
+
+
+def test_the_models_own_prompts_are_buttons(page):
+    shipped = json.loads((pathlib.Path(__file__).resolve().parents[2] / "models/demo/sample_prompts.json").read_text())
+    assert page.js("serverInfo.prompts") == shipped and len(shipped) == 3
+    assert page.js("[...document.querySelectorAll('#suggestions b')].map((b) => b.textContent)")[:3] == shipped
+    page.js(f"serverInfo.prompts = {json.dumps([SUM, '<b>two</b>', 'three', 'four'])}; drawSuggestions()")
+    assert page.js("[...document.querySelectorAll('#suggestions b')].map((b) => b.textContent)")[:3] == [SUM, "<b>two</b>", "three"]
+    assert page.js("document.querySelectorAll('#suggestions button').length") == 4  # three and the hidden number
+    page.click("#suggestions button")
+    page.wait(ANSWERED)
+    assert page.text(".msg.user .body") == SUM and answer_of(page) == "2117"
+
+
+def test_words_of_the_field(page):
+    page.click("#open-settings")
+    page.wait("document.getElementById('settings').open")
+    labels = page.js("[...document.querySelectorAll('#settings label')].map((l) => l.firstChild.textContent.trim())")
+    assert {"Max tokens", "Reasoning", "Temperature"} <= set(labels)
+    assert page.js("[...document.querySelectorAll('#settings option')].map((o) => o.textContent)") == ["Model default", "On", "Off"]
+    page.press("Escape")
+    ask(page, SUM)
+    page.wait(ANSWERED)
+    assert page.text("details.think summary") == "Reasoning"
 
 
 def test_asks_for_the_key(browser, start):
@@ -309,4 +385,14 @@ def test_narrow_screens_keep_everything_reachable(browser, server):
     assert not page.visible("#monitor")
     page.click("#toggle-monitor")
     assert page.visible("#monitor") and page.visible("#prompt")
+    ask(page, SUM)
+    page.wait(ANSWERED)
+    # The answer is seen above the panel, nothing is cut off at the side, and fingers hit what they aim at.
+    assert page.js("document.documentElement.scrollWidth <= window.innerWidth")
+    box = page.js("(() => { const b = [...document.querySelectorAll('.msg.assistant .body')].at(-1).getBoundingClientRect(); return [b.top, b.bottom, b.right]; })()")
+    composer = page.js("document.getElementById('composer').getBoundingClientRect().top")
+    assert 0 < box[0] and box[1] <= composer and box[2] <= 390
+    low = page.js("""[...document.querySelectorAll('.top button, .box button, #suggestions button')].filter((b) => b.checkVisibility())
+        .filter((b) => b.getBoundingClientRect().height < 36).map((b) => b.id)""")
+    assert low == []
     assert page.errors == []

@@ -23,19 +23,21 @@ std::string Fingerprint(LoadedModel& loaded) {
 
 std::string Properties(const LoadedModel& loaded, const EngineServiceOptions& engine) {
   const MemoryPlan& memory = loaded.memory();
-  const nlohmann::ordered_json json = {{"architecture", loaded.spec().architecture},
-                                       {"cache",
-                                        {{"method", loaded.kv().method().name},
-                                         {"description", loaded.kv().Describe()},
-                                         {"budget_bytes", memory.kv_bytes},
-                                         {"open_page_bytes", memory.open_page_bytes},
-                                         {"sealed_page_bytes", memory.sealed_page_bytes},
-                                         {"prefix_cache", engine.prefix_cache},
-                                         {"deterministic", engine.deterministic}}},
-                                       {"limits",
-                                        {{"running", engine.max_running},
-                                         {"waiting", engine.max_waiting},
-                                         {"step_tokens", engine.step_tokens}}}};
+  const nlohmann::ordered_json json = {
+      {"architecture", loaded.spec().architecture},
+      {"cache",
+       {{"method", loaded.kv().method().name},
+        {"description", loaded.kv().Describe()},
+        {"budget_bytes", memory.kv_bytes},
+        {"open_page_bytes", memory.open_page_bytes},
+        {"sealed_page_bytes", memory.sealed_page_bytes},
+        {"bits_per_element_at_128k", loaded.kv().StoredBits(131072)},
+        {"prefix_cache", engine.prefix_cache},
+        {"deterministic", engine.deterministic}}},
+      {"limits",
+       {{"running", engine.max_running},
+        {"waiting", engine.max_waiting},
+        {"step_tokens", engine.step_tokens}}}};
   return json.dump();
 }
 

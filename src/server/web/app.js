@@ -393,7 +393,7 @@ class MessageView {
         this.body.before(this.think);
       }
       const thinking = live && !text;
-      this.summary.textContent = thinking ? 'Thinking…' : 'Thought first';
+      this.summary.textContent = thinking ? 'Reasoning…' : 'Reasoning';
       this.inner.textContent = reasoning;
     }
     if (live && !text && !reasoning) {
@@ -406,6 +406,8 @@ class MessageView {
     if (live) this.foot.replaceChildren();
     else this.drawFoot(text);
   }
+
+  isReading() { return Boolean(this.wait?.isConnected); }
 
   reading(tokens) {
     if (this.wait) this.wait.textContent = `Reading the prompt: ${number.format(tokens)} tokens so far`;
@@ -570,10 +572,10 @@ function sentence(text) { return text.charAt(0).toUpperCase() + text.slice(1).re
 // ---------------------------------------------------------------- the cache monitor
 
 const KINDS = {s: 'sink', q: 'history', r: 'recent'};
-const SHOWN = 5;  // sequences drawn; the rest is counted
+const SHOWN = 5;  // sequences drawn at most, of those running and of those idle; the rest is counted
 const EASE = 0.28;  // of the way to its height that a page goes in a frame
 
-// One sequence as bars, one a page: height is bytes, so a sealed page is as small on the screen as it is in memory.
+// One sequence as bars, one per page: height is bytes, so a sealed page is as small on the screen as it is in memory.
 class PageStrip {
   constructor() {
     this.title = make('b');
@@ -596,7 +598,7 @@ class PageStrip {
     for (const page of sequence.pages.toLowerCase()) ++count[page];
     Object.assign(this.canvas.dataset, {sink: count.s, history: count.q, recent: count.r, shared: sequence.shared_pages});
     this.canvas.setAttribute('aria-label', `${title}: ${sequence.pages.length} pages: ${count.s} sink, ${count.q} quantised, ` +
-      `${count.r} recent; ${sequence.shared_pages} shared; ${sequence.bits_per_element.toFixed(2)} bits a number`);
+      `${count.r} recent; ${sequence.shared_pages} shared; ${sequence.bits_per_element.toFixed(2)} bits per number`);
     this.animate();
   }
 
@@ -685,7 +687,7 @@ function metric(text, name) {
 }
 
 const monitor = {
-  strips: [], timer: 0, busy: false, before: null, rates: [],
+  strips: [], idleStrips: [], timer: 0, busy: false, before: null, rates: [],
 
   wake() {
     clearTimeout(this.timer);
@@ -727,23 +729,18 @@ const monitor = {
     const main = this.main(sequences);
     if (main && running && main.id.includes(running.requestId)) running.view.reading(main.tokens);
     const ordered = main ? [main, ...sequences.filter((s) => s !== main)] : [];
-    const shown = ordered.slice(0, SHOWN);
-    while (this.strips.length > shown.length) this.strips.pop().node.remove();
-    while (this.strips.length < shown.length) {
-      const strip = new PageStrip();
-      this.strips.push(strip);
-      $('sequences').append(strip.node);
-    }
-    shown.forEach((sequence, i) => {
-      const mine = running && sequence.id.includes(running.requestId);
-      const title = mine ? 'This answer' : sequence.running ? 'Another request' : sequence.id ? 'Waiting' : 'Kept for later';
-      this.strips[i].show(sequence, title, sequence.running);
-    });
-    $('empty-cache').hidden = shown.length > 0;
-    if (ordered.length > SHOWN) {
-      $('empty-cache').hidden = false;
-      $('empty-cache').textContent = `and ${ordered.length - SHOWN} more`;
-    }
+    // Idle ones behind the first are folded away: they say little, and there may be many.
+    const isIdle = (s) => s !== main && !s.running && !s.id;
+    const busy = ordered.filter((s) => !isIdle(s)), idle = ordered.filter(isIdle);
+    this.draw(this.strips, $('sequences'), busy.slice(0, SHOWN));
+    const folded = $('idle');
+    folded.hidden = idle.length === 0;
+    folded.querySelector('summary').textContent =
+      `Cached (idle): ${idle.length} more, ${bytesText(idle.reduce((sum, s) => sum + s.bytes, 0))}`;
+    this.draw(this.idleStrips, folded.querySelector('div'), folded.open ? idle.slice(0, SHOWN) : []);
+    const left = Math.max(busy.length - SHOWN, 0) + (folded.open ? Math.max(idle.length - SHOWN, 0) : 0);
+    $('empty-cache').hidden = busy.length > 0 && left === 0;
+    $('empty-cache').textContent = left > 0 ? `and ${left} more` : 'Pages appear as soon as something is asked.';
     this.headline(main);
     $('used').textContent = bytesText(snapshot.used_bytes);
     $('budget').textContent = bytesText(snapshot.budget_bytes);
@@ -752,26 +749,42 @@ const monitor = {
     $('waiting').textContent = snapshot.waiting;
   },
 
+  draw(strips, parent, sequences) {
+    while (strips.length > sequences.length) strips.pop().node.remove();
+    while (strips.length < sequences.length) {
+      const strip = new PageStrip();
+      strips.push(strip);
+      parent.append(strip.node);
+    }
+    sequences.forEach((sequence, i) => {
+      const mine = running && sequence.id.includes(running.requestId);
+      const title = mine ? 'This answer' : sequence.running ? 'Another request' : sequence.id ? 'Waiting' : 'Cached (idle)';
+      strips[i].show(sequence, title, sequence.running);
+    });
+  },
+
+  // Where nothing is in two bits yet, what is stored says nothing of the method: then the bits at 128K tokens are shown. Sizes count whole
+  // pages, as the memory that they take does.
   headline(main) {
-    if (!main) return;
-    $('bits').textContent = main.bits_per_element.toFixed(2);
-    const ratio = main.bits_per_element > 0 ? 16 / main.bits_per_element : 0;
-    $('ratio').textContent = ratio.toFixed(1) + '×';
-    // As bits do, the bar counts rows that hold a token, not the unused rest of the newest page.
-    const {sealed = 0} = serverInfo.page;
-    const stored = main.bits_per_element / 16 * main.bf16_bytes;
+    const {open = 0, sealed = 0} = serverInfo.page;
     const count = {s: 0, q: 0, r: 0};
-    for (const page of main.pages.toLowerCase()) ++count[page];
-    $('short').hidden = count.q > 0 || serverInfo.method === 'bf16';
-    const history = count.q * sealed;
-    const windows = Math.max(stored - history, 0);
-    const sink = count.s + count.r ? windows * count.s / (count.s + count.r) : 0;
-    const share = (bytes) => (main.bf16_bytes ? 100 * bytes / main.bf16_bytes : 0);
-    const widths = [share(sink), share(history), share(windows - sink)];
+    for (const page of main ? main.pages.toLowerCase() : '') ++count[page];
+    const projected = count.q === 0 && serverInfo.method !== 'bf16' && serverInfo.longBits > 0;
+    const reading = Boolean(main && running && main.id.includes(running.requestId) && running.view.isReading());
+    $('projection').hidden = !projected && !reading;
+    const now = reading ? 'Newest tokens of a prompt are in BF16, sealed after reading.' :
+      main ? 'No 2-bit pages yet: the first and the newest tokens stay in BF16.' : 'The BF16 windows are counted.';
+    $('projection').textContent = projected ? `At 128K tokens. ${now}` : now;
+    const bits = projected ? serverInfo.longBits : main ? main.bits_per_element : 0;
+    $('bits').textContent = bits > 0 ? bits.toFixed(2) : '–';
+    $('ratio').textContent = bits > 0 ? (16 / bits).toFixed(1) + '×' : '–';
+    const whole = (count.s + count.q + count.r) * open;
+    const share = (bytes) => (whole ? 100 * bytes / whole : 0);
+    const widths = [share(count.s * open), share(count.q * sealed), share(count.r * open)];
     document.querySelectorAll('#bar .seg').forEach((segment, i) => { segment.style.width = widths[i] + '%'; });
-    $('bytes').textContent = bytesText(stored);
-    $('bytes-bf16').textContent = `BF16: ${bytesText(main.bf16_bytes)}`;
-    $('bar').setAttribute('aria-label', `${bytesText(stored)} stored where BF16 takes ${bytesText(main.bf16_bytes)}`);
+    $('bytes').textContent = main ? bytesText(main.bytes) : 'nothing cached yet';
+    $('bytes-bf16').textContent = main ? `BF16: ${bytesText(whole)}` : '';
+    $('bar').setAttribute('aria-label', main ? `${bytesText(main.bytes)} stored where BF16 takes ${bytesText(whole)}` : 'Nothing is cached yet');
   },
 
   showMetrics(text) {
@@ -807,7 +820,7 @@ const monitor = {
   },
 
   redraw() {
-    for (const strip of this.strips) strip.draw();
+    for (const strip of [...this.strips, ...this.idleStrips]) strip.draw();
     this.spark();
   },
 };
@@ -831,7 +844,9 @@ async function loadProperties() {
   serverInfo.model = props.model;
   serverInfo.method = cache.method;
   serverInfo.page = {open: cache.open_page_bytes, sealed: cache.sealed_page_bytes};
+  serverInfo.longBits = cache.bits_per_element_at_128k || 0;
   serverInfo.defaults = props.default_generation_settings || {};
+  serverInfo.prompts = Array.isArray(props.sample_prompts) ? props.sample_prompts.filter((p) => typeof p === 'string' && p) : [];
   $('model-name').textContent = `${props.model}, ${number.format(props.max_model_len)} tokens of context`;
   $('method').textContent = cache.description || '';
   $('history-name').textContent = {bf16: 'BF16', 'saw-int4': 'INT4'}[cache.method] || 'INT2';
@@ -872,30 +887,17 @@ function hiddenNumber() {
     `\nWhat is the special magic number for ${name} mentioned in the provided text?`;
 }
 
-// The demo model knows a few tasks and little of the world; other models are asked other things.
-const SUGGESTIONS = {
-  demo: [
-    ['Find a hidden number', 'About 3,700 tokens of prose with one number in it', hiddenNumber],
-    ['Add a list of numbers', 'It reasons step by step from what it wrote before',
-      () => 'Add these numbers: ' + Array.from({length: 12}, () => digits(3)).join(' ')],
-    ['Sort twenty numbers', 'Every one must be read back from the cache',
-      () => 'Sort these numbers: ' + Array.from({length: 20}, () => digits(3)).join(' ')],
-    ['Run a small program', 'Four variables, twelve lines', () => {
-      const names = ['a', 'b', 'c', 'd'], lines = names.map((n) => `${n} = ${Math.floor(Math.random() * 50)}`);
-      for (let i = 0; i < 12; ++i) lines.push(`${pick(names)} = ${pick(names)} ${pick(['+', '-'])} ${Math.floor(Math.random() * 50)}`);
-      return `Run this program:\n${lines.join('\n')}\nWhat is the value of a?`;
-    }],
-  ],
-  other: [
-    ['Explain a KV cache', 'What it holds and why it grows', () => 'What is the KV cache of a transformer, and why does it grow with the context?'],
-    ['Find a hidden number', 'About 3,700 tokens of prose with one number in it', hiddenNumber],
-    ['Write a program', 'With a code block to copy', () => 'Write a C++ function that counts the set bits of a 64-bit word, and explain it in two sentences.'],
-  ],
-};
+const HIDDEN_NUMBER = ['Find a hidden number', 'About 3,700 tokens of prose with one number in it', hiddenNumber];
+const QUESTIONS = [
+  ['Explain a KV cache', 'What it holds and why it grows', () => 'What is the KV cache of a transformer, and why does it grow with the context?'],
+  ['Write a program', 'With a code block to copy', () => 'Write a C++ function that counts the set bits of a 64-bit word, and explain it in two sentences.'],
+];
 
+// The model's own prompts where it comes with some (a small model answers little else), else questions that any large one answers.
 function drawSuggestions() {
   $('welcome-note').hidden = serverInfo.model !== 'demo';
-  const list = SUGGESTIONS[serverInfo.model === 'demo' ? 'demo' : 'other'];
+  const own = serverInfo.prompts.slice(0, 3).map((prompt) => [prompt, '', () => prompt]);
+  const list = [...(own.length || serverInfo.model === 'demo' ? own : QUESTIONS), HIDDEN_NUMBER];
   $('suggestions').replaceChildren(...list.map(([title, note, text]) => make('li', {},
     make('button', {type: 'button', onclick: () => { if (!running) submit(text()); }}, make('b', {}, title), make('span', {}, note)))));
 }
@@ -966,6 +968,7 @@ function showMonitor(on) {
   $('toggle-monitor').setAttribute('aria-expanded', on);
   store.write(local, 'monitor', on);
   if (on) monitor.redraw();
+  follow.go();  // on a phone the panel takes the place of the conversation's end
 }
 
 function start() {
@@ -1006,6 +1009,7 @@ function start() {
     fillSettings();
   });
   $('key-dialog').addEventListener('cancel', (event) => event.preventDefault());  // nothing works without
+  $('idle').addEventListener('toggle', () => monitor.wake());
   $('toggle-monitor').addEventListener('click', () => showMonitor(document.body.classList.contains('no-monitor')));
   $('theme').addEventListener('click', () => theme.next());
   $('copy-curl').replaceWith(copyButton(() => $('curl').textContent, 'Copy the command'));
