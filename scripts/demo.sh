@@ -11,6 +11,10 @@ if [[ ! -f build/release/CMakeCache.txt ]]; then
   echo "demo: configuring build/release"
   cmake --preset release -DBUILD_TESTING=OFF -DOSCAR_BUILD_BENCHMARKS=OFF -DOSCAR_CUDA=OFF >/dev/null
 fi
+if [[ -e /dev/nvidia0 || -e /proc/driver/nvidia/version ]] && grep -q '^OSCAR_CUDA:STRING=OFF' build/release/CMakeCache.txt; then
+  echo "demo: this machine has an NVIDIA GPU; the demo is built for the CPU alone."
+  echo "demo: to use the GPU: docs/getting-started.md, \"On an NVIDIA GPU\" (nvcc, then cmake --preset release -DOSCAR_CUDA=ON)"
+fi
 echo "demo: building build/release/oscar (a few minutes the first time)"
 cmake --build --preset release --target oscar
 echo
