@@ -259,7 +259,7 @@ TEST(ZooTest, PerHeadMatricesAreRefusedWithTheReason) {
   ASSERT_FALSE(pair.has_value());
   EXPECT_EQ(pair.error().code(), StatusCode::kInvalidArgument);
   EXPECT_NE(pair.error().message().find("4 matrices"), std::string::npos);
-  EXPECT_NE(pair.error().message().find("one a layer"), std::string::npos);
+  EXPECT_NE(pair.error().message().find("one per layer"), std::string::npos);
   EXPECT_TRUE(fs::is_empty(dir.path()));
 }
 
