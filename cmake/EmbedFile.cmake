@@ -1,6 +1,11 @@
-# cmake -DINPUT=file -DOUTPUT=file.cc -DHEADER=module/x.h -DNAMESPACE=a::b -DFUNCTION=Name -P EmbedFile.cmake
-# Writes a function that returns the bytes of INPUT.
-file(READ ${INPUT} hex HEX)
+# cmake '-DINPUT=file[|file...]' -DOUTPUT=file.cc -DHEADER=module/x.h -DNAMESPACE=a::b -DFUNCTION=Name -P EmbedFile.cmake
+# Writes a function that returns the bytes of INPUT, files one after another.
+string(REPLACE "|" ";" INPUT "${INPUT}")
+set(hex "")
+foreach(file ${INPUT})
+  file(READ ${file} more HEX)
+  string(APPEND hex "${more}")
+endforeach()
 string(REGEX REPLACE "(..)" "0x\\1," bytes "${hex}")
 string(REGEX REPLACE "(................................................................................)" "\\1\n" bytes "${bytes}")
 file(WRITE ${OUTPUT} "#include \"${HEADER}\"\n
