@@ -333,6 +333,10 @@ TEST(EngineService, Rule2_WhatCanNeverFitIsRefused) {
   EXPECT_GT(PeakBytes(config, 100, total + 1), engine.pool.budget());
   open_ended.max_tokens = static_cast<int64_t>(answer.tokens.size());
   EXPECT_EQ(engine.Ask(open_ended).tokens.size(), answer.tokens.size());
+  // A limit that is only a default does not refuse what an open end would take.
+  EngineRequest by_default = FakeRequest(1, 100, 100000);
+  by_default.may_shorten = true;
+  EXPECT_EQ(engine.Ask(by_default).tokens, answer.tokens);
 }
 
 // Where a prompt's cell does not fit beside the others in BF16, it is read layer by layer: more

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include <cmath>
 
 #include "engine/demo_fixture.h"
@@ -222,6 +224,28 @@ TEST(Generator, NextTurnReusesTheCache) {
   const auto third = generator.Generate(request);
   ASSERT_TRUE(third.has_value());
   EXPECT_EQ(third->reused_tokens, 256);  // 300 lies in a sealed page
+}
+
+TEST(Generator, StopTokensWaitForMinTokens) {
+  DemoModel demo(DemoModel::Method("oscar+"));
+  Generator generator(*demo.model, demo.pool);
+  GenerateRequest request;
+  request.prompt = SomeTokens(200);
+  request.sampling.temperature = 0.0f;
+  request.max_tokens = 40;
+  const auto free = generator.Generate(request);
+  ASSERT_TRUE(free.has_value());
+  // The third token of the answer as a stop token: it ends the answer, unless it is too early.
+  request.stop_tokens = {free->tokens[2]};
+  const auto stopped = generator.Generate(request);
+  ASSERT_TRUE(stopped.has_value());
+  EXPECT_EQ(stopped->reason, FinishReason::kStop);
+  EXPECT_LE(stopped->tokens.size(), 3u);
+  request.min_tokens = 10;
+  const auto later = generator.Generate(request);
+  ASSERT_TRUE(later.has_value());
+  ASSERT_GE(later->tokens.size(), 10u);
+  EXPECT_EQ(std::count(later->tokens.begin(), later->tokens.begin() + 10, free->tokens[2]), 0);
 }
 
 TEST(Generator, ErrorsAreClear) {

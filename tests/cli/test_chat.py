@@ -227,7 +227,7 @@ def test_ctrl_d_leaves_after_a_stopped_answer(terminal):
 
 
 def test_ctrl_c_stops_the_reading_of_a_long_message(terminal, root, tmp_path):
-    text = json.loads((root / "examples/needle-14k.json").read_text())[0]["content"]
+    text = json.loads((root / "examples/needle.json").read_text())[0]["content"]
     (tmp_path / "long.txt").write_text(text)
     terminal.type(f"/read {tmp_path}/long.txt")
     time.sleep(0.5)

@@ -171,7 +171,7 @@ def test_a_missing_tokenizer_shows_before_the_weights_are_read(oscar, root, tmp_
 
 
 def test_budget_too_small_for_the_prompt(oscar, root):
-    run = oscar("generate", "--messages", root / "examples/needle-14k.json", "--kv-memory", "8MiB", ok=False)
+    run = oscar("generate", "--messages", root / "examples/needle.json", "--kv-memory", "8MiB", ok=False)
     assert "KV cache budget of 8.00 MiB is too small" in run.stderr
 
 
@@ -240,3 +240,10 @@ def test_logits_that_are_not_finite_are_an_error(oscar, root, tmp_path):
     run = oscar("eval", "--model", model, "--suite", root / "models/demo/eval", "--tasks", "sort", "--limit", 1, "--text", "none",
                 "--kv", "bf16", "--device", "cpu", "--out", tmp_path / "out", ok=False)
     assert "the model's logits are not finite at token" in run.stderr, run.stderr
+
+
+def test_the_needle_tells_caches_apart(oscar, root):
+    """The example of docs/getting-started.md: the first prompt of a seed that nothing was tuned to."""
+    found = {kv: oscar("generate", "--messages", root / "examples/needle.json", "--kv", kv).stdout.strip()
+             for kv in ("oscar+", "naive")}
+    assert found["oscar+"] == "1501983" and found["naive"] != "1501983"
