@@ -9,6 +9,7 @@ packages=(
   g++ cmake ninja-build pkg-config ccache
   libeigen3-dev nlohmann-json3-dev libfmt-dev libspdlog-dev libcli11-dev libexpected-dev
   libzip-dev libpcre2-dev libutf8proc-dev libxxhash-dev libhwy-dev libcpp-httplib-dev libssl-dev
+  libboost1.81-dev
   zlib1g-dev
 )
 test_packages=(

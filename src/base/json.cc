@@ -52,6 +52,43 @@ Status CheckShape(std::string_view text, std::string_view what, int max_depth, s
   return {};
 }
 
+// The library's message repeats its own name and the byte; what follows the first colon is kept.
+Status ParseFailure(std::string_view what, size_t byte, std::string_view message) {
+  if (const size_t colon = message.find(": "); colon != std::string_view::npos) {
+    message.remove_prefix(colon + 2);
+  }
+  return DataLoss(
+      fmt::format("{}: invalid JSON at byte {}: {}", what, byte, Printable(message, 300)));
+}
+
+// Reads a document and keeps nothing but its first error.
+class SyntaxChecker final : public nlohmann::json_sax<nlohmann::json> {
+ public:
+  explicit SyntaxChecker(std::string_view what) : what_(what) {}
+  bool null() override { return true; }
+  bool boolean(bool) override { return true; }
+  bool number_integer(number_integer_t) override { return true; }
+  bool number_unsigned(number_unsigned_t) override { return true; }
+  bool number_float(number_float_t, const string_t&) override { return true; }
+  bool string(string_t&) override { return true; }
+  bool binary(binary_t&) override { return true; }
+  bool start_object(size_t) override { return true; }
+  bool key(string_t&) override { return true; }
+  bool end_object() override { return true; }
+  bool start_array(size_t) override { return true; }
+  bool end_array() override { return true; }
+  bool parse_error(size_t byte, const std::string&,
+                   const nlohmann::detail::exception& error) override {
+    status_ = ParseFailure(what_, byte, error.what());
+    return false;
+  }
+  const Status& status() const { return status_; }
+
+ private:
+  std::string_view what_;
+  Status status_;
+};
+
 template <typename Json>
 Result<Json> Parse(std::string_view text, std::string_view what, int max_depth,
                    size_t max_keys = std::numeric_limits<size_t>::max(),
@@ -64,13 +101,7 @@ Result<Json> Parse(std::string_view text, std::string_view what, int max_depth,
       return Json::parse(text.begin(), text.end());
     }
   } catch (const nlohmann::json::parse_error& error) {
-    // The library's message repeats its own name and the byte; keep what follows the last colon.
-    std::string_view message = error.what();
-    if (const size_t colon = message.find(": "); colon != std::string_view::npos) {
-      message.remove_prefix(colon + 2);
-    }
-    return Unexpected(DataLoss(
-        fmt::format("{}: invalid JSON at byte {}: {}", what, error.byte, Printable(message, 300))));
+    return Unexpected(ParseFailure(what, error.byte, error.what()));
   } catch (const std::exception& error) {
     return Unexpected(
         DataLoss(fmt::format("{}: invalid JSON: {}", what, Printable(error.what(), 300))));
@@ -138,6 +169,56 @@ Result<nlohmann::json> ParseStrictJson(std::string_view text, std::string_view w
 Result<nlohmann::ordered_json> ParseOrderedJson(std::string_view text, std::string_view what,
                                                 int max_depth) {
   return Parse<nlohmann::ordered_json>(text, what, max_depth, kMaxOrderedKeys);
+}
+
+Result<std::vector<JsonMember>> SplitJsonObject(std::string_view text, std::string_view what,
+                                                int max_depth) {
+  OSCAR_RETURN_IF_ERROR(CheckShape(text, what, max_depth, kMaxOrderedKeys));
+  SyntaxChecker checker(what);
+  const bool valid = nlohmann::json::sax_parse(text.begin(), text.end(), &checker);
+  OSCAR_RETURN_IF_ERROR(checker.status());
+  if (!valid) return Unexpected(DataLoss(fmt::format("{}: invalid JSON", what)));
+  constexpr std::string_view kSpace = " \t\r\n";
+  const size_t open = text.find_first_of("{[\"-0123456789tfn");  // after a byte order mark, too
+  if (text[open] != '{') return Unexpected(InvalidArgument(fmt::format("{}: no object", what)));
+  // What follows relies on the text being valid: brackets match, members are name, colon, value.
+  std::vector<JsonMember> members;
+  size_t at = text.find_first_not_of(kSpace, open + 1);
+  while (text[at] != '}') {
+    if (text[at] == ',') at = text.find_first_not_of(kSpace, at + 1);
+    const size_t name_end = EndOfString(text, at);
+    const std::string_view name = text.substr(at, name_end + 1 - at);
+    const size_t begin =
+        text.find_first_not_of(kSpace, text.find_first_not_of(kSpace, name_end + 1) + 1);
+    int depth = 0;
+    size_t end = begin;
+    for (; depth > 0 || (text[end] != ',' && text[end] != '}'); ++end) {
+      const char c = text[end];
+      if (c == '"') end = EndOfString(text, end);
+      if (c == '[' || c == '{') ++depth;
+      if (c == ']' || c == '}') --depth;
+    }
+    const std::string_view value = text.substr(begin, end - begin);
+    members.push_back({nlohmann::json::parse(name.begin(), name.end()).get<std::string>(),
+                       value.substr(0, value.find_last_not_of(kSpace) + 1)});
+    at = end;
+  }
+  return members;
+}
+
+size_t JsonCost(std::string_view text) {
+  constexpr size_t kOwnMemory = 8;
+  size_t cost = 0;
+  bool in_scalar = false;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    const bool is_scalar = std::string_view("\"[]{},: \t\r\n").find(c) == std::string_view::npos;
+    if (is_scalar && !in_scalar) ++cost;
+    in_scalar = is_scalar;
+    if (c == '"' || c == '[' || c == '{') cost += kOwnMemory;
+    if (c == '"') i = EndOfString(text, i);
+  }
+  return cost;
 }
 
 }  // namespace oscar

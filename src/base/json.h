@@ -5,7 +5,9 @@
 
 #include <cstddef>
 #include <nlohmann/json_fwd.hpp>
+#include <string>
 #include <string_view>
+#include <vector>
 
 #include "oscar/status.h"
 
@@ -25,6 +27,20 @@ Result<nlohmann::json> ParseStrictJson(std::string_view text, std::string_view w
 // kMaxOrderedKeys members are refused.
 Result<nlohmann::ordered_json> ParseOrderedJson(std::string_view text, std::string_view what,
                                                 int max_depth = kMaxJsonDepth);
+
+// A member of an object; the value is still text.
+struct JsonMember {
+  std::string name;
+  std::string_view value;  // of the text that was split
+};
+// Checks all of `text`, an object, and finds its members without building any value: for bodies of
+// which only some members are of interest. Bounds as ParseOrderedJson; of a name that occurs twice,
+// both are there. Text that is JSON but no object is kInvalidArgument.
+Result<std::vector<JsonMember>> SplitJsonObject(std::string_view text, std::string_view what,
+                                                int max_depth = kMaxJsonDepth);
+// About how much memory the document of `text` would take, in units of 16 bytes: a number, true,
+// false or null is one unit; a string, list or object, with memory of its own, eight.
+size_t JsonCost(std::string_view text);
 
 // Refuses JSON text with integers that 64 bits do not hold, which the parsers make floats of: for
 // text whose numbers are shown again.

@@ -70,6 +70,32 @@ TEST(Json, OrderedObjectsAreBounded) {
   EXPECT_EQ(wide.error().code(), StatusCode::kDataLoss);
 }
 
+TEST(Json, ObjectsAreSplitWithoutBuildingThem) {
+  const std::string text =
+      " { \"a\" :1, \"b\\n\":[ {\"x\": \"]},\\\"\"} ,2 ] , \"\":\"s\", \"a\": {} } ";
+  const auto members = SplitJsonObject(text, "body");
+  ASSERT_TRUE(members.has_value()) << members.error().ToString();
+  std::string seen;
+  for (const JsonMember& member : *members) {
+    seen += member.name + "=" + std::string(member.value) + "|";
+  }
+  EXPECT_EQ(seen, "a=1|b\n=[ {\"x\": \"]},\\\"\"} ,2 ]|=\"s\"|a={}|");
+  EXPECT_TRUE(SplitJsonObject("{}", "body")->empty());
+  EXPECT_EQ(SplitJsonObject("[{}]", "body").error().code(), StatusCode::kInvalidArgument);
+  for (const char* bad : {"", "{", "{\"a\"}", "{\"a\":1,}", "{} {}", "{\"a\": nul}"}) {
+    EXPECT_EQ(SplitJsonObject(bad, "body").error().message(),
+              ParseOrderedJson(bad, "body").error().message())
+        << bad;
+  }
+  EXPECT_FALSE(SplitJsonObject("{\"a\":1e999}", "body").has_value());
+  EXPECT_FALSE(SplitJsonObject("{\"a\":" + std::string(70, '[') + std::string(70, ']') + "}", "b"));
+}
+
+TEST(Json, CostCountsWhatHasMemoryOfItsOwn) {
+  EXPECT_EQ(JsonCost("[1, -2.5e3,true , null]"), 8u + 4);
+  EXPECT_EQ(JsonCost("{\"a,b\": [[], {}]}"), 8u * 5);
+}
+
 TEST(Json, IntegersBeyond64BitsAreFound) {
   for (const char* fits :
        {"18446744073709551615", "-9223372036854775808", "[1, -1, 0]", "1e300", "1.5e+30",

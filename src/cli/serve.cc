@@ -31,7 +31,7 @@ struct ServeArguments {
   server::HttpOptions http;
   std::vector<std::string> api_keys, names, cors_origins;
   std::string api_key_file, chat_template;
-  bool has_api_key_file = false;
+  bool has_api_key_file = false, has_tls = false;
   bool open_metrics = false, isolate_keys = false, no_prefix_cache = false;
   bool no_generation_config = false;
   double request_timeout = 0.0, shutdown_timeout = 30.0, ping_interval = 15.0;
@@ -112,20 +112,26 @@ Status PrintPlan(const ServeArguments& arguments) {
   return {};
 }
 
-// A key that was meant and is empty (an unset variable in a script) must not open the server. The
-// option parser takes an empty variable for an absent one.
-Status CheckKeyVariables() {
-  for (const char* name : {"OSCAR_API_KEY", "OSCAR_API_KEY_FILE"}) {
+// A key or certificate that was meant and is empty (an unset variable in a script) must not open
+// the server. The option parser takes an empty variable for an absent one.
+Status CheckSecurity(const ServeArguments& arguments) {
+  for (const char* name :
+       {"OSCAR_API_KEY", "OSCAR_API_KEY_FILE", "OSCAR_TLS_CERT", "OSCAR_TLS_KEY"}) {
     const char* value = std::getenv(name);
     if (value == nullptr || *value != '\0') continue;
-    return InvalidArgument(fmt::format(
-        "{} is set but empty; give it a value, or unset it to serve without keys", name));
+    return InvalidArgument(
+        fmt::format("{} is set but empty; give it a value, or unset it to serve without", name));
+  }
+  if (arguments.has_tls &&
+      (arguments.http.tls_certificate.empty() || arguments.http.tls_key.empty())) {
+    return InvalidArgument(
+        "--tls-cert and --tls-key go together; name both PEM files, or neither to serve plain "
+        "HTTP");
   }
   return {};
 }
 
 Result<server::KeyRing> ReadKeys(const ServeArguments& arguments) {
-  OSCAR_RETURN_IF_ERROR(CheckKeyVariables());
   server::KeyRing keys;
   for (const std::string& key : arguments.api_keys) {
     if (key.empty()) {
@@ -155,6 +161,7 @@ Result<server::KeyRing> ReadKeys(const ServeArguments& arguments) {
 
 Status RunServe(const ServeArguments& arguments) {
   OSCAR_RETURN_IF_ERROR(arguments.model.Check());
+  OSCAR_RETURN_IF_ERROR(CheckSecurity(arguments));
   server::ServeOptions options;
   OSCAR_ASSIGN_OR_RETURN(options.api.keys, ReadKeys(arguments));
   if (arguments.dry_run) return PrintPlan(arguments);
@@ -208,6 +215,12 @@ void AddServeCommand(CLI::App& app, RunFunction& run) {
   const CLI::Option* key_file =
       command->add_option("--api-key-file", a.api_key_file, "File with one key per line")
           ->group(group);
+  const CLI::Option* tls_certificate =
+      command->add_option("--tls-cert", a.http.tls_certificate, "PEM certificate: serve HTTPS")
+          ->group(group);
+  const CLI::Option* tls_key =
+      command->add_option("--tls-key", a.http.tls_key, "PEM private key of the certificate")
+          ->group(group);
   command->add_flag("--open-metrics", a.open_metrics, "GET /metrics needs no key")->group(group);
   command->add_option("--cors-origin", a.cors_origins, "Origin that browsers may call from, or *")
       ->allow_extra_args(false)
@@ -244,6 +257,10 @@ void AddServeCommand(CLI::App& app, RunFunction& run) {
       ->check(CLI::Range(1, 65536))
       ->group(group);
   TakesByteSize(command->add_option("--max-body", a.http.max_body_bytes, "Largest request body"))
+      ->capture_default_str()
+      ->group(group);
+  TakesByteSize(command->add_option("--max-body-total", a.http.max_bytes_in_flight,
+                                    "Bytes of all request bodies that are being read"))
       ->capture_default_str()
       ->group(group);
   command->add_option("--max-n", a.limits.max_n, "Choices of one request")
@@ -296,8 +313,9 @@ void AddServeCommand(CLI::App& app, RunFunction& run) {
       ->needs(dry_run)
       ->group(group);
   command->add_flag("--json", a.json, "Print the plan as JSON")->needs(dry_run)->group(group);
-  command->callback([arguments, key_file, &run] {
+  command->callback([arguments, key_file, tls_certificate, tls_key, &run] {
     arguments->has_api_key_file = key_file->count() > 0;
+    arguments->has_tls = tls_certificate->count() + tls_key->count() > 0;
     run = [arguments] { return RunServe(*arguments); };
   });
 }

@@ -240,7 +240,7 @@ Result<int64_t> Service::LimitOf(const EngineRequest& request) const {
 Result<std::unique_ptr<RequestHandle>> Service::Submit(EngineRequest request) {
   OSCAR_RETURN_IF_ERROR(Check(request));
   OSCAR_ASSIGN_OR_RETURN(const int64_t limit, LimitOf(request));
-  auto channel = std::make_shared<EventChannel>(limit);
+  auto channel = std::make_shared<EventChannel>(limit, std::move(request.on_event));
   auto sequence = std::make_unique<Sequence>(std::move(request), channel, limit, config_, pool_);
   {
     const std::lock_guard lock(inbox_mutex_);

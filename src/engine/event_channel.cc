@@ -12,6 +12,7 @@ void EventChannel::Push(EngineEvent event) {
     events_.push_back(std::move(event));
   }
   ready_.notify_all();
+  if (on_event_) on_event_();
 }
 
 EngineEvent EventChannel::Next(std::chrono::milliseconds timeout) {

@@ -8,7 +8,9 @@
 #include <chrono>
 #include <condition_variable>
 #include <deque>
+#include <functional>
 #include <mutex>
+#include <utility>
 
 #include "engine/service.h"
 
@@ -16,7 +18,9 @@ namespace oscar {
 
 class EventChannel {
  public:
-  explicit EventChannel(int64_t max_tokens) : capacity_(static_cast<size_t>(max_tokens) + 2) {}
+  // `on_event` may be empty; it is called after each Push, without a lock.
+  explicit EventChannel(int64_t max_tokens, std::function<void()> on_event = {})
+      : capacity_(static_cast<size_t>(max_tokens) + 2), on_event_(std::move(on_event)) {}
 
   // Engine thread. Nothing may follow kFinished or kFailed.
   void Push(EngineEvent event);
@@ -28,6 +32,7 @@ class EventChannel {
 
  private:
   const size_t capacity_;
+  const std::function<void()> on_event_;
   std::atomic<bool> cancelled_{false};
   std::mutex mutex_;
   std::condition_variable ready_;

@@ -11,6 +11,7 @@
 #include <array>
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -38,6 +39,9 @@ struct EngineRequest {
   bool want_prompt_logprobs = false;
   // Requests share prefixes only within one salt (per-key isolation).
   std::string cache_salt;
+  // Called from the engine's thread after every event, for callers that do not wait in Next; must
+  // not wait, and may be called for a short while after the handle is gone.
+  std::function<void()> on_event;
 };
 
 struct GeneratedToken {
@@ -129,7 +133,7 @@ class EngineService {
 
 struct EngineServiceOptions {
   int max_running = 64;
-  int max_waiting = 256;
+  int max_waiting = 4096;
   int step_tokens = 512;    // tokens of one forward pass, generated tokens first
   int64_t max_context = 0;  // 0: the model's
   bool prefix_cache = true;

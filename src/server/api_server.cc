@@ -110,6 +110,8 @@ void ApiServer::BeginDrain() { draining_ = true; }
 void ApiServer::Abort() {
   draining_ = true;
   aborting_ = true;
+  std::lock_guard lock(runs_mutex_);
+  for (const auto& [run, wake] : wakes_) wake();
 }
 
 std::shared_ptr<const ServedModel> ApiServer::model() const {

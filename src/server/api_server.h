@@ -1,16 +1,18 @@
-// ApiServer: routes, keys, CORS, state and the handlers behind the routes. HTTP threads come in
-// through HttpHandler; one owner thread moves the state along: loading -> ready -> draining ->
+// ApiServer: routes, keys, CORS, state and the handlers behind the routes. The threads of HTTP come
+// in through HttpHandler; one owner thread moves the state along: loading -> ready -> draining ->
 // aborting. All methods are safe from any thread.
 #pragma once
 
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <unordered_map>
 #include <vector>
 
 #include "generation/generation.h"
@@ -46,6 +48,7 @@ class ApiServer final : public HttpHandler {
   void BeginDrain();
   // Running ones end now, with an error that says why.
   void Abort();
+  // Generation requests whose answers are not yet sent.
   int64_t active_requests() const { return active_.load(); }
 
   std::optional<HttpResponse> Admit(const HttpRequest& request) override;
@@ -106,6 +109,9 @@ class ApiServer final : public HttpHandler {
   std::atomic<bool> draining_{false};
   std::atomic<bool> aborting_{false};
   std::atomic<int64_t> active_{0};
+  std::mutex runs_mutex_;
+  // What wakes each running request, for Abort; guarded by runs_mutex_.
+  std::unordered_map<const void*, std::function<void()>> wakes_;
   std::atomic<uint64_t> next_id_{0};
   uint64_t id_seed_;
 };

@@ -1,5 +1,5 @@
 // For tests: an engine without a model. Says what it is told, at the speed it is told, and keeps
-// books on who was cancelled. One thread per request.
+// books on who was cancelled. One thread rings for everybody.
 #pragma once
 
 #include <atomic>
@@ -9,6 +9,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <thread>
 #include <utility>
@@ -31,7 +32,9 @@ class FakeEngine final : public EngineService {
   };
   using Author = std::function<Script(const EngineRequest&)>;
   explicit FakeEngine(Author author, int64_t context = 1024)
-      : author_(std::move(author)), context_(context) {}
+      : author_(std::move(author)), context_(context) {
+    bell_ = std::jthread([this](const std::stop_token& stop) { Ring(stop); });
+  }
 
   Result<std::unique_ptr<RequestHandle>> Submit(EngineRequest request) override {
     std::lock_guard lock(mutex_);
@@ -39,7 +42,9 @@ class FakeEngine final : public EngineService {
     if (!refuse_.ok()) return Unexpected(refuse_);
     requests_.push_back(request);
     ++running_;
-    return std::make_unique<Handle>(*this, std::move(request));
+    auto handle = std::make_unique<Handle>(*this, std::move(request));
+    handles_.insert(handle.get());
+    return handle;
   }
   EngineStats Stats() const override {
     EngineStats stats;
@@ -99,12 +104,24 @@ class FakeEngine final : public EngineService {
                    ? request_.max_tokens
                    : engine_.context_ - static_cast<int64_t>(request_.prompt.size());
     }
-    ~Handle() override { Cancel(); }
+    ~Handle() override {
+      {
+        std::lock_guard lock(engine_.mutex_);
+        engine_.handles_.erase(this);
+      }
+      Cancel();
+    }
+    // Something is there to be taken.
+    bool Due(Clock::time_point now) const { return !ended_ && next_.load() <= now; }
+    void Notify() const {
+      if (request_.on_event) request_.on_event();
+    }
     EngineEvent Next(std::chrono::milliseconds timeout) override {
       EngineEvent event;
-      const auto wait = std::min(Clock::now() + timeout, next_);
-      if (next_ > Clock::now()) std::this_thread::sleep_until(wait);
-      if (next_ > Clock::now() || ended_) return event;
+      const Clock::time_point next = next_;
+      const auto wait = std::min(Clock::now() + timeout, next);
+      if (next > Clock::now()) std::this_thread::sleep_until(wait);
+      if (next > Clock::now() || ended_) return event;
       if (!started_) {
         started_ = true;
         event.kind = EngineEvent::Kind::kStarted;
@@ -164,10 +181,24 @@ class FakeEngine final : public EngineService {
     FakeEngine& engine_;
     EngineRequest request_;
     Script script_;
-    Clock::time_point next_;
+    std::atomic<Clock::time_point> next_;
     int64_t said_ = 0, limit_ = 0;
-    bool started_ = false, ended_ = false, finish_next_ = false;
+    bool started_ = false, finish_next_ = false;
+    std::atomic<bool> ended_{false};
   };
+
+  void Ring(const std::stop_token& stop) {
+    while (!stop.stop_requested()) {
+      {
+        std::lock_guard lock(mutex_);
+        const auto now = Clock::now();
+        for (const Handle* handle : handles_) {
+          if (handle->Due(now)) handle->Notify();
+        }
+      }
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+  }
 
   Author author_;
   int64_t context_;
@@ -176,6 +207,8 @@ class FakeEngine final : public EngineService {
   Status refuse_, health_;
   bool draining_ = false;
   std::atomic<int64_t> running_{0}, cancelled_{0};
+  std::set<const Handle*> handles_;  // guarded by mutex_
+  std::jthread bell_;
 };
 
 }  // namespace oscar::server

@@ -18,8 +18,8 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-// How often a waiting request looks whether its client is still there.
-constexpr milliseconds kPollInterval{200};
+// Bytes of a stream that are formatted before they are sent, at most one update over.
+constexpr size_t kMaxStepBytes = size_t{32} << 10;
 constexpr int64_t kDefaultCompletionTokens = 16;
 
 double Seconds(Clock::duration duration) { return std::chrono::duration<double>(duration).count(); }
@@ -86,132 +86,148 @@ std::optional<ApiError> CheckAnswerSize(const ServedModel& served, const Generat
 
 }  // namespace
 
-// One request from admission to the log line. Shared between the handler that starts it and the
-// stream function that the HTTP layer calls later.
-class GenerationRun {
+// One request from admission to the log line: the source of its answer.
+class GenerationRun final : public AnswerSource {
  public:
-  GenerationRun(ApiServer& server, std::shared_ptr<const ServedModel> model, std::string endpoint,
-                std::string request_id, std::string key_id, ResponseHead head,
-                const GenerationParams& params, Clock::time_point received,
+  GenerationRun(ApiServer& server, const ApiServer::Context& context, std::string endpoint,
+                std::string request_id, ResponseHead head, const GenerationParams& params,
                 std::unique_ptr<Generation> generation)
       : server_(server),
-        model_(std::move(model)),
+        model_(context.model),
         endpoint_(std::move(endpoint)),
         request_id_(std::move(request_id)),
-        key_id_(std::move(key_id)),
+        key_id_(context.key.id),
         head_(std::move(head)),
+        is_stream_(params.stream),
         include_usage_(params.include_usage),
         continuous_usage_(params.continuous_usage_stats),
         prompt_logprobs_(params.prompt_logprobs.has_value()),
-        received_(received),
+        received_(context.received),
         generation_(std::move(generation)),
-        offsets_(generation_->num_choices(), 0) {
+        offsets_(generation_->num_choices(), 0),
+        last_write_(Clock::now()) {
     ++server_.active_;
     if (server_.options_.request_timeout > milliseconds{0}) {
       deadline_ = received_ + server_.options_.request_timeout;
     }
+    if (!is_stream_) {
+      results_.resize(generation_->num_choices());
+      for (size_t i = 0; i < results_.size(); ++i) {
+        results_[i].index = static_cast<int64_t>(i);
+        if (head_.return_token_ids) results_[i].prompt_token_ids = generation_->prompt_tokens(i);
+      }
+    }
+    std::lock_guard lock(server_.runs_mutex_);
+    server_.wakes_.emplace(this, context.http.wake);
   }
-  ~GenerationRun() {
-    // A stream function that was never called: the client left before the headers.
-    if (!recorded_) Record("cancelled", 499);
+  ~GenerationRun() override {
+    {
+      std::lock_guard lock(server_.runs_mutex_);
+      server_.wakes_.erase(this);
+    }
+    if (!recorded_) Gone();
+    if (streaming_) --server_.metrics_.streams;
     --server_.active_;
   }
   GenerationRun(const GenerationRun&) = delete;
   GenerationRun& operator=(const GenerationRun&) = delete;
 
-  HttpResponse RunWhole(const HttpRequest& http) {
-    std::vector<ChoiceResult> results(generation_->num_choices());
-    for (size_t i = 0; i < results.size(); ++i) {
-      results[i].index = static_cast<int64_t>(i);
-      if (head_.return_token_ids) results[i].prompt_token_ids = generation_->prompt_tokens(i);
+  Step Next(Peer peer) override {
+    Step step;
+    if (peer == Peer::kGone) {
+      if (!recorded_) Gone();
+      step.done = true;
+      return step;
     }
-    while (true) {
-      Generation::Update update = generation_->Next(kPollInterval);
-      if (auto error = Interrupted(http.peer_gone)) return Fail(*error);
-      if (update.kind == Generation::Update::Kind::kFailed) return Fail(update.error);
-      if (update.kind == Generation::Update::Kind::kDone) break;
-      results[update.choice].piece.Append(std::move(update.piece));
+    while (!step.done && !step.compose && step.bytes.size() < kMaxStepBytes) {
+      Generation::Update update = generation_->Next();
+      if (auto error = Interrupted()) {
+        Fail(*error, &step);
+      } else if (update.kind == Kind::kFailed) {
+        Fail(update.error, &step);
+      } else if (update.kind == Kind::kIdle) {
+        Wait(peer, &step);
+        break;
+      } else if (is_stream_) {
+        Forward(update, &step);
+      } else if (update.kind == Kind::kDone) {
+        step.compose = [this] { return Whole(); };
+      } else {
+        results_[update.choice].piece.Append(std::move(update.piece));
+      }
     }
-    for (size_t i = 0; i < results.size(); ++i) {
-      results[i].finish = generation_->finish(i);
-      if (prompt_logprobs_) results[i].prompt_logprobs = generation_->prompt_logprobs(i);
-    }
-    HttpResponse response;
-    response.body = ResponseBody(head_, results, generation_->usage());
-    Record(results.front().finish.finish_reason, 200);
-    return response;
-  }
-
-  // Waits for the engine's first word, so that what fails before it is an ordinary HTTP error.
-  std::optional<HttpResponse> AwaitStart(const HttpRequest& http) {
-    const auto ping_at = Clock::now() + server_.options_.ping_interval;
-    while (Clock::now() < ping_at) {
-      Generation::Update update = generation_->Next(kPollInterval);
-      if (auto error = Interrupted(http.peer_gone)) return Fail(*error);
-      if (update.kind == Generation::Update::Kind::kFailed) return Fail(update.error);
-      if (update.kind == Generation::Update::Kind::kIdle) continue;
-      first_ = std::move(update);
-      break;
-    }
-    return std::nullopt;
-  }
-
-  void RunStream(StreamSink& sink) {
-    ++server_.metrics_.streams;
-    Stream(sink);
-    --server_.metrics_.streams;
+    return step;
   }
 
  private:
   using Kind = Generation::Update::Kind;
 
-  void Stream(StreamSink& sink) {
-    if (head_.chat) {
-      for (size_t i = 0; i < generation_->num_choices(); ++i) {
-        if (!Send(sink, RoleChunk(head_, static_cast<int64_t>(i), Continuous()))) return;
-      }
+  HttpResponse Whole() {
+    for (size_t i = 0; i < results_.size(); ++i) {
+      results_[i].finish = generation_->finish(i);
+      if (prompt_logprobs_) results_[i].prompt_logprobs = generation_->prompt_logprobs(i);
     }
-    last_write_ = Clock::now();
-    const auto peer_gone = [&sink] { return sink.PeerGone(); };
-    while (true) {
-      Generation::Update update =
-          first_.has_value() ? std::move(*first_) : generation_->Next(kPollInterval);
-      first_.reset();
-      if (auto error = Interrupted(peer_gone)) return FailStream(sink, *error);
-      if (update.kind == Kind::kFailed) return FailStream(sink, update.error);
-      if (update.kind == Kind::kDone) break;
-      if (!Forward(sink, update)) return;
-    }
-    if (include_usage_ && !Send(sink, UsageChunk(head_, generation_->usage()))) return;
-    if (!sink.Write(kSseDone)) return Gone();
-    Record(generation_->finish(0).finish_reason, 200);
+    HttpResponse response;
+    response.body = ResponseBody(head_, results_, generation_->usage());
+    response.headers.emplace_back("X-Request-Id", request_id_);
+    Record(results_.front().finish.finish_reason, 200);
+    return response;
   }
 
-  bool Forward(StreamSink& sink, Generation::Update& update) {
-    const auto index = static_cast<int64_t>(update.choice);
-    if (update.kind == Kind::kIdle) {
-      if (Clock::now() - last_write_ < server_.options_.ping_interval) return true;
-      last_write_ = Clock::now();
-      if (sink.Write(kSsePing)) return true;
-      Gone();
-      return false;
+  // Nothing has happened. A stream begins with the engine's first word, so that what fails before
+  // it is an ordinary HTTP error, or when it is time for a ping.
+  void Wait(Peer peer, Step* step) {
+    if (is_stream_) {
+      const auto ping_at = last_write_ + server_.options_.ping_interval;
+      if (Clock::now() >= ping_at || peer == Peer::kHalfClosed) {
+        const bool begins = !streaming_;
+        Begin(step);
+        if (!begins) Send(kSsePing, step);
+      }
+      step->again = last_write_ + server_.options_.ping_interval;
     }
+    if (deadline_.has_value()) step->again = std::min(step->again, *deadline_);
+  }
+
+  void Begin(Step* step) {
+    if (std::exchange(streaming_, true)) return;
+    ++server_.metrics_.streams;
+    step->head.emplace();
+    step->head->content_type = "text/event-stream; charset=utf-8";
+    step->head->headers = {
+        {"X-Request-Id", request_id_}, {"Cache-Control", "no-cache"}, {"X-Accel-Buffering", "no"}};
+    last_write_ = Clock::now();
+    if (!head_.chat) return;
+    for (size_t i = 0; i < generation_->num_choices(); ++i) {
+      Send(SseFrame(RoleChunk(head_, static_cast<int64_t>(i), Continuous())), step);
+    }
+  }
+
+  void Forward(Generation::Update& update, Step* step) {
+    Begin(step);
+    if (update.kind == Kind::kDone) {
+      if (include_usage_) Send(SseFrame(UsageChunk(head_, generation_->usage())), step);
+      Send(kSseDone, step);
+      step->done = true;
+      Record(generation_->finish(0).finish_reason, 200);
+      return;
+    }
+    const auto index = static_cast<int64_t>(update.choice);
     const bool has_text = !update.piece.empty() ||
                           (head_.logprobs && !update.piece.logprobs.empty()) ||
                           (head_.return_token_ids && !update.piece.token_ids.empty());
-    if (has_text && !Send(sink, PieceChunk(head_, index, update.piece, &offsets_[update.choice],
-                                           Continuous()))) {
-      return false;
+    if (has_text) {
+      int64_t* const offset = &offsets_[update.choice];
+      Send(SseFrame(PieceChunk(head_, index, update.piece, offset, Continuous())), step);
     }
-    if (update.kind != Kind::kChoiceDone) return true;
-    return Send(sink, FinishChunk(head_, index, generation_->finish(update.choice), Continuous()));
+    if (update.kind != Kind::kChoiceDone) return;
+    const FinishInfo finish = generation_->finish(update.choice);
+    Send(SseFrame(FinishChunk(head_, index, finish, Continuous())), step);
   }
 
-  bool Send(StreamSink& sink, const std::string& json) {
+  void Send(std::string_view frame, Step* step) {
     last_write_ = Clock::now();
-    if (sink.Write(SseFrame(json))) return true;
-    Gone();
-    return false;
+    step->bytes += frame;
   }
 
   std::optional<Usage> Continuous() const {
@@ -219,18 +235,12 @@ class GenerationRun {
     return generation_->usage();
   }
 
-  // What ends a request from outside: its client, its deadline, or the server. Looks at the socket
-  // a few times a second at most.
-  std::optional<ApiError> Interrupted(const std::function<bool()>& peer_gone) {
-    const auto now = Clock::now();
-    if (now >= next_check_) {
-      next_check_ = now + kPollInterval;
-      if (peer_gone && peer_gone()) return MakeApiError(499, "client_closed", "client closed");
-    }
+  // What ends a request from outside: its deadline, or the server.
+  std::optional<ApiError> Interrupted() const {
     if (server_.aborting_) {
       return MakeApiError(503, "draining", "the server is shutting down");
     }
-    if (deadline_.has_value() && now >= *deadline_) {
+    if (deadline_.has_value() && Clock::now() >= *deadline_) {
       return MakeApiError(408, "request_timeout",
                           fmt::format("the request took longer than {} s",
                                       server_.options_.request_timeout.count() / 1000));
@@ -238,20 +248,17 @@ class GenerationRun {
     return std::nullopt;
   }
 
-  HttpResponse Fail(const ApiError& error) {
-    generation_->Cancel();
-    if (error.http_status == 499) ++server_.metrics_.cancelled;
-    Record(error.http_status == 499 ? "cancelled" : "error", error.http_status);
-    HttpResponse response = ErrorResponse(error);
-    response.close = error.http_status == 499;
-    return response;
-  }
-
-  void FailStream(StreamSink& sink, const ApiError& error) {
-    if (error.http_status == 499) return Gone();
+  void Fail(const ApiError& error, Step* step) {
     generation_->Cancel();
     Record("error", error.http_status);
-    if (sink.Write(SseFrame(ErrorBody(error)))) sink.Write(kSseDone);
+    step->done = true;
+    if (streaming_) {
+      Send(SseFrame(ErrorBody(error)), step);
+      Send(kSseDone, step);
+      return;
+    }
+    step->head = ErrorResponse(error);
+    step->head->headers.emplace_back("X-Request-Id", request_id_);
   }
 
   void Gone() {
@@ -298,14 +305,14 @@ class GenerationRun {
   std::shared_ptr<const ServedModel> model_;
   std::string endpoint_, request_id_, key_id_;
   ResponseHead head_;
-  bool include_usage_, continuous_usage_, prompt_logprobs_;
+  bool is_stream_, include_usage_, continuous_usage_, prompt_logprobs_;
   Clock::time_point received_;
   std::optional<Clock::time_point> deadline_;
-  Clock::time_point next_check_{};
-  Clock::time_point last_write_{};
   std::unique_ptr<Generation> generation_;
-  std::vector<int64_t> offsets_;
-  std::optional<Generation::Update> first_;
+  std::vector<int64_t> offsets_;       // of a stream's choices: text so far
+  std::vector<ChoiceResult> results_;  // of a whole answer
+  Clock::time_point last_write_;
+  bool streaming_ = false;  // the stream's head is out
   bool recorded_ = false;
 };
 
@@ -364,6 +371,7 @@ HttpResponse ApiServer::Generate(const Context& context, std::string endpoint,
   plan.choice.logprobs = params.logprobs;
   plan.choice.keep_token_ids = params.return_token_ids;
   EngineRequest& engine = plan.prototype;
+  engine.on_event = context.http.wake;
   engine.sampling = std::move(answer->sampling);
   engine.max_tokens = answer->max_tokens;
   engine.may_shorten = !params.max_tokens.has_value();
@@ -391,22 +399,10 @@ HttpResponse ApiServer::Generate(const Context& context, std::string endpoint,
   head.usage_null = params.include_usage;
   head.logprobs = params.logprobs;
   head.return_token_ids = params.return_token_ids;
-  // Shared: the stream function must be copyable, and the last copy ends the run.
-  const auto run = std::make_shared<GenerationRun>(
-      *this, context.model, std::move(endpoint), request_id, context.key.id, std::move(head),
-      params, context.received, std::move(*generation));
   HttpResponse response;
-  if (!params.stream) {
-    response = run->RunWhole(context.http);
-    response.headers.emplace_back("X-Request-Id", request_id);
-    return response;
-  }
-  if (auto failed = run->AwaitStart(context.http)) return std::move(*failed);
-  response.headers.emplace_back("X-Request-Id", request_id);
-  response.content_type = "text/event-stream; charset=utf-8";
-  response.headers.emplace_back("Cache-Control", "no-cache");
-  response.headers.emplace_back("X-Accel-Buffering", "no");
-  response.stream = [run](StreamSink& sink) { run->RunStream(sink); };
+  response.source =
+      std::make_unique<GenerationRun>(*this, context, std::move(endpoint), request_id,
+                                      std::move(head), params, std::move(*generation));
   return response;
 }
 

@@ -1,6 +1,7 @@
 #include "server/serve.h"
 
 #include <fmt/core.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <cstdio>
@@ -23,6 +24,25 @@ constexpr milliseconds kAbortGrace{5000};
 constexpr milliseconds kCloseGrace{2000};
 // How often the engine is asked how it is.
 constexpr milliseconds kHealthTick{200};
+
+// Every connection takes a descriptor; so do weights, cached prefixes and the event loop.
+constexpr int kOtherDescriptors = 128;
+
+// The soft limit is often 1,024; the hard one is the administrator's.
+void RaiseFileLimit(int connections) {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  const rlim_t needed = static_cast<rlim_t>(connections) + kOtherDescriptors;
+  if (limit.rlim_cur < limit.rlim_max) {
+    limit.rlim_cur = limit.rlim_max;
+    if (::setrlimit(RLIMIT_NOFILE, &limit) != 0) ::getrlimit(RLIMIT_NOFILE, &limit);
+  }
+  if (limit.rlim_cur >= needed) return;
+  LogWarning(
+      "--max-connections {} needs {} open files and the system allows {}: raise it (ulimit -Hn, "
+      "LimitNOFILE= of systemd) or lower --max-connections",
+      connections, needed, limit.rlim_cur);
+}
 
 bool WaitForRequests(const ApiServer& api, milliseconds timeout) {
   const auto deadline = Clock::now() + timeout;
@@ -54,14 +74,17 @@ Status Shutdown(ApiServer& api, HttpServer& http, const ServedModel& model, mill
 
 }  // namespace
 
-std::string ServerUrl(const std::string& host, int port) {
+std::string ServerUrl(const HttpOptions& options, int port) {
+  const char* scheme = options.tls_certificate.empty() ? "http" : "https";
   // The colons of an IPv6 address are not the port's.
-  if (host.find(':') != std::string::npos) return fmt::format("http://[{}]:{}", host, port);
-  return fmt::format("http://{}:{}", host, port);
+  const bool is_ipv6 = options.host.find(':') != std::string::npos;
+  const std::string host = is_ipv6 ? fmt::format("[{}]", options.host) : options.host;
+  return fmt::format("{}://{}:{}", scheme, host, port);
 }
 
 Status RunServer(const ServeOptions& options, const LoadFunction& load) {
   SignalWatch signals;
+  RaiseFileLimit(options.http.max_connections);
   // In the order of destruction, reversed: the model outlives the handlers, they the connections.
   Loaded loaded;
   ApiOptions api_options = options.api;
@@ -69,11 +92,9 @@ Status RunServer(const ServeOptions& options, const LoadFunction& load) {
   ApiServer api(std::move(api_options));
   OSCAR_ASSIGN_OR_RETURN(const std::unique_ptr<HttpServer> http, HttpServer::Bind(options.http));
   http->Start(api);
-  const std::string url = ServerUrl(options.http.host, http->port());
+  const std::string url = ServerUrl(options.http, http->port());
   LogInfo("listening on {}, loading the model", url);
-  const bool local = options.http.host == "127.0.0.1" || options.http.host == "localhost" ||
-                     options.http.host == "::1";
-  if (!local && options.api.keys.empty()) {
+  if (!http->is_loopback() && options.api.keys.empty()) {
     LogWarning("{} is open to the network without an API key; add --api-key", options.http.host);
   }
 

@@ -29,7 +29,7 @@ struct Loaded {
 using LoadFunction = std::function<Result<Loaded>()>;
 
 // The address that is printed for people and scripts to use.
-std::string ServerUrl(const std::string& host, int port);
+std::string ServerUrl(const HttpOptions& options, int port);
 
 // Returns after a signal: OK when every request had ended by itself. Or when the engine has failed
 // (a device's errors do not go away): never OK.

@@ -14,8 +14,12 @@ using std::chrono::milliseconds;
 using testing::HasSubstr;
 
 TEST(Serve, AddressesCanBeUsedAsPrinted) {
-  EXPECT_EQ(ServerUrl("127.0.0.1", 8000), "http://127.0.0.1:8000");
-  EXPECT_EQ(ServerUrl("::1", 8000), "http://[::1]:8000");
+  HttpOptions options;
+  EXPECT_EQ(ServerUrl(options, 8000), "http://127.0.0.1:8000");
+  options.host = "::1";
+  EXPECT_EQ(ServerUrl(options, 8000), "http://[::1]:8000");
+  options.tls_certificate = "cert.pem";
+  EXPECT_EQ(ServerUrl(options, 8000), "https://[::1]:8000");
 }
 
 TEST(Serve, AFailedEngineEndsTheServerWithAnError) {

@@ -1,5 +1,5 @@
-// The three parsers of base/json.h agree with each other, and what they accept survives a round
-// trip.
+// The parsers of base/json.h agree with each other, what they accept survives a round trip, and the
+// members of an object are those that a parser finds.
 #include <nlohmann/json.hpp>
 
 #include "base/json.h"
@@ -25,5 +25,19 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     OSCAR_CHECK(ParseStrictJson(plain->dump(), "dump").has_value());
   }
   if (strict) OSCAR_CHECK(strict->dump() == plain->dump());
+  const auto split = SplitJsonObject(text, "body");
+  OSCAR_CHECK(split.has_value() == (ordered.has_value() && ordered->is_object()));
+  if (!split) {
+    CheckError(split.error(), "body: ");
+    return 0;
+  }
+  auto joined = nlohmann::ordered_json::object();
+  for (const JsonMember& member : *split) {
+    const auto value = ParseOrderedJson(member.value, "member");
+    OSCAR_CHECK(value.has_value(), "{}", value.error().ToString());
+    joined[member.name] = *value;
+    OSCAR_CHECK(JsonCost(member.value) > 0);
+  }
+  OSCAR_CHECK(joined == *ordered);
   return 0;
 }

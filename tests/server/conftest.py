@@ -36,7 +36,7 @@ class Server:
     def _read(self):
         for line in self.process.stderr:
             self.lines.append(line.rstrip("\n"))
-            match = re.search(r"http://[^ ]*:(\d+)", line)
+            match = re.search(r"https?://[^ ]*:(\d+)", line)
             if match and self.port is None:
                 self.port = int(match.group(1))
                 self._port_known.set()

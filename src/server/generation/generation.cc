@@ -10,11 +10,6 @@
 namespace oscar::server {
 namespace {
 
-using std::chrono::milliseconds;
-
-// With several choices, how long one may be waited for before the others are looked at.
-constexpr milliseconds kSlice{4};
-
 void Shorten(size_t count, GeneratedToken* token) {
   if (token->top.size() > count) token->top.resize(count);
 }
@@ -58,33 +53,29 @@ ApiResult<std::unique_ptr<Generation>> Generation::Start(EngineService& engine,
   return generation;
 }
 
-Generation::Update Generation::Next(milliseconds timeout) {
+Generation::Update Generation::Next() {
   Update update;
   if (active_ == 0) {
     update.kind = Update::Kind::kDone;
     return update;
   }
-  const auto deadline = Clock::now() + timeout;
-  while (true) {
-    for (size_t i = 0; i < choices_.size(); ++i) {
-      const size_t index = (cursor_ + i) % choices_.size();
-      if (choices_[index].done) continue;
-      if (Poll(index, milliseconds{0}, &update)) {
-        cursor_ = (index + 1) % choices_.size();
-        return update;
-      }
+  for (size_t i = 0; i < choices_.size(); ++i) {
+    const size_t index = (cursor_ + i) % choices_.size();
+    while (!choices_[index].done) {
+      EngineEvent event = choices_[index].handle->Next(std::chrono::milliseconds{0});
+      if (event.kind == EngineEvent::Kind::kTimeout) break;
+      if (!Take(index, std::move(event), &update)) continue;
+      cursor_ = (index + 1) % choices_.size();
+      return update;
     }
-    const auto left = std::chrono::duration_cast<milliseconds>(deadline - Clock::now());
-    if (left <= milliseconds{0}) return update;
-    while (choices_[cursor_].done) cursor_ = (cursor_ + 1) % choices_.size();
-    if (Poll(cursor_, active_ > 1 ? std::min(left, kSlice) : left, &update)) return update;
   }
+  update.kind = Update::Kind::kIdle;
+  return update;
 }
 
 // True when `update` says something.
-bool Generation::Poll(size_t index, milliseconds timeout, Update* update) {
+bool Generation::Take(size_t index, EngineEvent event, Update* update) {
   Choice& choice = choices_[index];
-  EngineEvent event = choice.handle->Next(timeout);
   update->choice = index;
   switch (event.kind) {
     case EngineEvent::Kind::kTimeout:

@@ -1,5 +1,5 @@
-// Generation: the choices of one request on the engine, pumped by the request's own thread. Owns
-// the engine handles: destroying a Generation cancels whatever still runs. One thread.
+// Generation: the choices of one request on the engine. Owns the engine handles: destroying a
+// Generation cancels whatever still runs. One thread at a time; nothing here waits.
 #pragma once
 
 #include <chrono>
@@ -56,7 +56,7 @@ class Generation {
 
   struct Update {
     enum class Kind : uint8_t {
-      kIdle,     // nothing within the timeout
+      kIdle,     // nothing has happened
       kStarted,  // `choice` was admitted; with echo `piece` holds the prompt
       kPiece,    // new text of `choice`
       kChoiceDone,
@@ -68,8 +68,8 @@ class Generation {
     ChoicePiece piece;  // kStarted, kPiece, kChoiceDone
     ApiError error;
   };
-  // Waits at most `timeout` for something to happen to any choice.
-  Update Next(std::chrono::milliseconds timeout);
+  // What has happened to any choice. `on_event` of the plan's prototype says when to ask.
+  Update Next();
   void Cancel();
 
   size_t num_choices() const { return choices_.size(); }
@@ -99,7 +99,7 @@ class Generation {
   };
   Generation(const Tokenizer& tokenizer, GenerationPlan plan)
       : tokenizer_(tokenizer), plan_(std::move(plan)) {}
-  bool Poll(size_t index, std::chrono::milliseconds timeout, Update* update);
+  bool Take(size_t index, EngineEvent event, Update* update);
   ChoicePiece EchoPiece(const Choice& choice, const EngineEvent& event) const;
   void EndChoice(Choice& choice);
 

@@ -1,8 +1,9 @@
-// HTTP as the handlers see it: plain values, no library types. A handler runs on its connection's
-// thread; requests and responses belong to that thread.
+// HTTP as the handlers see it: plain values, no library types.
 #pragma once
 
+#include <chrono>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -23,33 +24,61 @@ struct HttpRequest {
   HttpHeaders headers;
   std::string body;
   std::string remote_address;
-  // True once the client has closed its end. Cheap: one poll() without waiting.
-  std::function<bool()> peer_gone;
+  // Asks the source of this request's answer again, soon. From any thread, also after the answer
+  // has ended; never waits.
+  std::function<void()> wake;
 };
 
-class StreamSink {
- public:
-  virtual ~StreamSink() = default;
-  // One chunk, sent at once. False: the client is gone; nothing more will arrive.
-  virtual bool Write(std::string_view bytes) = 0;
-  virtual bool PeerGone() = 0;
-};
+class AnswerSource;
 
 struct HttpResponse {
   int status = 200;
   std::string content_type = "application/json";
   HttpHeaders headers;
   std::string body;
-  // Where set, called once after the headers have gone out, and the source of the body.
-  std::function<void(StreamSink&)> stream;
   bool close = false;  // end the connection after this response
+  // Where set, the answer takes time and comes from here; everything above is ignored.
+  std::unique_ptr<AnswerSource> source;
 };
 
+// An answer that takes time: asked for what there is to send whenever it was woken, its time has
+// come, or what it gave before has been sent. It is never asked while the client does not take what
+// it gave, so a slow client holds one step's bytes and no more. Calls come one at a time, from
+// different threads. Destroying it cancels what is still running.
+class AnswerSource {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  enum class Peer : uint8_t {
+    kThere,
+    kHalfClosed,  // has ended its sending side and may be gone: writing shows which
+    kGone,        // nothing more will arrive
+  };
+
+  struct Step {
+    // Status and headers, once, before any bytes. With `done` and no bytes: the whole answer.
+    std::optional<HttpResponse> head;
+    // The whole answer, where it may be large: built on a worker thread.
+    std::function<HttpResponse()> compose;
+    std::string bytes;  // of the body
+    bool done = false;
+    // Asked again at this time at the latest.
+    Clock::time_point again = Clock::time_point::max();
+  };
+
+  virtual ~AnswerSource() = default;
+  // Never waits. After kGone the source is done, whatever it returns.
+  virtual Step Next(Peer peer) = 0;
+};
+
+// Called from several threads at once. Admit, Finish, ProtocolError, and Handle for requests
+// without a body run on threads that move bytes: they must be quick.
 class HttpHandler {
  public:
   virtual ~HttpHandler() = default;
   // Sees the request before its body is read; a response refuses it and ends the connection.
   virtual std::optional<HttpResponse> Admit(const HttpRequest& request) = 0;
+  // With a body: on a worker thread.
   virtual HttpResponse Handle(const HttpRequest& request) = 0;
   // The body of an error that the HTTP layer itself found (malformed, too large, too slow).
   virtual HttpResponse ProtocolError(int status, std::string_view message) = 0;

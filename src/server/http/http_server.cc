@@ -2,487 +2,247 @@
 
 #include <fcntl.h>
 #include <fmt/core.h>
-#include <httplib.h>
+#include <malloc.h>
 #include <netdb.h>
-#include <netinet/tcp.h>
-#include <poll.h>
-#include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
+#include <boost/asio/executor_work_guard.hpp>
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/ip/tcp.hpp>
+#include <boost/asio/post.hpp>
+#include <boost/asio/steady_timer.hpp>
 #include <cerrno>
 #include <condition_variable>
 #include <cstring>
 #include <exception>
 #include <mutex>
-#include <optional>
-#include <set>
-#include <system_error>
 #include <thread>
+#include <unordered_map>
+#include <utility>
+#include <vector>
 
 #include "base/log.h"
-#include "http/socket_channel.h"
+#include "http/connection.h"
+#include "http/response_head.h"
+#include "http/tls_context.h"
 
 namespace oscar::server {
-
-const std::string* FindHeader(const HttpHeaders& headers, std::string_view name) {
-  for (const auto& [key, value] : headers) {
-    if (key.size() == name.size() && ::strncasecmp(key.data(), name.data(), name.size()) == 0) {
-      return &value;
-    }
-  }
-  return nullptr;
-}
-
 namespace {
 
+using boost::asio::ip::tcp;
 using std::chrono::milliseconds;
 
-// After a refusal, what the client is still sending is discarded up to here.
-constexpr uint64_t kLingerBytes = uint64_t{64} << 20;
-constexpr milliseconds kLingerTime{3000};
-// With three quarters of the connections taken, idle ones make room quickly.
-constexpr milliseconds kCrowdedKeepAlive{1000};
+// How long to wait when the system has no descriptor for another connection.
+constexpr milliseconds kAcceptPause{100};
+// Memory goes back to the system this often at most: it costs a walk over the heap.
+constexpr milliseconds kTrimInterval{500};
 
-// One request on its way through the library, which hands its callbacks only its own types.
-struct Exchange {
-  SocketChannel* channel = nullptr;
-  HttpRequest request;
-  bool head_parsed = false;
-  bool must_close = false;
-  bool linger = false;
-  bool http_1_0 = false;
-  bool answered = false;
-  // Found while the head was parsed, to be answered instead of routing.
-  std::optional<HttpResponse> refusal;
-};
-thread_local Exchange* t_exchange = nullptr;
-
-class LibraryStream final : public httplib::Stream {
- public:
-  explicit LibraryStream(SocketChannel& channel) : channel_(channel) {}
-  bool is_readable() const override { return channel_.failure() == SocketChannel::Failure::kNone; }
-  bool is_writable() const override { return !channel_.PeerGone(); }
-  ssize_t read(char* out, size_t size) override { return channel_.Read(out, size); }
-  ssize_t write(const char* data, size_t size) override { return channel_.Write(data, size); }
-  void get_remote_ip_and_port(std::string& ip, int& port) const override {
-    ip = channel_.PeerAddress();
-    port = 0;
-  }
-  void get_local_ip_and_port(std::string& ip, int& port) const override {
-    ip.clear();
-    port = 0;
-  }
-  socket_t socket() const override { return channel_.fd(); }
-
- private:
-  SocketChannel& channel_;
-};
-
-class LibrarySink final : public StreamSink {
- public:
-  LibrarySink(httplib::DataSink& sink, SocketChannel& channel) : sink_(sink), channel_(channel) {}
-  bool Write(std::string_view bytes) override {
-    return sink_.write(bytes.data(), bytes.size()) && !channel_.write_failed();
-  }
-  bool PeerGone() override { return channel_.PeerGone(); }
-
- private:
-  httplib::DataSink& sink_;
-  SocketChannel& channel_;
-};
-
-bool EqualsIgnoringCase(std::string_view a, std::string_view b) {
-  return a.size() == b.size() && ::strncasecmp(a.data(), b.data(), a.size()) == 0;
+int ThreadsOf(const HttpOptions& options) {
+  if (options.threads > 0) return options.threads;
+  return static_cast<int>(std::clamp(std::thread::hardware_concurrency(), 1u, 4u));
 }
 
-class Server final : public HttpServer, private httplib::Server {
+// What connections refer to; lives until the last of them is gone.
+class Core final : public ConnectionHost, public std::enable_shared_from_this<Core> {
  public:
-  Server(const HttpOptions& options, int listener, int port)
-      : options_(options), listener_(listener), port_(port) {
-    wake_ = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    // The library stops streams while its own socket is invalid.
-    svr_sock_ = listener;
-    set_payload_max_length(options_.max_body_bytes);
-    set_pre_routing_handler([this](const httplib::Request& request, httplib::Response& response) {
-      return PreRoute(request, response);
-    });
-    // Only these read a body; every other method is answered before routing. The path is "/" by
-    // then: ours is in the exchange.
-    const auto handle = [this](const httplib::Request& request, httplib::Response& response) {
-      HandleBody(request, response);
-    };
-    Post("/", handle);
-    Put("/", handle);
-    Patch("/", handle);
-    set_error_handler(
-        HandlerWithResponse([this](const httplib::Request&, httplib::Response& response) {
-          return FillError(response);
-        }));
+  Core(const HttpOptions& server_options, std::unique_ptr<boost::asio::ssl::context> tls)
+      : ConnectionHost(server_options, ThreadsOf(server_options)),
+        io(ThreadsOf(server_options)),
+        tls_(std::move(tls)),
+        strand_(boost::asio::make_strand(io.get_executor())),
+        acceptor_(strand_),
+        pause_(strand_),
+        trim_(strand_) {}
+
+  void Listen(const tcp& protocol, int fd) { acceptor_.assign(protocol, fd); }
+  tcp::endpoint local() const { return acceptor_.local_endpoint(); }
+
+  void StartAccepting() {
+    boost::asio::post(strand_, [self = shared_from_this()] { self->Accept(); });
   }
+
+  void StopAccepting() {
+    stopping = true;
+    boost::asio::post(strand_, [self = shared_from_this()] {
+      ErrorCode ignored;
+      self->acceptor_.close(ignored);
+      self->pause_.cancel();
+      self->trim_.cancel();
+    });
+    ForEach([](Connection& connection) { connection.CloseIfIdle(); });
+  }
+
+  bool WaitForConnections(milliseconds grace) {
+    std::unique_lock lock(mutex_);
+    return all_done_.wait_for(lock, grace, [this] { return connections_.empty(); });
+  }
+  void WaitForConnections() {
+    std::unique_lock lock(mutex_);
+    all_done_.wait(lock, [this] { return connections_.empty(); });
+  }
+
+  void CutOffAll() {
+    ForEach([](Connection& connection) { connection.CutOff(); });
+  }
+
+  int num_connections() const {
+    std::lock_guard lock(mutex_);
+    return static_cast<int>(connections_.size());
+  }
+
+  bool Crowded() override { return num_connections() * 4 >= options.max_connections * 3; }
+
+  void Ended(Connection& connection) override {
+    std::shared_ptr<Connection> last;  // not destroyed under the lock
+    std::lock_guard lock(mutex_);
+    const auto at = connections_.find(&connection);
+    if (at == connections_.end()) return;
+    last = std::move(at->second);
+    connections_.erase(at);
+    if (connections_.empty()) all_done_.notify_all();
+  }
+
+  void MemoryFreed() override {
+    boost::asio::post(strand_, [self = shared_from_this()] {
+      if (self->trim_armed_ || self->stopping) return;
+      self->trim_armed_ = true;
+      self->trim_.expires_after(kTrimInterval);
+      self->trim_.async_wait([self](ErrorCode error) {
+        self->trim_armed_ = false;
+        if (!error) self->workers.Post([] { ::malloc_trim(0); }, /*heavy=*/false);
+      });
+    });
+  }
+
+  boost::asio::io_context io;
+
+ private:
+  template <typename Function>
+  void ForEach(const Function& function) {
+    std::vector<std::shared_ptr<Connection>> all;
+    {
+      std::lock_guard lock(mutex_);
+      for (const auto& [key, connection] : connections_) all.push_back(connection);
+    }
+    for (const auto& connection : all) function(*connection);
+  }
+
+  void Accept() {
+    if (stopping || !acceptor_.is_open()) return;
+    acceptor_.async_accept(boost::asio::make_strand(io.get_executor()),
+                           [self = shared_from_this()](ErrorCode error, Socket socket) {
+                             if (self->stopping) return;
+                             if (!error) {
+                               self->Admit(std::move(socket));
+                             } else if (error != boost::asio::error::operation_aborted) {
+                               LogWarning("server: accept: {}", error.message());
+                               self->pause_.expires_after(kAcceptPause);
+                               self->pause_.async_wait([self](ErrorCode) { self->Accept(); });
+                               return;
+                             }
+                             self->Accept();
+                           });
+  }
+
+  void Admit(Socket socket) {
+    ErrorCode ignored;
+    socket.set_option(tcp::no_delay(true), ignored);
+    socket.set_option(boost::asio::socket_base::keep_alive(true), ignored);
+    if (num_connections() >= options.max_connections) return Refuse(std::move(socket));
+    auto connection =
+        std::make_shared<Connection>(shared_from_this(), std::move(socket), tls_.get());
+    {
+      std::lock_guard lock(mutex_);
+      connections_.emplace(connection.get(), connection);
+    }
+    connection->Start();
+  }
+
+  // Never blocks: a new connection's send buffer is empty.
+  void Refuse(Socket socket) {
+    ErrorCode ignored;
+    HttpResponse response = handler->ProtocolError(503, "too many connections; try again later");
+    handler->Finish({}, response);
+    const std::string text =
+        ResponseHeadText(response, {.close = true, .content_length = response.body.size()}) +
+        response.body;
+    socket.non_blocking(true, ignored);
+    // Under TLS nothing can be said before a handshake.
+    if (tls_ == nullptr) socket.write_some(boost::asio::buffer(text), ignored);
+    socket.shutdown(Socket::shutdown_send, ignored);
+  }
+
+  std::unique_ptr<boost::asio::ssl::context> tls_;
+  Strand strand_;
+  boost::asio::basic_socket_acceptor<tcp, Strand> acceptor_;
+  boost::asio::basic_waitable_timer<std::chrono::steady_clock,
+                                    boost::asio::wait_traits<std::chrono::steady_clock>, Strand>
+      pause_, trim_;
+  bool trim_armed_ = false;  // of the strand
+  mutable std::mutex mutex_;
+  std::condition_variable all_done_;
+  // Guarded by mutex_.
+  std::unordered_map<Connection*, std::shared_ptr<Connection>> connections_;
+};
+
+class Server final : public HttpServer {
+ public:
+  explicit Server(std::shared_ptr<Core> core)
+      : core_(std::move(core)),
+        work_(boost::asio::make_work_guard(core_->io)),
+        port_(core_->local().port()),
+        is_loopback_(core_->local().address().is_loopback()) {}
 
   ~Server() override {
     Stop(milliseconds{0});
-    std::unique_lock lock(mutex_);
-    all_done_.wait(lock, [this] { return connections_ == 0; });
-    svr_sock_ = INVALID_SOCKET;
-    ::close(wake_);
+    if (!threads_.empty()) core_->WaitForConnections();
+    core_->workers.Stop();
+    work_.reset();
+    for (std::thread& thread : threads_) thread.join();
+    // What nobody ran, because nothing was started or too late, refers to the core that holds it.
+    core_->io.restart();
+    core_->io.poll();
   }
 
   int port() const override { return port_; }
-  int num_connections() const override {
-    std::lock_guard lock(mutex_);
-    return connections_;
-  }
+  bool is_loopback() const override { return is_loopback_; }
+  int num_connections() const override { return core_->num_connections(); }
 
   void Start(HttpHandler& handler) override {
-    handler_ = &handler;
-    acceptor_ = std::jthread([this] { AcceptLoop(); });
+    core_->handler = &handler;
+    core_->StartAccepting();
+    for (int i = 0; i < ThreadsOf(core_->options); ++i) {
+      threads_.emplace_back([this] { Run(); });
+    }
   }
 
   bool Stop(milliseconds grace) override {
-    if (!stopping_.exchange(true)) {
-      const uint64_t one = 1;
-      if (::write(wake_, &one, sizeof(one)) < 0) LogError("server: cannot wake the acceptor");
-    }
-    if (acceptor_.joinable()) acceptor_.join();
-    if (listener_ >= 0) ::close(std::exchange(listener_, -1));
-    std::unique_lock lock(mutex_);
-    if (all_done_.wait_for(lock, grace, [this] { return connections_ == 0; })) return true;
+    core_->StopAccepting();
+    if (core_->WaitForConnections(grace)) return true;
     // Reads and writes in progress fail from here on: no client may hold the process any longer.
-    cut_off_ = true;
-    for (const int fd : open_) ::shutdown(fd, SHUT_RDWR);
+    core_->CutOffAll();
     return false;
   }
 
  private:
-  void AcceptLoop() {
-    while (!stopping_) {
-      pollfd fds[2] = {{listener_, POLLIN, 0}, {wake_, POLLIN, 0}};
-      if (::poll(fds, 2, -1) < 0 && errno != EINTR) {
-        LogError("server: poll: {}", std::strerror(errno));
-        return;
-      }
-      if (stopping_) return;
-      if ((fds[0].revents & POLLIN) == 0) continue;
-      const int fd = ::accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC);
-      if (fd < 0) {
-        if (errno == EMFILE || errno == ENFILE || errno == ENOMEM) {
-          LogWarning("server: accept: {}", std::strerror(errno));
-          std::this_thread::sleep_for(milliseconds{100});
-        }
-        continue;
-      }
-      const int one = 1;
-      ::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
-      ::setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &one, sizeof(one));
-      StartConnection(fd);
-    }
-  }
-
-  void StartConnection(int fd) {
-    {
-      std::lock_guard lock(mutex_);
-      if (connections_ >= options_.max_connections) {
-        RefuseConnection(fd);
-        return;
-      }
-      ++connections_;
-    }
-    try {
-      std::thread([this, fd] { ConnectionThread(fd); }).detach();
-    } catch (const std::system_error& error) {
-      LogWarning("server: cannot start a connection thread: {}", error.what());
-      RefuseConnection(fd);
-      EndConnection();
-    }
-  }
-
-  // A whole response, for errors that the library has no way to answer.
-  std::string RawError(int status, const char* reason, std::string_view message) {
-    HttpResponse response = handler_->ProtocolError(status, message);
-    handler_->Finish({}, response);
-    std::string text = fmt::format("HTTP/1.1 {} {}\r\nContent-Type: {}\r\n", status, reason,
-                                   response.content_type);
-    for (const auto& [key, value] : response.headers) text += fmt::format("{}: {}\r\n", key, value);
-    return text + fmt::format("Connection: close\r\nContent-Length: {}\r\n\r\n{}",
-                              response.body.size(), response.body);
-  }
-
-  // Never blocks: a new connection's send buffer is empty.
-  void RefuseConnection(int fd) {
-    const std::string text =
-        RawError(503, "Service Unavailable", "too many connections; try again later");
-    if (::send(fd, text.data(), text.size(), MSG_NOSIGNAL | MSG_DONTWAIT) < 0) {
-      LogDebug("server: refused connection: {}", std::strerror(errno));
-    }
-    ::shutdown(fd, SHUT_WR);
-    ::close(fd);
-  }
-
-  void EndConnection() {
-    std::lock_guard lock(mutex_);
-    if (--connections_ == 0) all_done_.notify_all();
-  }
-
-  void ConnectionThread(int fd) {
-    try {
-      SocketChannel channel(fd, wake_, options_.write_timeout);
-      const OpenEntry entry(*this, fd);  // gone before the number is free for another socket
-      ServeConnection(channel);
-    } catch (const std::exception& error) {
-      LogError("server: connection: {}", error.what());
-    }
-    EndConnection();
-  }
-
-  // A connection's socket in open_.
-  class OpenEntry {
-   public:
-    OpenEntry(Server& server, int fd) : server_(server), fd_(fd) {
-      std::lock_guard lock(server_.mutex_);
-      server_.open_.insert(fd_);
-      if (server_.cut_off_) ::shutdown(fd_, SHUT_RDWR);
-    }
-    ~OpenEntry() {
-      std::lock_guard lock(server_.mutex_);
-      server_.open_.erase(fd_);
-    }
-    OpenEntry(const OpenEntry&) = delete;
-    OpenEntry& operator=(const OpenEntry&) = delete;
-
-   private:
-    Server& server_;
-    const int fd_;
-  };
-
-  void ServeConnection(SocketChannel& channel) {
-    bool first = true;
+  void Run() {
     while (true) {
-      milliseconds idle = first ? options_.header_timeout : options_.keep_alive_timeout;
-      if (num_connections() * 4 >= options_.max_connections * 3) {
-        idle = std::min(idle, kCrowdedKeepAlive);
-      }
-      if (channel.WaitForRequest(idle) != SocketChannel::Wait::kReadable) return;
-      first = false;
-      Exchange exchange;
-      exchange.channel = &channel;
-      exchange.request.peer_gone = [&channel] { return channel.PeerGone(); };
-      t_exchange = &exchange;
-      channel.SetReadBudget(options_.max_header_bytes, options_.header_timeout);
-      LibraryStream stream(channel);
-      bool library_closes = false;
-      const bool ok = process_request(stream, /*close_connection=*/stopping_, library_closes,
-                                      [this](httplib::Request& request) { AfterHead(request); });
-      t_exchange = nullptr;
-      if (!exchange.answered) AnswerLostHead(channel);
-      if (!ok || library_closes || !exchange.head_parsed || exchange.must_close || stopping_ ||
-          channel.failure() != SocketChannel::Failure::kNone || channel.write_failed()) {
-        // A client that was too slow has nothing on the way.
-        if ((exchange.linger || !exchange.head_parsed) &&
-            channel.failure() != SocketChannel::Failure::kTimeout) {
-          channel.LingerAndClose(kLingerBytes, kLingerTime);
-        }
+      try {
+        core_->io.run();
         return;
+      } catch (const std::exception& error) {  // bad_alloc
+        LogError("server: connection: {}", error.what());
       }
     }
   }
 
-  // The library says nothing when the request line itself does not arrive.
-  void AnswerLostHead(SocketChannel& channel) {
-    std::string text;
-    if (channel.failure() == SocketChannel::Failure::kTooLarge) {
-      text = RawError(431, "Request Header Fields Too Large", "the headers are too large");
-    } else if (channel.failure() == SocketChannel::Failure::kTimeout) {
-      text = RawError(408, "Request Timeout", "the request did not arrive in time");
-    }
-    if (!text.empty()) channel.Write(text.data(), text.size());
-  }
-
-  // Called by the library between head and body.
-  void AfterHead(httplib::Request& request) {
-    Exchange& exchange = *t_exchange;
-    exchange.head_parsed = true;
-    exchange.http_1_0 = request.version == "HTTP/1.0";
-    HttpRequest& out = exchange.request;
-    out.method = request.method;
-    out.path = request.path;
-    const size_t question = request.target.find('?');
-    if (question != std::string::npos) out.query = request.target.substr(question + 1);
-    out.remote_address = exchange.channel->PeerAddress();
-    for (const auto& [key, value] : request.headers) {
-      // The library adds these to what the client sent.
-      if (key == "REMOTE_ADDR" || key == "REMOTE_PORT" || key == "LOCAL_ADDR" ||
-          key == "LOCAL_PORT") {
-        continue;
-      }
-      out.headers.emplace_back(key, value);
-    }
-    if (const std::string* value = FindHeader(out.headers, "Connection");
-        value != nullptr && EqualsIgnoringCase(*value, "close")) {
-      exchange.must_close = true;
-    }
-    exchange.refusal = CheckFraming(request, exchange);
-    // The library must not compress (it would buffer events), cut ranges out of answers, or match
-    // paths by regular expressions.
-    request.headers.erase("Accept-Encoding");
-    request.headers.erase("Range");
-    request.ranges.clear();
-    request.path.assign(1, '/');
-    if (exchange.refusal.has_value()) request.headers.erase("Expect");
-    exchange.channel->SetReadBudget(options_.max_body_bytes + (uint64_t{64} << 10),
-                                    options_.body_timeout);
-  }
-
-  // What would let two parties disagree on where a body ends, or let one grow without bound.
-  std::optional<HttpResponse> CheckFraming(const httplib::Request& request, Exchange& exchange) {
-    const auto refuse = [&](int status, std::string_view message) {
-      exchange.must_close = exchange.linger = true;
-      return handler_->ProtocolError(status, message);
-    };
-    if (static_cast<int>(exchange.request.headers.size()) > options_.max_headers) {
-      return refuse(431, fmt::format("more than {} header fields", options_.max_headers));
-    }
-    const bool chunked = request.has_header("Transfer-Encoding");
-    const size_t lengths = request.get_header_value_count("Content-Length");
-    if (lengths > 1 || (chunked && lengths > 0)) {
-      return refuse(400, "conflicting Content-Length or Transfer-Encoding headers");
-    }
-    if (chunked && !EqualsIgnoringCase(request.get_header_value("Transfer-Encoding"), "chunked")) {
-      return refuse(400, "Transfer-Encoding must be chunked");
-    }
-    uint64_t length = 0;
-    if (lengths == 1) {
-      const std::string text = request.get_header_value("Content-Length");
-      if (text.empty() || text.size() > 18 ||
-          text.find_first_not_of("0123456789") != std::string::npos) {
-        return refuse(400, "Content-Length is not a number of bytes");
-      }
-      length = std::stoull(text);
-      if (length > options_.max_body_bytes) {
-        return refuse(413, fmt::format("the body has {} bytes; the limit is {}", length,
-                                       options_.max_body_bytes));
-      }
-    }
-    const bool reads_body =
-        request.method == "POST" || request.method == "PUT" || request.method == "PATCH";
-    if (!reads_body && (chunked || length > 0)) exchange.must_close = exchange.linger = true;
-    if (reads_body && !chunked && lengths == 0) {
-      return refuse(411, "a Content-Length is required");
-    }
-    return std::nullopt;
-  }
-
-  httplib::Server::HandlerResponse PreRoute(const httplib::Request& request,
-                                            httplib::Response& response) {
-    Exchange& exchange = *t_exchange;
-    std::optional<HttpResponse> answer = std::move(exchange.refusal);
-    const bool has_body =
-        request.method == "POST" || request.method == "PUT" || request.method == "PATCH";
-    if (!answer.has_value()) {
-      answer = Guarded(
-          [&]() -> std::optional<HttpResponse> { return handler_->Admit(exchange.request); });
-      if (answer.has_value() && has_body) exchange.must_close = exchange.linger = true;
-    }
-    if (!answer.has_value() && !has_body) {
-      answer = Guarded([&] { return std::optional(handler_->Handle(exchange.request)); });
-    }
-    if (!answer.has_value()) return HandlerResponse::Unhandled;
-    Send(std::move(*answer), response);
-    return HandlerResponse::Handled;
-  }
-
-  void HandleBody(const httplib::Request& request, httplib::Response& response) {
-    Exchange& exchange = *t_exchange;
-    exchange.request.body = request.body;
-    Send(*Guarded([&] { return std::optional(handler_->Handle(exchange.request)); }), response);
-  }
-
-  // Nothing that a handler throws (bad_alloc and its kin) may reach the library, which would put
-  // the text of the exception into a header.
-  template <typename Function>
-  std::optional<HttpResponse> Guarded(const Function& function) {
-    try {
-      return function();
-    } catch (const std::exception& error) {
-      LogError("server: {} {}: {}", t_exchange->request.method, t_exchange->request.path,
-               error.what());
-      return handler_->ProtocolError(500, "internal error; the log has the cause");
-    }
-  }
-
-  void Send(HttpResponse answer, httplib::Response& response) {
-    Exchange& exchange = *t_exchange;
-    exchange.answered = true;
-    handler_->Finish(exchange.request, answer);
-    if (answer.close) exchange.must_close = true;
-    response.status = answer.status;
-    for (const auto& [key, value] : answer.headers) response.set_header(key, value);
-    if (exchange.must_close || exchange.http_1_0) response.set_header("Connection", "close");
-    if (!answer.stream) {
-      response.set_content(answer.body, answer.content_type);
-      return;
-    }
-    const auto provide = [stream = std::move(answer.stream), channel = exchange.channel](
-                             size_t, httplib::DataSink& sink) {
-      LibrarySink adapter(sink, *channel);
-      stream(adapter);
-      sink.done();
-      return !channel->write_failed();
-    };
-    if (exchange.http_1_0) {  // knows no chunks: the end of the connection ends the body
-      exchange.must_close = true;
-      response.set_content_provider(answer.content_type, provide);
-    } else {
-      response.set_chunked_content_provider(answer.content_type, provide);
-    }
-  }
-
-  // Errors of the library's own making have a status and no body.
-  httplib::Server::HandlerResponse FillError(httplib::Response& response) {
-    if (!response.body.empty()) return HandlerResponse::Unhandled;
-    Exchange& exchange = *t_exchange;
-    exchange.answered = exchange.must_close = exchange.linger = true;
-    int status = response.status;
-    std::string_view message = "malformed HTTP request";
-    switch (exchange.channel->failure()) {
-      case SocketChannel::Failure::kTooLarge:
-        status = exchange.head_parsed ? 413 : 431;
-        message = exchange.head_parsed ? "the body is over the limit" : "the headers are too large";
-        break;
-      case SocketChannel::Failure::kTimeout:
-        status = 408;
-        message = "the request did not arrive in time";
-        break;
-      case SocketChannel::Failure::kClosed:
-      case SocketChannel::Failure::kNone:
-        if (status == 413) message = "the body is over the limit";
-        if (status == 414) message = "the request target is too long";
-        break;
-    }
-    HttpResponse answer = handler_->ProtocolError(status, message);
-    handler_->Finish(exchange.request, answer);
-    response.status = answer.status;
-    for (const auto& [key, value] : answer.headers) response.set_header(key, value);
-    response.set_header("Connection", "close");
-    response.set_content(answer.body, answer.content_type);
-    return HandlerResponse::Handled;
-  }
-
-  HttpOptions options_;
-  int listener_;
-  int port_;
-  int wake_ = -1;
-  HttpHandler* handler_ = nullptr;
-  std::atomic<bool> stopping_{false};
-  mutable std::mutex mutex_;
-  std::condition_variable all_done_;
-  int connections_ = 0;   // guarded by mutex_
-  std::set<int> open_;    // their sockets; guarded by mutex_
-  bool cut_off_ = false;  // guarded by mutex_
-  std::jthread acceptor_;
+  std::shared_ptr<Core> core_;
+  boost::asio::executor_work_guard<boost::asio::io_context::executor_type> work_;
+  const int port_;
+  const bool is_loopback_;
+  std::vector<std::thread> threads_;
 };
 
 struct AddressList {
@@ -492,17 +252,13 @@ struct AddressList {
   }
 };
 
-int PortOf(int fd) {
-  sockaddr_storage address{};
-  socklen_t length = sizeof(address);
-  if (::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &length) != 0) return 0;
-  return ntohs(address.ss_family == AF_INET6 ? reinterpret_cast<sockaddr_in6*>(&address)->sin6_port
-                                             : reinterpret_cast<sockaddr_in*>(&address)->sin_port);
-}
-
 }  // namespace
 
 Result<std::unique_ptr<HttpServer>> HttpServer::Bind(const HttpOptions& options) {
+  std::unique_ptr<boost::asio::ssl::context> tls;
+  if (!options.tls_certificate.empty() || !options.tls_key.empty()) {
+    OSCAR_ASSIGN_OR_RETURN(tls, LoadTlsContext(options.tls_certificate, options.tls_key));
+  }
   const std::string where = fmt::format("{}:{}", options.host, options.port);
   addrinfo hints{};
   hints.ai_family = AF_UNSPEC;
@@ -525,9 +281,11 @@ Result<std::unique_ptr<HttpServer>> HttpServer::Bind(const HttpOptions& options)
     // Restarting must not wait for old connections to time out; two servers on one port must fail.
     const int one = 1;
     ::setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one));
-    if (::bind(fd, at->ai_addr, at->ai_addrlen) == 0 && ::listen(fd, 512) == 0 &&
+    if (::bind(fd, at->ai_addr, at->ai_addrlen) == 0 && ::listen(fd, SOMAXCONN) == 0 &&
         ::fcntl(fd, F_SETFL, O_NONBLOCK) == 0) {
-      return std::make_unique<Server>(options, fd, PortOf(fd));
+      auto core = std::make_shared<Core>(options, std::move(tls));
+      core->Listen(at->ai_family == AF_INET6 ? tcp::v6() : tcp::v4(), fd);
+      return std::make_unique<Server>(std::move(core));
     }
     error = errno;
     ::close(fd);

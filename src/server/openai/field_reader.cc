@@ -47,9 +47,36 @@ std::string_view JsonTypeName(const nlohmann::ordered_json& value) {
 
 const FieldReader::Json* FieldReader::Find(std::string_view name) {
   known_.emplace(name);
-  const auto at = object_.find(std::string(name));
-  if (at == object_.end() || at->is_null()) return nullptr;
+  if (object_ == nullptr) return Parsed(name);
+  const auto at = object_->find(std::string(name));
+  if (at == object_->end() || at->is_null()) return nullptr;
   return &*at;
+}
+
+const FieldReader::Json* FieldReader::Parsed(std::string_view name) {
+  auto at = parsed_.find(name);
+  if (at == parsed_.end()) {
+    // Of two members of one name the last counts.
+    const auto member = std::find_if(members_.rbegin(), members_.rend(),
+                                     [&](const JsonMember& one) { return one.name == name; });
+    if (member == members_.rend()) return nullptr;
+    const size_t cost = JsonCost(member->value);
+    if (cost > cost_left_) {
+      FailValue(name, fmt::format("holds too many values; {} more fit into the request (a string, "
+                                  "list or object counts eight)",
+                                  cost_left_));
+      return nullptr;
+    }
+    cost_left_ -= cost;
+    const std::string what = fmt::format("request body: '{}'", ParamOf(name));
+    auto value = ParseOrderedJson(member->value, what);
+    if (!value.has_value()) {
+      Fail(MakeApiError(400, "invalid_json", value.error().message()));
+      return nullptr;
+    }
+    at = parsed_.emplace(std::string(name), std::move(*value)).first;
+  }
+  return at->second.is_null() ? nullptr : &at->second;
 }
 
 void FieldReader::Fail(ApiError error) {
@@ -125,6 +152,10 @@ void FieldReader::Strings(std::string_view name, size_t max_count, size_t max_by
     return FailValue(
         name, fmt::format("must be a string or a list of strings, not {}", JsonTypeName(*value)));
   }
+  if (value->is_array() && value->size() > max_count) {
+    return FailValue(name,
+                     fmt::format("has {} entries; the limit is {}", value->size(), max_count));
+  }
   const Json list = value->is_array() ? *value : Json::array({*value});
   if (list.size() > max_count) {
     return FailValue(name, fmt::format("has {} entries; the limit is {}", list.size(), max_count));
@@ -174,8 +205,13 @@ void FieldReader::Unsupported(std::string_view name, const std::vector<Json>& ha
 
 std::vector<std::string> FieldReader::Unknown() const {
   std::vector<std::string> names;
-  for (const auto& [name, value] : object_.items()) {
-    if (!known_.contains(name)) names.push_back(name);
+  if (object_ != nullptr) {
+    for (const auto& [name, value] : object_->items()) {
+      if (!known_.contains(name)) names.push_back(name);
+    }
+  }
+  for (const JsonMember& member : members_) {
+    if (!known_.contains(member.name)) names.push_back(member.name);
   }
   return names;
 }

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
@@ -11,6 +12,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/json.h"
 #include "openai/api_error.h"
 
 namespace oscar::server {
@@ -21,7 +23,11 @@ class FieldReader {
 
   // `prefix` is put before names in errors ("stream_options."). `object` must be an object.
   explicit FieldReader(const Json& object, std::string prefix = "")
-      : object_(object), prefix_(std::move(prefix)) {}
+      : object_(&object), prefix_(std::move(prefix)) {}
+  // Of a whole body: a member is parsed when it is asked for, and those that nobody asks for never
+  // take memory. All that are parsed cost `max_cost` at most (JsonCost).
+  FieldReader(std::vector<JsonMember> members, size_t max_cost)
+      : members_(std::move(members)), cost_left_(max_cost) {}
 
   // The value, or null where absent or JSON null. Marks the field as known.
   const Json* Find(std::string_view name);
@@ -51,7 +57,12 @@ class FieldReader {
   std::vector<std::string> Unknown() const;
 
  private:
-  const Json& object_;
+  const Json* Parsed(std::string_view name);
+
+  const Json* object_ = nullptr;  // null: members_
+  std::vector<JsonMember> members_;
+  std::map<std::string, Json, std::less<>> parsed_;
+  size_t cost_left_ = 0;
   std::string prefix_;
   std::set<std::string, std::less<>> known_;
   std::optional<ApiError> error_;

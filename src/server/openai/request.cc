@@ -20,21 +20,19 @@ using Json = nlohmann::ordered_json;
 constexpr int64_t kMaxTokens = int64_t{1} << 31;
 constexpr size_t kMaxNameBytes = 256;
 
-ApiResult<Json> ParseBody(std::string_view body, const RequestLimits& limits) {
-  auto json = ParseOrderedJson(body, "request body", limits.max_json_depth);
-  if (!json.has_value()) {
-    return tl::unexpected(MakeApiError(400, "invalid_json", json.error().message()));
-  }
+// Reads the body as far as it takes to know its members.
+ApiResult<FieldReader> ReadBody(std::string_view body, const RequestLimits& limits) {
+  auto members = SplitJsonObject(body, "request body", limits.max_json_depth);
   // A template would show a client's number as another one.
-  if (const Status status = CheckIntegersFit(body, "request body"); !status.ok()) {
-    return tl::unexpected(MakeApiError(400, "invalid_json", status.message()));
+  if (const Status status = CheckIntegersFit(body, "request body");
+      members.has_value() && !status.ok()) {
+    members = Unexpected(status);
   }
-  if (!json->is_object()) {
-    return tl::unexpected(MakeApiError(
-        400, "invalid_json",
-        fmt::format("request body: must be a JSON object, not {}", JsonTypeName(*json))));
-  }
-  return std::move(*json);
+  if (members.has_value()) return FieldReader(std::move(*members), limits.max_json_values);
+  const bool is_json = members.error().code() == StatusCode::kInvalidArgument;
+  return tl::unexpected(
+      MakeApiError(400, "invalid_json",
+                   is_json ? "request body: must be a JSON object" : members.error().message()));
 }
 
 void ReadLogitBias(FieldReader& fields, const RequestLimits& limits, SamplingOptions* sampling) {
@@ -318,9 +316,9 @@ void ReadPrompts(FieldReader& fields, const RequestLimits& limits, CompletionReq
 }  // namespace
 
 ApiResult<ChatRequest> ParseChatRequest(std::string_view body, const RequestLimits& limits) {
-  auto json = ParseBody(body, limits);
-  if (!json.has_value()) return tl::unexpected(json.error());
-  FieldReader fields(*json);
+  auto read = ReadBody(body, limits);
+  if (!read.has_value()) return tl::unexpected(read.error());
+  FieldReader& fields = *read;
   ChatRequest request;
   GenerationParams& params = request.params;
   ReadChat(fields, limits, &request);
@@ -342,9 +340,9 @@ ApiResult<ChatRequest> ParseChatRequest(std::string_view body, const RequestLimi
 
 ApiResult<CompletionRequest> ParseCompletionRequest(std::string_view body,
                                                     const RequestLimits& limits) {
-  auto json = ParseBody(body, limits);
-  if (!json.has_value()) return tl::unexpected(json.error());
-  FieldReader fields(*json);
+  auto read = ReadBody(body, limits);
+  if (!read.has_value()) return tl::unexpected(read.error());
+  FieldReader& fields = *read;
   CompletionRequest request;
   GenerationParams& params = request.params;
   ReadPrompts(fields, limits, &request);
@@ -366,9 +364,9 @@ ApiResult<CompletionRequest> ParseCompletionRequest(std::string_view body,
 
 ApiResult<TokenizeRequest> ParseTokenizeRequest(std::string_view body,
                                                 const RequestLimits& limits) {
-  auto json = ParseBody(body, limits);
-  if (!json.has_value()) return tl::unexpected(json.error());
-  FieldReader fields(*json);
+  auto read = ReadBody(body, limits);
+  if (!read.has_value()) return tl::unexpected(read.error());
+  FieldReader& fields = *read;
   TokenizeRequest request;
   fields.String("model", kMaxNameBytes, &request.model);
   fields.Bool("add_special_tokens", &request.add_special_tokens);
@@ -392,9 +390,9 @@ ApiResult<TokenizeRequest> ParseTokenizeRequest(std::string_view body,
 
 ApiResult<DetokenizeRequest> ParseDetokenizeRequest(std::string_view body,
                                                     const RequestLimits& limits) {
-  auto json = ParseBody(body, limits);
-  if (!json.has_value()) return tl::unexpected(json.error());
-  FieldReader fields(*json);
+  auto read = ReadBody(body, limits);
+  if (!read.has_value()) return tl::unexpected(read.error());
+  FieldReader& fields = *read;
   DetokenizeRequest request;
   fields.String("model", kMaxNameBytes, &request.model);
   if (fields.Find("tokens") == nullptr) fields.Fail(MissingParameter("tokens"));
