@@ -7,6 +7,7 @@
 #include <array>
 #include <boost/beast/http/basic_parser.hpp>
 #include <boost/beast/http/error.hpp>
+#include <cctype>
 #include <limits>
 #include <utility>
 
@@ -67,6 +68,12 @@ std::string DecodePath(std::string_view path) {
   return out;
 }
 
+bool IsTokenCharacter(char c) {
+  const auto byte = static_cast<unsigned char>(c);
+  return std::isalnum(byte) != 0 ||
+         std::string_view("!#$%&'*+-.^_`|~").find(c) != std::string_view::npos;
+}
+
 bool HasControl(std::string_view text) {
   return std::any_of(text.begin(), text.end(),
                      [](unsigned char c) { return c < 0x20 || c == 0x7f; });
@@ -74,7 +81,7 @@ bool HasControl(std::string_view text) {
 
 }  // namespace
 
-// What Beast finds, put into a request.
+// What Beast finds in a head, put into a request. It never sees a body.
 class RequestReader::Parser final : public http::basic_parser<true> {
  public:
   Parser(HttpRequest& request, uint64_t max_body) : request_(request) {
@@ -94,42 +101,25 @@ class RequestReader::Parser final : public http::basic_parser<true> {
     version_ = version;
   }
   void on_field_impl(http::field, View name, View value, error_code&) override {
-    if (in_body_) return;  // a trailer: nobody here has use for one
     request_.headers.emplace_back(std::string(name.data(), name.size()),
                                   std::string(value.data(), value.size()));
   }
-  void on_header_impl(error_code&) override { in_body_ = true; }
+  void on_header_impl(error_code&) override {}
   void on_body_init_impl(const boost::optional<uint64_t>&, error_code&) override {}
-  size_t on_body_impl(View body, error_code&) override {
-    request_.body.append(body.data(), body.size());
-    return body.size();
-  }
-  void on_chunk_header_impl(uint64_t, View extensions, error_code& error) override {
-    const std::string_view text(extensions.data(), extensions.size());
-    // Quoted values may hold anything for Beast, line ends included.
-    if (text.size() > kMaxChunkExtension || HasControl(text)) {
-      error = make_error_code(http::error::bad_chunk_extension);
-    }
-  }
-  size_t on_chunk_body_impl(uint64_t, View body, error_code& error) override {
-    return on_body_impl(body, error);
-  }
+  size_t on_body_impl(View, error_code&) override { return 0; }
+  void on_chunk_header_impl(uint64_t, View, error_code&) override {}
+  size_t on_chunk_body_impl(uint64_t, View, error_code&) override { return 0; }
   void on_finish_impl(error_code&) override {}
   void on_response_impl(int, View, int, error_code&) override {}
 
   HttpRequest& request_;
   std::string target_;
   int version_ = 0;
-  bool in_body_ = false;
 };
-
-RequestReader::RequestReader(const ReaderLimits& limits) : limits_(limits) {}
-RequestReader::~RequestReader() = default;
 
 RequestReader::State RequestReader::Fail(int status, std::string message) {
   status_ = status;
   message_ = std::move(message);
-  parser_.reset();
   return state_ = State::kFailed;
 }
 
@@ -193,9 +183,9 @@ RequestReader::State RequestReader::ParseHead() {
       return Fail(400, "malformed HTTP request: a folded header line");
     }
   }
-  parser_ = std::make_unique<Parser>(request_, limits_.max_body_bytes);
+  Parser parser(request_, limits_.max_body_bytes);
   error_code error;
-  parser_->put(boost::asio::const_buffer(head.data(), head.size()), error);
+  parser.put(boost::asio::const_buffer(head.data(), head.size()), error);
   if (error == http::error::multiple_content_length || error == http::error::bad_content_length ||
       error == http::error::bad_transfer_encoding) {
     return Fail(400, fmt::format("malformed HTTP request: {}", error.message()));
@@ -205,16 +195,12 @@ RequestReader::State RequestReader::ParseHead() {
     return Fail(413, fmt::format("the body has {} bytes; the limit is {}",
                                  length == nullptr ? "more" : *length, limits_.max_body_bytes));
   }
-  // need_more is the beginning of a chunked body that has not arrived.
-  if (error && !(error == http::error::need_more && parser_->is_header_done())) {
-    return Fail(400, fmt::format("malformed HTTP request: {}", error.message()));
-  }
-  if (!parser_->is_header_done()) return Fail(400, "malformed HTTP request");
+  if (error) return Fail(400, fmt::format("malformed HTTP request: {}", error.message()));
+  if (!parser.is_header_done()) return Fail(400, "malformed HTTP request");
   begin_ += size;
   scanned_ = begin_;
-  http_1_0_ = parser_->version() == 10;
-  if (!CheckTarget(parser_->target()) || !CheckFields()) return state_;
-  if (!chunked_) parser_.reset();
+  http_1_0_ = parser.version() == 10;
+  if (!CheckTarget(parser.target()) || !CheckFields()) return state_;
   return state_ = State::kHeadDone;
 }
 
@@ -310,30 +296,85 @@ RequestReader::State RequestReader::ReadBody() {
 }
 
 RequestReader::State RequestReader::AdvanceChunks() {
-  while (!parser_->is_done()) {
-    error_code error;
-    const size_t used =
-        parser_->put(boost::asio::const_buffer(buffer_.data() + begin_, buffered()), error);
-    begin_ += used;
-    if (error == http::error::need_more) {
-      if (buffered() > kMaxChunkLine) {
-        return Fail(400, "malformed HTTP request: a chunk's line or trailer is too long");
+  while (state_ == State::kBody && buffered() > 0) {
+    switch (chunk_) {
+      case Chunk::kSize:
+      case Chunk::kTrailer:
+        if (buffer_.find("\r\n", begin_) == std::string::npos) {
+          if (buffered() > kMaxChunkLine) return FailChunk("a line without an end");
+          return state_;
+        }
+        TakeChunkLine();
+        break;
+      case Chunk::kData: {
+        const size_t take = static_cast<size_t>(std::min<uint64_t>(buffered(), length_));
+        request_.body.append(buffer_, begin_, take);
+        begin_ += take;
+        length_ -= take;
+        if (length_ == 0) chunk_ = Chunk::kDataEnd;
+        break;
       }
-      return state_;
+      case Chunk::kDataEnd:
+        if (buffer_[begin_] != '\r' || (buffered() > 1 && buffer_[begin_ + 1] != '\n')) {
+          return FailChunk("data longer than its size");
+        }
+        if (buffered() < 2) return state_;
+        begin_ += 2;
+        chunk_ = Chunk::kSize;
+        break;
     }
-    if (error == http::error::body_limit) return Fail(413, "the body is over the limit");
-    if (error) return Fail(400, fmt::format("malformed HTTP request: {}", error.message()));
-    if (used == 0) return state_;
   }
-  parser_.reset();
-  return state_ = State::kDone;
+  return state_;
+}
+
+RequestReader::State RequestReader::FailChunk(std::string_view what) {
+  return Fail(400, fmt::format("malformed HTTP request: chunked body: {}", what));
+}
+
+// A size, or a field of the trailer. Trailers say nothing that anybody here wants to know; they are
+// checked and dropped.
+RequestReader::State RequestReader::TakeChunkLine() {
+  const size_t end = buffer_.find("\r\n", begin_);
+  const std::string_view line = std::string_view(buffer_).substr(begin_, end - begin_);
+  begin_ = end + 2;
+  if (line.size() > kMaxChunkLine) return FailChunk("a line without an end");
+  if (HasControl(line)) return FailChunk("a control character");
+  if (chunk_ == Chunk::kSize) return ReadChunkSize(line);
+  if (line.empty()) return state_ = State::kDone;
+  trailer_bytes_ += line.size();
+  const size_t name = std::find_if_not(line.begin(), line.end(), IsTokenCharacter) - line.begin();
+  if (name == 0 || name == line.size() || line[name] != ':' || trailer_bytes_ > kMaxChunkLine) {
+    return FailChunk("a malformed trailer");
+  }
+  return state_;
+}
+
+RequestReader::State RequestReader::ReadChunkSize(std::string_view line) {
+  constexpr size_t kMaxDigits = 16;
+  const size_t digits =
+      std::find_if(line.begin(), line.end(), [](char c) { return HexDigit(c) < 0; }) - line.begin();
+  if (digits == 0 || digits > kMaxDigits) return FailChunk("a size that is no number");
+  uint64_t size = 0;
+  for (const char c : line.substr(0, digits)) size = size * 16 + static_cast<uint64_t>(HexDigit(c));
+  // Extensions are for others (RFC 9112, 7.1.1): ";name", and what may follow.
+  const std::string_view extension = line.substr(digits);
+  if (!extension.empty() && (extension.size() < 2 || extension.size() > kMaxChunkExtension ||
+                             extension[0] != ';' || !IsTokenCharacter(extension[1]))) {
+    return FailChunk("a malformed size or extension");
+  }
+  if (size > limits_.max_body_bytes - request_.body.size()) {
+    return Fail(413, "the body is over the limit");
+  }
+  length_ = size;
+  chunk_ = size == 0 ? Chunk::kTrailer : Chunk::kData;
+  return state_;
 }
 
 RequestReader::State RequestReader::Reset() {
-  parser_.reset();
   request_ = {};
   chunked_ = expects_continue_ = http_1_0_ = wants_close_ = false;
-  length_ = 0;
+  length_ = trailer_bytes_ = 0;
+  chunk_ = Chunk::kSize;
   state_ = State::kHead;
   scanned_ = begin_;
   Compact();

@@ -1,12 +1,12 @@
-// RequestReader: bytes of one connection in, HTTP requests out. Beast's parser reads the grammar;
-// what RFC 9112 lets two parties read in two ways (folded lines, several lengths, other codings,
-// odd chunk extensions) is refused on top of it. No sockets, no clock: feed it, in pieces of any
-// size. After an error the connection must be closed. One thread.
+// RequestReader: bytes of one connection in, HTTP requests out. Beast's parser reads heads; what
+// two parties may read in two ways (folded lines, several lengths, other codings) is refused on top
+// of it. Chunks are decoded here: Beast takes a quoted chunk extension beyond the end of its line.
+// No sockets, no clock: feed it, in pieces of any size. After an error the connection must be
+// closed. One thread.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <string>
 #include <string_view>
 
@@ -30,8 +30,7 @@ class RequestReader {
     kFailed,    // status() and message() say why
   };
 
-  explicit RequestReader(const ReaderLimits& limits);
-  ~RequestReader();
+  explicit RequestReader(const ReaderLimits& limits) : limits_(limits) {}
 
   // Takes over bytes from the wire; what belongs to later requests is kept for them.
   State Feed(std::string_view bytes);
@@ -56,10 +55,14 @@ class RequestReader {
 
  private:
   class Parser;
+  enum class Chunk : uint8_t { kSize, kData, kDataEnd, kTrailer };
   State Fail(int status, std::string message);
   State ParseHead();
   State Advance();
   State AdvanceChunks();
+  State TakeChunkLine();
+  State ReadChunkSize(std::string_view line);
+  State FailChunk(std::string_view what);
   bool CheckTarget(std::string_view target);
   bool CheckFields();
   size_t AppendBody(std::string_view bytes);
@@ -71,8 +74,9 @@ class RequestReader {
   size_t scanned_ = 0;  // of the head, searched for its end
   State state_ = State::kHead;
   HttpRequest request_;
-  std::unique_ptr<Parser> parser_;  // of a chunked body, between head and end
-  uint64_t length_ = 0;
+  uint64_t length_ = 0;  // of the body, or of the rest of a chunk's data
+  Chunk chunk_ = Chunk::kSize;
+  size_t trailer_bytes_ = 0;
   bool chunked_ = false, expects_continue_ = false, http_1_0_ = false, wants_close_ = false;
   int status_ = 0;
   std::string message_;
