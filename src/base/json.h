@@ -39,7 +39,7 @@ struct JsonMember {
 Result<std::vector<JsonMember>> SplitJsonObject(std::string_view text, std::string_view what,
                                                 int max_depth = kMaxJsonDepth);
 // About how much memory the document of `text` would take, in units of 16 bytes: a number, true,
-// false or null is one unit; a string, list or object, with memory of its own, eight.
+// false or null is one unit; a string, list or object, with its own memory, eight.
 size_t JsonCost(std::string_view text);
 
 // Refuses JSON text with integers that 64 bits do not hold, which the parsers make floats of: for

@@ -70,7 +70,7 @@ class Dialogue {
   // The same from JSON text: messages as in OpenAI's API, and an object of template arguments or
   // nothing.
   Result<Prompt> RenderJson(std::string_view messages, std::string_view template_arguments) const;
-  // Raw text to go on from. Special tokens in it are recognised: it is the caller's own.
+  // Raw text to continue. Special tokens in it are recognised: it is the caller's own.
   Result<Prompt> Encode(std::string_view text) const;
 
   // Options checked and joined with the model's defaults. What the format says of reasoning comes

@@ -25,7 +25,7 @@ struct HttpOptions {
   int threads = 0;  // for I/O, and as many workers; 0: one per processor, 4 at most
   int max_connections = 4096;
   uint64_t max_body_bytes = uint64_t{16} << 20;
-  // Of all bodies that are being received or parsed. The oldest request always goes on.
+  // Of all bodies that are being received or parsed. The oldest request always proceeds.
   uint64_t max_bytes_in_flight = uint64_t{64} << 20;
   uint64_t max_header_bytes = uint64_t{64} << 10;
   int max_headers = 128;

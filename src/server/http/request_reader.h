@@ -24,9 +24,9 @@ class RequestReader {
  public:
   enum class State : uint8_t {
     kHead,      // wants more bytes of a head
-    kHeadDone,  // request() has all but the body; ReadBody() goes on, Reset() drops it
+    kHeadDone,  // request() has all but the body; ReadBody() continues, Reset() drops it
     kBody,      // wants more bytes of a body
-    kDone,      // request() is complete; Reset() goes on to the next one
+    kDone,      // request() is complete; Reset() prepares for the next one
     kFailed,    // status() and message() say why
   };
 

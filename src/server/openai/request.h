@@ -20,7 +20,7 @@ namespace oscar::server {
 struct RequestLimits {
   int max_json_depth = 64;
   // Of the fields that the API knows: a number, true, false or null counts one; a string, list or
-  // object, which has memory of its own, eight. Some 16 bytes each.
+  // object, which has its own memory, eight. Some 16 bytes each.
   size_t max_json_values = size_t{1} << 21;
   size_t max_messages = 4096;
   int64_t max_n = 8;

@@ -28,7 +28,7 @@ class PageStrip {
     for (const page of sequence.pages.toLowerCase()) ++count[page];
     Object.assign(this.canvas.dataset, {sink: count.s, history: count.q, recent: count.r, shared: sequence.shared_pages});
     this.canvas.setAttribute('aria-label', `${title}: ${sequence.pages.length} pages: ${count.s} sink, ${count.q} quantised, ` +
-      `${count.r} recent; ${sequence.shared_pages} shared; ${sequence.bits_per_element.toFixed(2)} bits per number`);
+      `${count.r} recent; ${sequence.shared_pages} shared; ${sequence.bits_per_element.toFixed(2)} bits per element`);
     this.animate();
   }
 
