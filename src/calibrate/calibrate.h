@@ -51,6 +51,14 @@ Status CheckCalibrationDirectory(const FitOptions& fit, const std::filesystem::p
 // pair in zoo/.
 Status WriteCalibration(const Calibration& calibration, const std::filesystem::path& directory);
 
+// Whether the rotation is better than the Hadamard, which needs no calibration, and what to use: by
+// the mean error over layers of oscar+ with either, on the text of the calibration.
+struct CalibrationVerdict {
+  std::string finding;  // "Better than the Hadamard"
+  std::string advice;   // "use this rotation."
+  std::string figures;  // a sentence; empty where nothing was measured
+};
+CalibrationVerdict VerdictOf(const Calibration& calibration);
 std::string CalibrationToJson(const Calibration& calibration);
 std::string CalibrationToHtml(const Calibration& calibration);
 

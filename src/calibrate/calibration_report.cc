@@ -100,26 +100,6 @@ std::optional<MeanError> MeanErrorOf(const Calibration& c, std::string_view labe
   return std::nullopt;
 }
 
-// Whether the rotation is better than the Hadamard that needs no calibration, and what to use.
-std::string Verdict(const Calibration& c) {
-  const auto fitted = MeanErrorOf(c, "oscar+, this rotation");
-  const auto hadamard = MeanErrorOf(c, "oscar+, Hadamard");
-  if (!fitted || !hadamard) {
-    return "<p class=\"verdict\"><b>No verdict</b>: the text is too short to fill a page, so no "
-           "errors "
-           "were measured.</p>\n";
-  }
-  const double k = 100 * (fitted->k / hadamard->k - 1), v = 100 * (fitted->v / hadamard->v - 1);
-  const char* verdict = k < 0 && v < 0   ? "<b>Better than the Hadamard</b>: use this rotation."
-                        : k > 0 && v > 0 ? "<b>Worse than the Hadamard</b>: leave --rotation out."
-                                         : "<b>Neither better nor worse than the Hadamard</b>: "
-                                           "compare both with oscar eval before you use it.";
-  return fmt::format(
-      "<p class=\"verdict\">{}</p>\n<p>Relative error with oscar+, mean over layers: logits {:.4f} "
-      "against {:.4f} with the Hadamard ({:+.1f} %), V {:.4f} against {:.4f} ({:+.1f} %).</p>\n",
-      verdict, fitted->k, hadamard->k, k, fitted->v, hadamard->v, v);
-}
-
 std::string ErrorMap(const Calibration& c, bool keys) {
   std::vector<std::string> rows, columns;
   std::vector<std::vector<double>> values;
@@ -148,6 +128,25 @@ std::string ErrorMap(const Calibration& c, bool keys) {
 
 }  // namespace
 
+CalibrationVerdict VerdictOf(const Calibration& c) {
+  const auto fitted = MeanErrorOf(c, "oscar+, this rotation");
+  const auto hadamard = MeanErrorOf(c, "oscar+, Hadamard");
+  if (!fitted || !hadamard) {
+    return {"No verdict", "the text is too short to fill a page, so no errors were measured.", ""};
+  }
+  const double k = 100 * (fitted->k / hadamard->k - 1), v = 100 * (fitted->v / hadamard->v - 1);
+  CalibrationVerdict verdict{"Neither better nor worse than the Hadamard",
+                             "compare both with oscar eval before you use it.", ""};
+  if (k < 0 && v < 0) verdict = {"Better than the Hadamard", "use this rotation.", ""};
+  if (k > 0 && v > 0) verdict = {"Worse than the Hadamard", "leave --rotation out.", ""};
+  verdict.figures = fmt::format(
+      "Relative error with oscar+, mean over layers: logits {:.4f} against {:.4f} with the "
+      "Hadamard "
+      "({:+.1f} %), V {:.4f} against {:.4f} ({:+.1f} %), on the text of the calibration.",
+      fitted->k, hadamard->k, k, fitted->v, hadamard->v, v);
+  return verdict;
+}
+
 std::string CalibrationToJson(const Calibration& c) {
   ordered_json out = {{"format", "oscar-calibration-1"}};
   AddStrings(c.rotation.info, out);
@@ -171,7 +170,9 @@ std::string CalibrationToJson(const Calibration& c) {
 
 std::string CalibrationToHtml(const Calibration& c) {
   const RotationInfo& info = c.rotation.info;
-  std::string body = Verdict(c);
+  const CalibrationVerdict verdict = VerdictOf(c);
+  std::string body = fmt::format("<p class=\"verdict\"><b>{}</b>: {}</p>\n<p>{}</p>\n",
+                                 verdict.finding, verdict.advice, verdict.figures);
   body += fmt::format(
       "<p class=\"note\">K objective {}, V objective {}, composition {}, clips {}. {} sequences, "
       "{} "

@@ -91,6 +91,9 @@ Status RunCalibrate(const CalibrateArguments& arguments) {
       "  {2}, {3}: one matrix per layer, as published; use --rotation {4}\n",
       arguments.out.string(), arguments.shared ? "one matrix per layer" : "one matrix per KV head",
       pair.k.string(), pair.v.filename().string(), (arguments.out / kZooDirectoryName).string());
+  const CalibrationVerdict verdict = VerdictOf(calibration);
+  fmt::print("{}: {}\n", verdict.finding, verdict.advice);
+  if (!verdict.figures.empty()) fmt::print("{}\n", verdict.figures);
   return {};
 }
 
