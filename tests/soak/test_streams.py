@@ -14,7 +14,7 @@ import time
 import httpx
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "server"))
-from conftest import Server, http_request, wait_until  # noqa: E402
+from conftest import http_request, start, wait_until  # noqa: E402,F401
 
 STREAMS = int(os.environ.get("OSCAR_SOAK_STREAMS", "2000"))
 TOKENS = 16
@@ -76,8 +76,8 @@ def open_requests(server):
     return values["oscar_requests_running"] + values["oscar_requests_waiting"]
 
 
-def test_thousands_of_streams():
-    server = Server(*OPTIONS).ready()
+def test_thousands_of_streams(start):
+    server = start(*OPTIONS).ready()
     # One that waits behind nobody, for its memory and to warm up.
     for _ in range(2):
         process, out = start_driver(server, 64)
@@ -113,8 +113,8 @@ def test_thousands_of_streams():
     assert server.stop() == 0
 
 
-def test_a_drain_under_load_loses_no_answer():
-    server = Server(*OPTIONS).ready()
+def test_a_drain_under_load_loses_no_answer(start):
+    server = start(*OPTIONS).ready()
     process, out = start_driver(server, STREAMS)
     assert wait_until(lambda: open_requests(server) > 0.9 * STREAMS, 120)
     server.signal()
