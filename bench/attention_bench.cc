@@ -45,11 +45,12 @@ void BM_Prefill(benchmark::State& state) {
     pages.push_back(old ? sealed_page.data() : open_page.data());
     is_sealed.push_back(old ? 1 : 0);
   }
+  const PageLayout shape({sealed}, kKvHeads);
   const AttentionLayer layer{.q_heads = kQHeads,
                              .kv_heads = kKvHeads,
                              .softmax_scale = 1.0f / std::sqrt(static_cast<float>(kDims)),
                              .open = open,
-                             .sealed = sealed};
+                             .sealed = shape.blocks(0)};
   const size_t stride = kQHeads * kDims;
   std::vector<float> q(static_cast<size_t>(rows) * stride, 0.1f), out(q.size());
   const PrefillQuery query{

@@ -106,10 +106,16 @@ def code_position(kind_bits, order, dim, is_k, t, d):
         pair, lane, odd = (t // 16) * (dim // 2) + d // 2, t % 16, d & 1
     else:
         pair, lane, odd = (d // 16) * (TOKENS // 2) + t // 2, d % 16, t & 1
-    return (pair // per) * 16 + lane, (pair % per) * kind_bits + 16 * odd
+    shift = (pair // 8 % 2) * 4 + (pair // 4 % 2) * 8 + pair % 4 if kind_bits == 1 else (pair % per) * kind_bits
+    return (pair // per) * 16 + lane, shift + 16 * odd
 
 
-def page(bits, order, dim, group):
+def parts(bits):
+    """(bits, how far a code is moved right) of each part of a side's codes: 3 bits are two parts."""
+    return [(2, 0), (1, 2)] if bits == 3 else [(bits, 0)]
+
+
+def page(bits, order, dim, group, v_bits=None):
     sides = [rows(dim, 0), rows(dim, 1)]
     if bits == 16:
         if order == "cpu":
@@ -123,7 +129,8 @@ def page(bits, order, dim, group):
                     block[s, c // 8, t, to * 8 : to * 8 + 8] = raw[t, c * 8 : c * 8 + 8]
         return block.tobytes()
     groups = dim // group
-    words = [np.zeros(TOKENS * dim * bits // 32, dtype=np.uint32) for _ in range(2)]
+    side_bits = [bits, v_bits or bits]
+    words = [[np.zeros(TOKENS * dim * part // 32, dtype=np.uint32) for part, _ in parts(b)] for b in side_bits]
     meta = [np.zeros((groups, TOKENS, 2), dtype=np.float16) for _ in range(2)]
     for s, side in enumerate(sides):
         for t in range(TOKENS):
@@ -133,12 +140,13 @@ def page(bits, order, dim, group):
                 x = np.clip(x, -limit, limit)
             for g in range(groups):
                 part = x[g * group : (g + 1) * group]
-                q, scale, low = (quantise_oscar_plus if s == 0 else quantise_minmax)(part, bits)
+                q, scale, low = (quantise_oscar_plus if s == 0 else quantise_minmax)(part, side_bits[s])
                 meta[s][g, t] = (scale, low)
                 for i, code in enumerate(q):
-                    w, shift = code_position(bits, order, dim, s == 0, t, g * group + i)
-                    words[s][w] |= np.uint32(int(code) << shift)
-    out = words[0].tobytes() + words[1].tobytes()
+                    for target, (width, down) in zip(words[s], parts(side_bits[s])):
+                        w, shift = code_position(width, order, dim, s == 0, t, g * group + i)
+                        target[w] |= np.uint32((int(code) >> down & (2**width - 1)) << shift)
+    out = b"".join(part.tobytes() for side in words for part in side)
     for s in range(2):
         for g in range(groups):
             if order == "tc":
@@ -154,12 +162,15 @@ def page(bits, order, dim, group):
 def main():
     directory = sys.argv[1]
     os.makedirs(directory, exist_ok=True)
-    for bits, order, dim, group in [
+    for bits, order, dim, group, *v_bits in [
         (2, "tc", 128, 128), (2, "cpu", 128, 128), (2, "tc", 64, 32), (2, "cpu", 64, 64), (2, "tc", 256, 256),
         (2, "cpu", 256, 128), (4, "tc", 128, 64), (4, "cpu", 128, 128), (16, "tc", 64, 64), (16, "cpu", 64, 64), (16, "tc", 128, 128),
+        (3, "tc", 128, 128), (3, "cpu", 128, 128), (3, "cpu", 64, 32), (3, "tc", 256, 128), (4, "cpu", 128, 128, 2), (3, "tc", 64, 64, 2),
+        (2, "cpu", 256, 256, 3),
     ]:
-        with open(f"{directory}/b{bits}_{order}_d{dim}_g{group}.bin", "wb") as f:
-            f.write(page(bits, order, dim, group))
+        name = f"b{bits}" + "".join(f"v{b}" for b in v_bits)
+        with open(f"{directory}/{name}_{order}_d{dim}_g{group}.bin", "wb") as f:
+            f.write(page(bits, order, dim, group, *v_bits))
 
 
 main()

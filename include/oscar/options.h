@@ -32,8 +32,12 @@ struct ModelOptions {
   std::filesystem::path model;
   // The cache method, by its `--kv` name.
   std::string kv = "oscar+";
-  // A rotation file or directory; empty: none.
+  // A rotation file or directory, with sensitivity.json or of that alone. Empty: the folder
+  // rotation/ of the model for methods that take bits, where it has sensitivities; "none": none.
   std::filesystem::path rotation;
+  // History bits per K/V number of methods that take bits, 2.25 to 4.25; which heads get more than
+  // two is decided by sensitivities. Unset: the default (docs/quantizers.md).
+  std::optional<double> bits;
   // Dims that share one scale, and windows in tokens (multiples of 64); unset takes the method's.
   std::optional<int> group_dims, sink, recent;
   // Clip ratios of methods that clip; unset takes the rotation's or the method's.

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
+#include <utility>
 
 #include "base/check.h"
 #include "numeric/hadamard.h"
@@ -20,7 +22,7 @@ class SimulatedSealer : public HostPageSealer {
 
   int Seal(int layer, std::span<const std::byte* const> open,
            std::span<std::byte* const> sealed) const override {
-    const BlockLayout& layout = config_.sealed.block(layer);  // BF16, as the open one
+    const BlockLayout& layout = config_.sealed.block(layer, 0);  // BF16, as the open one
     const int dim = layout.head_dim(), heads = config_.sealed.kv_heads();
     if (!method_.IsQuantizedLayer(layer, config_.sealed.num_layers())) {
       for (size_t i = 0; i < open.size(); ++i) {
@@ -60,6 +62,45 @@ class SimulatedSealer : public HostPageSealer {
  private:
   KvMethod method_;
 };
+
+BlockKind KindOf(int bits) {
+  return bits == 2 ? BlockKind::kInt2 : bits == 3 ? BlockKind::kInt3 : BlockKind::kInt4;
+}
+
+// Bits of every head of a method that takes them; `meta` is what metadata adds to a number.
+Result<BitMap> MakeBitMap(const KvPlanOptions& options, int num_slots, int kv_heads, double meta) {
+  const bool is_known = options.sensitivities.has_value();
+  const double wanted =
+      options.bits.value_or(kMinMapBits + meta + (is_known ? kDefaultExtraBits : 0.0));
+  const double code_bits = wanted - meta;
+  if (!(code_bits >= kMinMapBits - 1e-9 && code_bits <= kMaxMapBits + 1e-9)) {
+    return Unexpected(InvalidArgument(fmt::format("--bits {}: must lie between {:.4g} and {:.4g}",
+                                                  wanted, kMinMapBits + meta, kMaxMapBits + meta))
+                          .WithParam("bits"));
+  }
+  if (is_known) {
+    const SensitivityMap& map = *options.sensitivities;
+    const bool fits = std::cmp_equal(map.size(), num_slots) &&
+                      std::ranges::all_of(map, [&](const std::vector<HeadSensitivity>& layer) {
+                        return std::cmp_equal(layer.size(), kv_heads);
+                      });
+    if (!fits) {
+      return Unexpected(InvalidArgument(fmt::format(
+          "the sensitivities are not those of {} layers and {} KV heads", num_slots, kv_heads)));
+    }
+    return ChooseBits(map, std::clamp<double>(code_bits, kMinMapBits, kMaxMapBits));
+  }
+  const double whole = std::round(code_bits);
+  if (std::fabs(code_bits - whole) > 1e-6) {
+    return Unexpected(
+        InvalidArgument(fmt::format("--bits {}: which heads get them is not known: measure it with "
+                                    "`oscar calibrate` and pass --rotation, or give all heads "
+                                    "alike {:.4g}, {:.4g} or {:.4g}",
+                                    wanted, 2 + meta, 3 + meta, 4 + meta))
+            .WithParam("bits"));
+  }
+  return UniformBits(num_slots, kv_heads, static_cast<int>(whole));
+}
 
 SideTransform MakeTransform(RotationKind kind, int hadamard_block, const SideRotation* rotation) {
   SideTransform transform;
@@ -126,6 +167,7 @@ Result<std::unique_ptr<KvPlan>> KvPlan::Make(const ModelSpec& spec, const KvPlan
   plan->kv_heads_ = kv_heads;
   plan->head_dim_ = head_dim;
   plan->num_slots_ = num_slots;
+  plan->encoder_ = encoder;
   plan->calibrated_ = method.k_rotation == RotationKind::kCalibrated ||
                       method.v_rotation == RotationKind::kCalibrated;
   if (options.rotation.has_value()) {
@@ -133,7 +175,19 @@ Result<std::unique_ptr<KvPlan>> KvPlan::Make(const ModelSpec& spec, const KvPlan
                                             /*model_fingerprint=*/""));
   }
 
-  std::vector<BlockLayout> sealed_layouts;
+  OSCAR_ASSIGN_OR_RETURN(const KvMethodInfo info, FindKvMethod(options.method));
+  if (info.takes_bits) {
+    OSCAR_ASSIGN_OR_RETURN(
+        plan->bit_map_, MakeBitMap(options, num_slots, kv_heads, 32.0 / method.k_rows.group_dims));
+    plan->has_sensitivities_ = options.sensitivities.has_value();
+  } else if (options.bits.has_value()) {
+    return Unexpected(InvalidArgument(fmt::format("--bits {}: the bits of {} are its own; leave it "
+                                                  "out, or choose oscar+",
+                                                  *options.bits, method.name))
+                          .WithParam("bits"));
+  }
+
+  std::vector<std::vector<BlockLayout>> sealed_layouts;
   std::vector<std::vector<BlockRules>> rules;
   for (int slot = 0; slot < num_slots; ++slot) {
     const LayerRotation* rotation = options.rotation.has_value()
@@ -149,7 +203,15 @@ Result<std::unique_ptr<KvPlan>> KvPlan::Make(const ModelSpec& spec, const KvPlan
       if (method.storage == KvStorage::kInt4Pages) kind = BlockKind::kInt4;
     }
     const int group = kind == BlockKind::kBf16 ? head_dim : method.k_rows.group_dims;
-    sealed_layouts.emplace_back(kind, options.order, head_dim, group);
+    std::vector<BlockLayout>& blocks = sealed_layouts.emplace_back();
+    for (int head = 0; head < kv_heads; ++head) {
+      const HeadBits* bits =
+          plan->bit_map_.empty()
+              ? nullptr
+              : &plan->bit_map_[static_cast<size_t>(slot)][static_cast<size_t>(head)];
+      blocks.emplace_back(bits == nullptr ? kind : KindOf(bits->k),
+                          bits == nullptr ? kind : KindOf(bits->v), options.order, head_dim, group);
+    }
     std::vector<BlockRules>& layer_rules = rules.emplace_back();
     for (int head = 0; head < kv_heads; ++head) {
       BlockRules& rule =
@@ -165,11 +227,10 @@ Result<std::unique_ptr<KvPlan>> KvPlan::Make(const ModelSpec& spec, const KvPlan
     }
   }
   const BlockLayout open(BlockKind::kBf16, options.order, head_dim, head_dim);
-  plan->cache_ = std::make_unique<CacheConfig>(
-      CacheConfig{PageLayout(std::vector<BlockLayout>(layers.size(), open), kv_heads),
-                  PageLayout(std::move(sealed_layouts), kv_heads), method.sink_tokens,
-                  method.recent_tokens, options.prefill_cell,
-                  method.storage == KvStorage::kBf16 ? 0 : method.run_tokens / kPageTokens});
+  plan->cache_ = std::make_unique<CacheConfig>(CacheConfig{
+      PageLayout(std::vector<BlockLayout>(layers.size(), open), kv_heads),
+      PageLayout(sealed_layouts), method.sink_tokens, method.recent_tokens, options.prefill_cell,
+      method.storage == KvStorage::kBf16 ? 0 : method.run_tokens / kPageTokens});
   OSCAR_RETURN_IF_ERROR(plan->cache_->Validate());
   if (method.storage == KvStorage::kSimulated) {
     plan->host_sealer_ = std::make_unique<SimulatedSealer>(method, *plan->cache_);
@@ -192,17 +253,67 @@ Result<std::unique_ptr<KvPlan>> KvPlan::Make(const ModelSpec& spec, const KvPlan
   return plan;
 }
 
+Result<std::unique_ptr<KvPlan>> KvPlan::WithBits(const BitMap& map) const {
+  OSCAR_CHECK(map.size() == bit_map_.size());
+  std::unique_ptr<KvPlan> plan(new KvPlan);
+  plan->method_ = method_;
+  plan->kv_heads_ = kv_heads_, plan->head_dim_ = head_dim_, plan->num_slots_ = num_slots_;
+  plan->calibrated_ = calibrated_;
+  plan->token_window_ = token_window_;
+  plan->k_ = k_, plan->v_ = v_;
+  plan->rules_ = rules_;
+  plan->bit_map_ = map;
+  plan->has_sensitivities_ = has_sensitivities_;
+  plan->encoder_ = encoder_;
+  std::vector<std::vector<BlockLayout>> blocks;
+  const BlockLayout& any = cache_->sealed.block(0, 0);
+  for (const std::vector<HeadBits>& layer : map) {
+    OSCAR_CHECK(std::cmp_equal(layer.size(), kv_heads_));
+    std::vector<BlockLayout>& heads = blocks.emplace_back();
+    for (const HeadBits& bits : layer) {
+      heads.emplace_back(KindOf(bits.k), KindOf(bits.v), any.order(), any.head_dim(),
+                         any.group_dims());
+    }
+  }
+  plan->cache_ = std::make_unique<CacheConfig>(CacheConfig{cache_->open, PageLayout(blocks),
+                                                           cache_->sink, cache_->recent,
+                                                           cache_->cell, cache_->pages_together});
+  plan->host_sealer_ = std::make_unique<RuleSealer>(*plan->cache_, rules_, encoder_);
+  return plan;
+}
+
+double KvPlan::HistoryBits() const {
+  if (bit_map_.empty()) return method_.HistoryBits(kv_heads_, head_dim_);
+  const PageLayout& page = cache_->sealed;
+  return 8.0 * static_cast<double>(page.bytes()) / static_cast<double>(page.elements());
+}
+
 std::string KvPlan::Describe() const {
-  return method_.Describe(kv_heads_, head_dim_) +
+  int64_t sides = 0, raised = 0;
+  for (const auto& layer : bit_map_) {
+    for (const HeadBits& head : layer) {
+      sides += 2;
+      raised += (head.k > kMinMapBits ? 1 : 0) + (head.v > kMinMapBits ? 1 : 0);
+    }
+  }
+  const bool is_mixed = raised > 0 && !cache_->sealed.is_uniform();
+  return method_.Describe(HistoryBits()) +
+         (is_mixed ? fmt::format(", {} of {} sides at more than 2", raised, sides) : "") +
          (token_window_ > 0 ? ", windows that end at the token simulated" : "");
 }
 
 double KvPlan::StoredBits(int64_t tokens) const {
-  return method_.StoredBits(tokens, kv_heads_, head_dim_, num_slots_);
+  OSCAR_CHECK(tokens > 0);
+  return 8.0 * static_cast<double>(StoredBytes(tokens)) /
+         (2.0 * static_cast<double>(tokens) * kv_heads_ * head_dim_ * num_slots_);
 }
 
 uint64_t KvPlan::StoredBytes(int64_t tokens) const {
-  return method_.StoredBytes(tokens, kv_heads_, head_dim_, num_slots_);
+  if (bit_map_.empty()) return method_.StoredBytes(tokens, kv_heads_, head_dim_, num_slots_);
+  const TokenSplit split = method_.Split(tokens);
+  const PageLayout& open = cache_->open;
+  return static_cast<uint64_t>(split.sink + split.newest) * (open.bytes() / kPageTokens) +
+         static_cast<uint64_t>(split.history / kPageTokens) * cache_->sealed.bytes();
 }
 
 void AbsorbIntoValues(const SideTransform& rotation, int first_head, int head_dim, int hidden,

@@ -14,6 +14,7 @@
 #include "arch/spec.h"
 #include "cache/page_sealer.h"
 #include "oscar/status.h"
+#include "quant/bit_map.h"
 #include "quant/kv_method.h"
 #include "rotation/rotation.h"
 
@@ -25,6 +26,11 @@ struct KvPlanOptions {
   std::optional<Rotation> rotation;
   std::optional<int> group_dims, sink, recent;
   std::optional<float> k_clip, v_clip;
+  // What two bits cost each head, by slot; methods that take bits spend theirs by it.
+  std::optional<SensitivityMap> sensitivities;
+  // History bits, metadata counted: 2.25 to 4.25 for groups of 128. Unset: all heads at 2 bits, or,
+  // with sensitivities, kDefaultExtraBits more.
+  std::optional<double> bits;
   int prefill_cell = 4096;
   // Windows end at the token instead of at the page: a query sees exactly the `recent` newest
   // tokens (itself at least) and the sink of the published form as written and all others as
@@ -51,9 +57,11 @@ struct SideTransform {
 class KvPlan {
  public:
   // Errors name the option: an unknown method, a rotation of another shape, windows that are not
-  // multiples of 64, a head dim without pages.
+  // multiples of 64, a head dim without pages, bits that need sensitivities.
   static Result<std::unique_ptr<KvPlan>> Make(const ModelSpec& spec, const KvPlanOptions& options,
                                               BlockEncoder encoder);
+  // The same but for the bits of its heads. REQUIRES: a method that takes bits.
+  Result<std::unique_ptr<KvPlan>> WithBits(const BitMap& map) const;
   KvPlan(const KvPlan&) = delete;
   KvPlan& operator=(const KvPlan&) = delete;
 
@@ -67,11 +75,17 @@ class KvPlan {
   // For pools in host memory; null where nothing is ever sealed. Devices seal by rules().
   const HostPageSealer* host_sealer() const { return host_sealer_.get(); }
   bool uses_calibrated_rotation() const { return calibrated_; }
+  // By slot and KV head; empty for methods whose bits are their own.
+  const BitMap& bit_map() const { return bit_map_; }
+  // Whether sensitivities decided it.
+  bool has_sensitivities() const { return has_sensitivities_; }
+  // Bits per number of sealed pages, metadata counted.
+  double HistoryBits() const;
   // Tokens of KvPlanOptions::token_windows, at least 1; 0: windows end at pages.
   int64_t token_window() const { return token_window_; }
   // The sink that goes with it, in tokens.
   int64_t token_sink() const { return method_.defined_sink; }
-  // "oscar+ (Hadamard rotation), real pages, 2.25 history bits".
+  // "oscar+ (Hadamard), real, 2.3125 history bits, 1 of 32 sides at more than 2".
   std::string Describe() const;
   // Bits per K/V number as stored at a context length, windows and metadata counted.
   double StoredBits(int64_t tokens) const;
@@ -85,6 +99,9 @@ class KvPlan {
   int64_t token_window_ = 0;
   std::vector<SideTransform> k_, v_;
   std::vector<std::vector<BlockRules>> rules_;
+  BitMap bit_map_;
+  bool has_sensitivities_ = false;
+  BlockEncoder encoder_ = nullptr;
   std::unique_ptr<CacheConfig> cache_;
   std::unique_ptr<HostPageSealer> host_sealer_;
 };

@@ -48,6 +48,7 @@ AttentionBenchRow MeasureRow(ThreadPool& pool, const AttentionBenchOptions& opti
                              int64_t context) {
   const BlockLayout layout(kind, CodeOrder::kCpu, options.head_dim, options.group_dims);
   const auto heads = static_cast<size_t>(options.kv_heads);
+  const PageLayout shape({layout}, options.kv_heads);
   const size_t page_bytes = layout.block_bytes() * heads;
   const auto num_pages = static_cast<size_t>(context / kPageTokens);
   const size_t layer_bytes = page_bytes * num_pages;
@@ -75,7 +76,7 @@ AttentionBenchRow MeasureRow(ThreadPool& pool, const AttentionBenchOptions& opti
       .kv_heads = options.kv_heads,
       .softmax_scale = 1.0f / std::sqrt(static_cast<float>(options.head_dim)),
       .open = BlockLayout(BlockKind::kBf16, CodeOrder::kCpu, options.head_dim, options.head_dim),
-      .sealed = layout,
+      .sealed = shape.blocks(0),
       .bf16_products = simd::DefaultGemmPath() != simd::GemmPath::kFma};
   const auto q = RandomRow(static_cast<size_t>(options.q_heads * options.head_dim), 999);
   std::vector<float> out(q.size());

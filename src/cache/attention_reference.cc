@@ -36,12 +36,16 @@ const char* PatternName(AttentionPattern pattern) {
 }
 
 const char* KindName(BlockKind kind) {
-  return kind == BlockKind::kInt2 ? "int2" : kind == BlockKind::kInt4 ? "int4" : "bf16";
+  return kind == BlockKind::kInt2   ? "int2"
+         : kind == BlockKind::kInt3 ? "int3"
+         : kind == BlockKind::kInt4 ? "int4"
+                                    : "bf16";
 }
 
 std::vector<AttentionCase> BuildCases() {
   std::vector<AttentionCase> cases;
-  for (const BlockKind kind : {BlockKind::kInt2, BlockKind::kInt4, BlockKind::kBf16}) {
+  for (const BlockKind kind :
+       {BlockKind::kInt2, BlockKind::kInt3, BlockKind::kInt4, BlockKind::kBf16}) {
     for (const int dim : {64, 128, 256}) {
       for (const int group : {32, 64, 128, 256}) {
         if (!BlockLayout::IsSupported(dim, group)) continue;
@@ -69,6 +73,20 @@ std::vector<AttentionCase> BuildCases() {
     cases.push_back({.kind = kind, .sink_tokens = 1, .num_pages = 2, .recent_tokens = 319});
     cases.push_back({.kind = kind, .kv_heads = 1, .num_pages = 67, .recent_tokens = 1});
   }
+  // K and V apart.
+  constexpr BlockKind kPacked[] = {BlockKind::kInt2, BlockKind::kInt3, BlockKind::kInt4};
+  for (const BlockKind k : kPacked) {
+    for (const BlockKind v : kPacked) {
+      if (k == v) continue;
+      cases.push_back({.kind = k, .v_kind = v});
+      cases.push_back({.kind = k,
+                       .head_dim = 64,
+                       .group_dims = 32,
+                       .queries_per_kv = 3,
+                       .pattern = AttentionPattern::kSharpLogits,
+                       .v_kind = v});
+    }
+  }
   cases.push_back({.sink_tokens = 1, .num_pages = 0, .recent_tokens = 0});
   cases.push_back({.sink_tokens = 64, .num_pages = 0, .recent_tokens = 17});
   cases.push_back({.sink_tokens = 0, .num_pages = 0, .recent_tokens = 383});
@@ -82,7 +100,8 @@ enum Stream : uint64_t { kQ = 1, kK = 2, kV = 3 };
 }  // namespace
 
 std::string AttentionCase::Name() const {
-  return fmt::format("{}_d{}_g{}_h{}x{}_sink{}_pages{}_recent{}_{}", KindName(kind), head_dim,
+  return fmt::format("{}{}_d{}_g{}_h{}x{}_sink{}_pages{}_recent{}_{}", KindName(kind),
+                     v_kind.has_value() ? fmt::format("_{}", KindName(*v_kind)) : "", head_dim,
                      group_dims, kv_heads, queries_per_kv, sink_tokens, num_pages, recent_tokens,
                      PatternName(pattern));
 }
@@ -95,7 +114,7 @@ std::span<const AttentionCase> AttentionCases() {
 AttentionInputs MakeAttentionInputs(const AttentionCase& c, CodeOrder order, uint64_t seed) {
   const int dims = c.head_dim;
   const auto row = static_cast<size_t>(dims);
-  AttentionInputs in{.layout = BlockLayout(c.kind, order, dims, c.group_dims)};
+  AttentionInputs in{.layout = c.layout(order)};
   in.softmax_scale = 1.0f / std::sqrt(static_cast<float>(dims));
 
   const Philox q_rng(seed, kQ), k_rng(seed, kK), v_rng(seed, kV);

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -37,8 +38,12 @@ struct AttentionCase {
   int num_pages = 4;
   int recent_tokens = 70;  // BF16 rows after the pages
   AttentionPattern pattern = AttentionPattern::kGaussian;
+  std::optional<BlockKind> v_kind = {};  // of V where it is not K's
   double budget = 1e-3;  // relative L2 of the output against ReferenceAttention, per query head
 
+  BlockLayout layout(CodeOrder order) const {
+    return BlockLayout(kind, v_kind.value_or(kind), order, head_dim, group_dims);
+  }
   int num_tokens() const { return sink_tokens + num_pages * kPageTokens + recent_tokens; }
   int q_heads() const { return kv_heads * queries_per_kv; }
   std::string Name() const;  // unique in AttentionCases(); letters, digits and underscores

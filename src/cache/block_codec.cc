@@ -40,8 +40,12 @@ void StoreFp16(std::span<std::byte> block, uint32_t offset, Fp16 value) {
 // K and V differ only in where their codes and metadata lie.
 struct Side {
   bool is_k;
+  int Bits(const BlockLayout& layout) const { return is_k ? layout.k_bits() : layout.v_bits(); }
   CodePosition Code(const BlockLayout& layout, int token, int dim) const {
     return is_k ? layout.KCode(token, dim) : layout.VCode(token, dim);
+  }
+  CodePosition HighBit(const BlockLayout& layout, int token, int dim) const {
+    return is_k ? layout.KHighBit(token, dim) : layout.VHighBit(token, dim);
   }
   uint32_t Scale(const BlockLayout& layout, int token, int group) const {
     return is_k ? layout.KScale(token, group) : layout.VScale(token, group);
@@ -61,13 +65,17 @@ int EncodeSide(const BlockLayout& layout, Side side, const RowSpec& spec,
   int saturated = 0;
   for (int token = 0; token < kPageTokens; ++token) {
     const auto source = rows.subspan(static_cast<size_t>(token * dims), static_cast<size_t>(dims));
-    if (layout.kind() == BlockKind::kBf16) {
+    if (layout.is_bf16()) {
       for (int d = 0; d < dims; ++d) OrCode(block, side.Code(layout, token, d), source[d].bits);
       continue;
     }
     for (int d = 0; d < dims; ++d) row[d] = ToFloat(source[d]);
     saturated += QuantizeRow(spec, {row.data(), source.size()}, codes, scale, min);
-    for (int d = 0; d < dims; ++d) OrCode(block, side.Code(layout, token, d), codes[d]);
+    const bool split = side.Bits(layout) == 3;
+    for (int d = 0; d < dims; ++d) {
+      OrCode(block, side.Code(layout, token, d), split ? codes[d] & 3u : codes[d]);
+      if (split) OrCode(block, side.HighBit(layout, token, d), codes[d] >> 2);
+    }
     for (int g = 0; g < layout.num_groups(); ++g) {
       StoreFp16(block, side.Scale(layout, token, g), ToFp16(scale[g]));
       StoreFp16(block, side.Min(layout, token, g), ToFp16(min[g]));
@@ -78,8 +86,10 @@ int EncodeSide(const BlockLayout& layout, Side side, const RowSpec& spec,
 
 float DecodeElement(const BlockLayout& layout, Side side, std::span<const std::byte> block,
                     int token, int dim) {
-  const uint32_t code = LoadCode(block, side.Code(layout, token, dim), layout.bits());
-  if (layout.kind() == BlockKind::kBf16) return ToFloat(Bf16{static_cast<uint16_t>(code)});
+  const int bits = side.Bits(layout);
+  uint32_t code = LoadCode(block, side.Code(layout, token, dim), bits == 3 ? 2 : bits);
+  if (bits == 3) code |= LoadCode(block, side.HighBit(layout, token, dim), 1) << 2;
+  if (layout.is_bf16()) return ToFloat(Bf16{static_cast<uint16_t>(code)});
   const int group = dim / layout.group_dims();
   const float scale = ToFloat(LoadFp16(block, side.Scale(layout, token, group)));
   const float min = ToFloat(LoadFp16(block, side.Min(layout, token, group)));
@@ -107,9 +117,9 @@ int EncodeBlock(const BlockLayout& layout, const BlockRules& rules, std::span<co
   const auto rows = static_cast<size_t>(kPageTokens * layout.head_dim());
   OSCAR_CHECK(k.size() == rows && v.size() == rows && block.size() == layout.block_bytes());
   std::fill(block.begin(), block.end(), std::byte{0});
-  const RowSpec k_spec{rules.k_rule, layout.bits(), layout.group_dims(), rules.k_clip_ratio,
+  const RowSpec k_spec{rules.k_rule, layout.k_bits(), layout.group_dims(), rules.k_clip_ratio,
                        MetaType::kFp16};
-  const RowSpec v_spec{rules.v_rule, layout.bits(), layout.group_dims(), rules.v_clip_ratio,
+  const RowSpec v_spec{rules.v_rule, layout.v_bits(), layout.group_dims(), rules.v_clip_ratio,
                        MetaType::kFp16};
   return EncodeSide(layout, kSides[0], k_spec, k, block) +
          EncodeSide(layout, kSides[1], v_spec, v, block);

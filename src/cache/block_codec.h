@@ -13,8 +13,7 @@
 
 namespace oscar {
 
-// How the rows of a block are quantised. Bits and groups come from the layout; both sides share
-// them.
+// How the rows of a block are quantised. Bits and groups come from the layout.
 struct BlockRules {
   RowRule k_rule = RowRule::kMinMax;
   RowRule v_rule = RowRule::kMinMax;

@@ -66,8 +66,8 @@ TEST_P(BlockCodecTest, DecodesWhatTheRowQuantiserChose) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Shapes, BlockCodecTest,
-                         testing::Combine(testing::Values(BlockKind::kInt2, BlockKind::kInt4,
-                                                          BlockKind::kBf16),
+                         testing::Combine(testing::Values(BlockKind::kInt2, BlockKind::kInt3,
+                                                          BlockKind::kInt4, BlockKind::kBf16),
                                           testing::Values(CodeOrder::kTensorCore, CodeOrder::kCpu),
                                           testing::Values(64, 128, 256), testing::Values(32, 64)));
 
@@ -114,6 +114,13 @@ TEST(BlockCodec, MatchesGoldenBytes) {
       {"b2_cpu_d256_g128", {BlockKind::kInt2, CodeOrder::kCpu, 256, 128}},
       {"b4_tc_d128_g64", {BlockKind::kInt4, CodeOrder::kTensorCore, 128, 64}},
       {"b4_cpu_d128_g128", {BlockKind::kInt4, CodeOrder::kCpu, 128, 128}},
+      {"b3_tc_d128_g128", {BlockKind::kInt3, CodeOrder::kTensorCore, 128, 128}},
+      {"b3_cpu_d128_g128", {BlockKind::kInt3, CodeOrder::kCpu, 128, 128}},
+      {"b3_cpu_d64_g32", {BlockKind::kInt3, CodeOrder::kCpu, 64, 32}},
+      {"b3_tc_d256_g128", {BlockKind::kInt3, CodeOrder::kTensorCore, 256, 128}},
+      {"b4v2_cpu_d128_g128", {BlockKind::kInt4, BlockKind::kInt2, CodeOrder::kCpu, 128, 128}},
+      {"b3v2_tc_d64_g64", {BlockKind::kInt3, BlockKind::kInt2, CodeOrder::kTensorCore, 64, 64}},
+      {"b2v3_cpu_d256_g256", {BlockKind::kInt2, BlockKind::kInt3, CodeOrder::kCpu, 256, 256}},
       {"b16_tc_d64_g64", {BlockKind::kBf16, CodeOrder::kTensorCore, 64, 64}},
       {"b16_tc_d128_g128", {BlockKind::kBf16, CodeOrder::kTensorCore, 128, 128}},
       {"b16_cpu_d64_g64", {BlockKind::kBf16, CodeOrder::kCpu, 64, 64}},

@@ -5,7 +5,9 @@
 //
 // A block is   K codes | V codes | K meta planes | V meta planes.
 //
-// Codes are 2, 4 or 16 (BF16) bits. Two orders exist for the same numbers:
+// Codes are 2, 3, 4 or 16 (BF16) bits; K and V of a block may differ in 2, 3 and 4. Codes of 3 bits
+// are two parts: the low two bits as codes of 2 bits, then the high bits. Two orders exist for the
+// same numbers:
 //   kTensorCore  fragments of mma.m16n8k16: a lane's 16-byte load is its operand registers
 //   kCpu         16-bit SIMD lanes: a 64-byte load is 16 tokens x 2 dims (K) or 16 dims x 2 tokens
 //   (V)
@@ -20,7 +22,14 @@
 
 namespace oscar {
 
-enum class BlockKind : uint8_t { kInt2 = 0, kInt4 = 1, kBf16 = 2 };
+enum class BlockKind : uint8_t { kInt2 = 0, kInt4 = 1, kBf16 = 2, kInt3 = 3 };
+
+OSCAR_HD constexpr int BitsOf(BlockKind kind) {
+  return kind == BlockKind::kInt2   ? 2
+         : kind == BlockKind::kInt3 ? 3
+         : kind == BlockKind::kInt4 ? 4
+                                    : 16;
+}
 enum class CodeOrder : uint8_t { kTensorCore = 0, kCpu = 1 };
 
 // Where one code sits: bits [shift, shift + bits) of the little-endian 32-bit word at `offset`.
@@ -37,10 +46,15 @@ class BlockLayout {
   // REQUIRES: IsSupported(head_dim, group_dims). `group_dims` is the number of dims that share one
   // (scale, min); ignored for BF16 blocks.
   OSCAR_HD constexpr BlockLayout(BlockKind kind, CodeOrder order, int head_dim, int group_dims)
-      : kind_(kind),
+      : BlockLayout(kind, kind, order, head_dim, group_dims) {}
+  // K and V apart. REQUIRES: both are BF16 or none.
+  OSCAR_HD constexpr BlockLayout(BlockKind k_kind, BlockKind v_kind, CodeOrder order, int head_dim,
+                                 int group_dims)
+      : kind_(k_kind),
+        v_kind_(v_kind),
         order_(order),
         head_dim_(static_cast<uint16_t>(head_dim)),
-        group_dims_(static_cast<uint16_t>(kind == BlockKind::kBf16 ? head_dim : group_dims)) {}
+        group_dims_(static_cast<uint16_t>(k_kind == BlockKind::kBf16 ? head_dim : group_dims)) {}
 
   // Head dims of kHeadDims; groups of 32, 64, 128 or the whole head where they divide it.
   OSCAR_HD static constexpr bool IsSupported(int head_dim, int group_dims) {
@@ -49,28 +63,33 @@ class BlockLayout {
     return IsHeadDim(head_dim) && group_ok && head_dim % group_dims == 0;
   }
 
-  OSCAR_HD constexpr BlockKind kind() const { return kind_; }
+  OSCAR_HD constexpr BlockKind k_kind() const { return kind_; }
+  OSCAR_HD constexpr BlockKind v_kind() const { return v_kind_; }
+  OSCAR_HD constexpr bool is_bf16() const { return kind_ == BlockKind::kBf16; }
   OSCAR_HD constexpr CodeOrder order() const { return order_; }
   OSCAR_HD constexpr int head_dim() const { return head_dim_; }
   OSCAR_HD constexpr int group_dims() const { return group_dims_; }
-  OSCAR_HD constexpr int num_groups() const {
-    return kind_ == BlockKind::kBf16 ? 0 : head_dim_ / group_dims_;
-  }
-  OSCAR_HD constexpr int bits() const {
-    return kind_ == BlockKind::kInt2 ? 2 : kind_ == BlockKind::kInt4 ? 4 : 16;
-  }
+  OSCAR_HD constexpr int num_groups() const { return is_bf16() ? 0 : head_dim_ / group_dims_; }
+  OSCAR_HD constexpr int k_bits() const { return BitsOf(kind_); }
+  OSCAR_HD constexpr int v_bits() const { return BitsOf(v_kind_); }
 
-  // Codes of K alone (V's are as many).
-  OSCAR_HD constexpr uint32_t code_bytes() const {
-    return static_cast<uint32_t>(kPageTokens * head_dim_ * bits() / 8);
-  }
+  OSCAR_HD constexpr uint32_t k_code_bytes() const { return SideBytes(k_bits()); }
+  OSCAR_HD constexpr uint32_t v_code_bytes() const { return SideBytes(v_bits()); }
   // One metadata plane: (scale, min) in fp16 for the 64 rows of one group.
   static constexpr uint32_t kMetaPlaneBytes = kPageTokens * 4;
   // Metadata of K alone (V's is as much).
   OSCAR_HD constexpr uint32_t meta_bytes() const {
     return static_cast<uint32_t>(num_groups()) * kMetaPlaneBytes;
   }
-  // The same of a block of `bytes`, and where V's begins, for kernels to which the group is data.
+
+  // ---- blocks whose K and V are of one kind, for readers that know no others ----
+
+  OSCAR_HD constexpr bool is_uniform() const { return kind_ == v_kind_; }
+  OSCAR_HD constexpr BlockKind kind() const { return kind_; }
+  OSCAR_HD constexpr int bits() const { return k_bits(); }
+  // Codes of K alone (V's are as many).
+  OSCAR_HD constexpr uint32_t code_bytes() const { return k_code_bytes(); }
+  // Metadata of K in a block of `bytes`, and where V's begins, where the group is data.
   OSCAR_HD constexpr int MetaBytesOf(int bytes) const {
     return bytes / 2 - static_cast<int>(code_bytes());
   }
@@ -78,9 +97,11 @@ class BlockLayout {
     return (bytes + 2 * static_cast<int>(code_bytes())) / 2;
   }
 
+  // ---- every block ----
+
   OSCAR_HD constexpr uint32_t k_codes_offset() const { return 0; }
-  OSCAR_HD constexpr uint32_t v_codes_offset() const { return code_bytes(); }
-  OSCAR_HD constexpr uint32_t k_meta_offset() const { return 2 * code_bytes(); }
+  OSCAR_HD constexpr uint32_t v_codes_offset() const { return k_code_bytes(); }
+  OSCAR_HD constexpr uint32_t k_meta_offset() const { return k_code_bytes() + v_code_bytes(); }
   OSCAR_HD constexpr uint32_t v_meta_offset() const { return k_meta_offset() + meta_bytes(); }
   OSCAR_HD constexpr uint32_t block_bytes() const { return v_meta_offset() + meta_bytes(); }
   // Bits per stored number, metadata included, windows not: 2.25 for INT2 with one group of 128.
@@ -88,20 +109,23 @@ class BlockLayout {
     return 8.0 * block_bytes() / (2.0 * kPageTokens * head_dim_);
   }
 
+  // Where a code lies; of 3 bits, its low two. The high bit of those is at KHighBit, VHighBit.
   OSCAR_HD constexpr CodePosition KCode(int token, int dim) const {
-    if (kind_ == BlockKind::kBf16) return RowMajor(k_codes_offset(), token, dim);
-    if (order_ == CodeOrder::kTensorCore) return TensorCoreK(token, dim);
-    // 16 tokens x 2 dims a vector: 32-bit lane = token, its halves = an even and an odd dim.
-    return CpuVector(k_codes_offset(), (token / 16) * (head_dim_ / 2) + dim / 2, token % 16,
-                     dim & 1);
+    return KPart(k_codes_offset(), LowBits(k_bits()), token, dim);
   }
   OSCAR_HD constexpr CodePosition VCode(int token, int dim) const {
-    if (kind_ == BlockKind::kBf16) return RowMajor(v_codes_offset(), token, dim);
-    if (order_ == CodeOrder::kTensorCore) return TensorCoreV(token, dim);
-    // 16 dims x 2 tokens a vector: 32-bit lane = dim, its halves = an even and an odd token.
-    return CpuVector(v_codes_offset(), (dim / 16) * (kPageTokens / 2) + token / 2, dim % 16,
-                     token & 1);
+    return VPart(v_codes_offset(), LowBits(v_bits()), token, dim);
   }
+  // Blocks of 3-bit codes on that side alone.
+  OSCAR_HD constexpr CodePosition KHighBit(int token, int dim) const {
+    return KPart(k_high_offset(), 1, token, dim);
+  }
+  OSCAR_HD constexpr CodePosition VHighBit(int token, int dim) const {
+    return VPart(v_high_offset(), 1, token, dim);
+  }
+  // Where the high bits begin: after the low two of all codes of that side.
+  OSCAR_HD constexpr uint32_t k_high_offset() const { return k_codes_offset() + SideBytes(2); }
+  OSCAR_HD constexpr uint32_t v_high_offset() const { return v_codes_offset() + SideBytes(2); }
 
   // Byte offsets of one row's fp16 scale and min.
   OSCAR_HD constexpr uint32_t KScale(int token, int group) const {
@@ -144,15 +168,20 @@ class BlockLayout {
   // BF16: where a token's row of D numbers begins.
   OSCAR_HD constexpr uint32_t KRow(int token) const { return KCode(token, 0).offset; }
   OSCAR_HD constexpr uint32_t VRow(int token) const { return VCode(token, 0).offset; }
-  // Codes of 16 tokens of K, of 16 dims of V.
-  OSCAR_HD constexpr uint32_t k_tile_bytes() const { return code_bytes() / (kPageTokens / 16); }
+  // Codes of 16 tokens of K, of 16 dims of V; of 3-bit codes the low two bits. Their high bits take
+  // half as much.
+  OSCAR_HD constexpr uint32_t k_tile_bytes() const {
+    return SideBytes(LowBits(k_bits())) / (kPageTokens / 16);
+  }
   OSCAR_HD constexpr uint32_t v_tile_bytes() const {
-    return code_bytes() / static_cast<uint32_t>(head_dim_ / 16);
+    return SideBytes(LowBits(v_bits())) / static_cast<uint32_t>(head_dim_ / 16);
   }
 
-  // Identifies the byte meaning of a block on disk: version, kind, order, head dim, group.
+  // Identifies the byte meaning of a block on disk: version, kinds, order, head dim, group. The
+  // kind of V is there as what it differs by, so that blocks of one kind have the ids they had.
   OSCAR_HD constexpr uint64_t id() const {
-    return (uint64_t{kFormatVersion} << 48) | (static_cast<uint64_t>(kind_) << 40) |
+    const auto k = static_cast<uint64_t>(kind_), v = static_cast<uint64_t>(v_kind_);
+    return (uint64_t{kFormatVersion} << 48) | ((k | (k ^ v) << 4) << 40) |
            (static_cast<uint64_t>(order_) << 32) | (uint64_t{head_dim_} << 16) | group_dims_;
   }
   OSCAR_HD friend constexpr bool operator==(const BlockLayout& a, const BlockLayout& b) {
@@ -160,6 +189,34 @@ class BlockLayout {
   }
 
  private:
+  OSCAR_HD constexpr uint32_t SideBytes(int bits) const {
+    return static_cast<uint32_t>(kPageTokens * head_dim_ * bits / 8);
+  }
+  // Bits of a code that lie together.
+  OSCAR_HD static constexpr int LowBits(int bits) { return bits == 3 ? 2 : bits; }
+
+  // Codes of `bits` bits from `base` on; all of them, or the parts of codes of 3.
+  OSCAR_HD constexpr CodePosition KPart(uint32_t base, int bits, int token, int dim) const {
+    if (is_bf16()) return RowMajor(base, token, dim);
+    if (order_ == CodeOrder::kTensorCore) {
+      const int row = token % 16, col = dim % 16;  // A operand: rows are tokens, columns dims
+      return Fragment(base, bits, token, dim, row % 8 * 4 + col % 8 / 2, row / 8 * 2 + col / 8,
+                      col & 1);
+    }
+    // 16 tokens x 2 dims a vector: 32-bit lane = token, its halves = an even and an odd dim.
+    return CpuVector(base, bits, (token / 16) * (head_dim_ / 2) + dim / 2, token % 16, dim & 1);
+  }
+  OSCAR_HD constexpr CodePosition VPart(uint32_t base, int bits, int token, int dim) const {
+    if (is_bf16()) return RowMajor(base, token, dim);
+    if (order_ == CodeOrder::kTensorCore) {
+      const int row = dim % 16, col = token % 16;  // A operand V^T: rows are dims, columns tokens
+      return Fragment(base, bits, token, dim, row % 8 * 4 + col % 8 / 2, row / 8 + col / 8 * 2,
+                      col & 1);
+    }
+    // 16 dims x 2 tokens a vector: 32-bit lane = dim, its halves = an even and an odd token.
+    return CpuVector(base, bits, (dim / 16) * (kPageTokens / 2) + token / 2, dim % 16, token & 1);
+  }
+
   // BF16. CPU order: row-major [64, D]. Tensor-core order: one plane a 64 dims, [D / 64, 64, 64],
   // whose rows of 128 bytes hold their eight 16-byte chunks XOR-swizzled by token % 8: the 128-byte
   // swizzle that wgmma descriptors name, and without bank conflicts for ldmatrix.
@@ -175,32 +232,27 @@ class BlockLayout {
   // Position of an element in a plane of 512 bytes (32 lanes x 16 bytes). `step` counts 16-wide
   // slices of dims over the tiles of 16 tokens; 16 / bits of them share a 32-bit word, each a pair
   // of codes 16 bits apart. Heads of 256 are two sub-blocks of 128 dims.
-  OSCAR_HD constexpr CodePosition Fragment(uint32_t base, int token, int dim, int lane, int word,
-                                           int odd) const {
+  OSCAR_HD constexpr CodePosition Fragment(uint32_t base, int bits, int token, int dim, int lane,
+                                           int word, int odd) const {
     const int steps = sub_dims() / 16;
     const int step = (token / 16) * steps + dim % sub_dims() / 16;
-    const int per_word = 16 / bits();
-    const int sub_block = dim / sub_dims() * sub_bytes();
+    const int per_word = 16 / bits;
+    const int sub_block = dim / sub_dims() * (kPageTokens * sub_dims() * bits / 8);
     return {base + static_cast<uint32_t>(sub_block + step / per_word * kFragmentPlaneBytes +
                                          lane * 16 + word * 4),
-            static_cast<uint32_t>(step % per_word * bits() + 16 * odd)};
-  }
-  OSCAR_HD constexpr CodePosition TensorCoreK(int token, int dim) const {
-    const int row = token % 16, col = dim % 16;  // A operand: rows are tokens, columns dims
-    return Fragment(k_codes_offset(), token, dim, row % 8 * 4 + col % 8 / 2, row / 8 * 2 + col / 8,
-                    col & 1);
-  }
-  OSCAR_HD constexpr CodePosition TensorCoreV(int token, int dim) const {
-    const int row = dim % 16, col = token % 16;  // A operand V^T: rows are dims, columns tokens
-    return Fragment(v_codes_offset(), token, dim, row % 8 * 4 + col % 8 / 2, row / 8 + col / 8 * 2,
-                    col & 1);
+            static_cast<uint32_t>(step % per_word * bits + 16 * odd)};
   }
   // CPU order: `pair` counts the pairs that lane `lane` accumulates; 16 / bits of them share the
-  // lane's 32-bit word (one code of the pair in each half).
-  OSCAR_HD constexpr CodePosition CpuVector(uint32_t base, int pair, int lane, int odd) const {
-    const int per_word = 16 / bits();
+  // lane's 32-bit word (one code of the pair in each half). High bits are ordered so that a shift
+  // and a mask bring those of a word of 2-bit codes to its bytes: pairs 8i + j and 8i + j + 4 are 8
+  // bits apart.
+  OSCAR_HD constexpr CodePosition CpuVector(uint32_t base, int bits, int pair, int lane,
+                                            int odd) const {
+    const int per_word = 16 / bits;
+    const int shift =
+        bits == 1 ? pair / 8 % 2 * 4 + pair % 4 + pair / 4 % 2 * 8 : pair % per_word * bits;
     return {base + static_cast<uint32_t>(pair / per_word * 64 + lane * 4),
-            static_cast<uint32_t>(pair % per_word * bits() + 16 * odd)};
+            static_cast<uint32_t>(shift + 16 * odd)};
   }
   // Tensor-core order interleaves (scale, min) and keeps the eight rows r, r + 8, ... of a lane
   // together; CPU order keeps 64 scales, then 64 mins.
@@ -213,7 +265,8 @@ class BlockLayout {
     return plane + static_cast<uint32_t>(which * (kPageTokens * 2) + token * 2);
   }
 
-  BlockKind kind_;
+  BlockKind kind_;  // of K
+  BlockKind v_kind_;
   CodeOrder order_;
   uint16_t head_dim_;
   uint16_t group_dims_;
@@ -241,6 +294,10 @@ constexpr T DispatchBlockShape(int head_dim, int group_dims, T otherwise, const 
 static_assert(BlockLayout(BlockKind::kInt2, CodeOrder::kTensorCore, 128, 128).block_bytes() ==
               4608);
 static_assert(BlockLayout(BlockKind::kInt2, CodeOrder::kTensorCore, 128, 32).block_bytes() == 6144);
+static_assert(BlockLayout(BlockKind::kInt3, CodeOrder::kTensorCore, 128, 128).block_bytes() ==
+              6656);
+static_assert(BlockLayout(BlockKind::kInt4, BlockKind::kInt2, CodeOrder::kCpu, 128, 128)
+                  .block_bytes() == 6656);
 static_assert(BlockLayout(BlockKind::kInt4, CodeOrder::kTensorCore, 128, 128).block_bytes() ==
               8704);
 static_assert(BlockLayout(BlockKind::kBf16, CodeOrder::kTensorCore, 128, 128).block_bytes() ==

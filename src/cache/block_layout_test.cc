@@ -9,11 +9,16 @@ namespace {
 
 std::vector<BlockLayout> AllLayouts() {
   std::vector<BlockLayout> layouts;
-  for (BlockKind kind : {BlockKind::kInt2, BlockKind::kInt4, BlockKind::kBf16}) {
+  using enum BlockKind;
+  std::vector<std::pair<BlockKind, BlockKind>> kinds = {{kBf16, kBf16}};
+  for (const BlockKind k : {kInt2, kInt3, kInt4}) {
+    for (const BlockKind v : {kInt2, kInt3, kInt4}) kinds.emplace_back(k, v);
+  }
+  for (const auto& [k, v] : kinds) {
     for (CodeOrder order : {CodeOrder::kTensorCore, CodeOrder::kCpu}) {
       for (int dim : {64, 128, 256}) {
         for (int group : {32, 64, 128, 256}) {
-          if (BlockLayout::IsSupported(dim, group)) layouts.emplace_back(kind, order, dim, group);
+          if (BlockLayout::IsSupported(dim, group)) layouts.emplace_back(k, v, order, dim, group);
         }
       }
     }
@@ -29,11 +34,15 @@ TEST(BlockLayout, EveryBitOfEveryBlockHasExactlyOneOwner) {
     };
     for (int t = 0; t < kPageTokens; ++t) {
       for (int d = 0; d < layout.head_dim(); ++d) {
-        for (const CodePosition at : {layout.KCode(t, d), layout.VCode(t, d)}) {
-          ASSERT_EQ(at.offset % 4, 0u);
-          ASSERT_LE(at.shift + static_cast<uint32_t>(layout.bits()), 32u);
-          claim(at.offset, at.shift, layout.bits());
-        }
+        const auto claim_code = [&](int bits, CodePosition code, CodePosition high) {
+          const int low_bits = bits == 3 ? 2 : bits;
+          ASSERT_EQ(code.offset % 4, 0u);
+          ASSERT_LE(code.shift + static_cast<uint32_t>(low_bits), 32u);
+          claim(code.offset, code.shift, low_bits);
+          if (bits == 3) claim(high.offset, high.shift, 1);
+        };
+        claim_code(layout.k_bits(), layout.KCode(t, d), layout.KHighBit(t, d));
+        claim_code(layout.v_bits(), layout.VCode(t, d), layout.VHighBit(t, d));
       }
       for (int g = 0; g < layout.num_groups(); ++g) {
         for (uint32_t at :
@@ -45,6 +54,13 @@ TEST(BlockLayout, EveryBitOfEveryBlockHasExactlyOneOwner) {
     for (int owner : owners) ASSERT_EQ(owner, 1);
     EXPECT_EQ(layout.block_bytes() % 128, 0u);  // bulk copies and cache lines
   }
+}
+
+// Blocks of one kind keep the ids that they have on disk.
+TEST(BlockLayout, IdsStayWhatTheyWere) {
+  EXPECT_EQ(BlockLayout(BlockKind::kInt2, CodeOrder::kCpu, 128, 128).id(), 0x0001000100800080u);
+  EXPECT_EQ(BlockLayout(BlockKind::kInt4, CodeOrder::kTensorCore, 128, 64).id(),
+            0x0001010000800040u);
 }
 
 TEST(BlockLayout, IdsAreDistinct) {
@@ -101,6 +117,11 @@ TEST(BlockLayout, BitsPerElementCountMetadata) {
                    2.125);
   EXPECT_DOUBLE_EQ(BlockLayout(BlockKind::kInt4, CodeOrder::kCpu, 128, 128).bits_per_element(),
                    4.25);
+  EXPECT_DOUBLE_EQ(BlockLayout(BlockKind::kInt3, CodeOrder::kCpu, 128, 128).bits_per_element(),
+                   3.25);
+  EXPECT_DOUBLE_EQ(
+      BlockLayout(BlockKind::kInt4, BlockKind::kInt2, CodeOrder::kCpu, 128, 128).bits_per_element(),
+      3.25);
   EXPECT_DOUBLE_EQ(BlockLayout(BlockKind::kBf16, CodeOrder::kCpu, 128, 128).bits_per_element(),
                    16.0);
 }

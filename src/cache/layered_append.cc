@@ -54,9 +54,9 @@ LayeredAppend::LayeredAppend(SequenceCache& cache, int64_t num_tokens)
     : cache_(cache),
       config_(cache.config()),
       num_tokens_(num_tokens),
-      layer_layout_({config_.open.block(0)}, config_.open.kv_heads()) {
+      layer_layout_({config_.open.block(0, 0)}, config_.open.kv_heads()) {
   for (int i = 0; i < config_.open.num_layers(); ++i) {
-    OSCAR_CHECK(config_.open.block(i).block_bytes() == config_.open.block(0).block_bytes());
+    OSCAR_CHECK(config_.open.LayerBytes(i) == config_.open.LayerBytes(0));
   }
 }
 
@@ -116,12 +116,12 @@ std::byte* LayeredAppend::OpenBlock(int head, int64_t position) const {
 
 Bf16* LayeredAppend::KRow(int head, int64_t position) const {
   const auto token = static_cast<int>(position % kPageTokens);
-  return reinterpret_cast<Bf16*>(OpenBlock(head, position) + layer_layout_.block(0).KRow(token));
+  return reinterpret_cast<Bf16*>(OpenBlock(head, position) + layer_layout_.block(0, 0).KRow(token));
 }
 
 Bf16* LayeredAppend::VRow(int head, int64_t position) const {
   const auto token = static_cast<int>(position % kPageTokens);
-  return reinterpret_cast<Bf16*>(OpenBlock(head, position) + layer_layout_.block(0).VRow(token));
+  return reinterpret_cast<Bf16*>(OpenBlock(head, position) + layer_layout_.block(0, 0).VRow(token));
 }
 
 void LayeredAppend::SealLayer(ThreadPool& threads) {

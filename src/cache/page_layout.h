@@ -1,38 +1,57 @@
 // PageLayout: where the blocks of a page lie. A page holds 64 consecutive tokens of all layers and
 // KV heads in one piece; a block (cache/block_layout.h) is what one (layer, KV head) has in it.
-// Immutable.
+// Blocks follow each other by layer, then by head, and may differ in size: a method may give some
+// heads more bits. All pages of one kind (open, sealed) of a cache have the same layout. Immutable.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "cache/block_layout.h"
 
 namespace oscar {
 
+// A block and where it begins.
+struct BlockPlace {
+  BlockLayout layout;
+  size_t offset;  // bytes from the page's start
+};
+
 class PageLayout {
  public:
-  PageLayout(std::vector<BlockLayout> layers, int kv_heads);
+  // One layout per layer, the same for all of its KV heads.
+  PageLayout(const std::vector<BlockLayout>& layers, int kv_heads);
+  // [layers][kv_heads]. REQUIRES: every layer has as many heads.
+  explicit PageLayout(const std::vector<std::vector<BlockLayout>>& blocks);
 
-  int num_layers() const { return static_cast<int>(layers_.size()); }
+  int num_layers() const { return static_cast<int>(blocks_.size()) / kv_heads_; }
   int kv_heads() const { return kv_heads_; }
-  const BlockLayout& block(int layer) const { return layers_[static_cast<size_t>(layer)]; }
+  // All KV heads of a layer, in order.
+  std::span<const BlockPlace> blocks(int layer) const {
+    const auto heads = static_cast<size_t>(kv_heads_);
+    return std::span(blocks_).subspan(static_cast<size_t>(layer) * heads, heads);
+  }
+  const BlockLayout& block(int layer, int head) const {
+    return blocks(layer)[static_cast<size_t>(head)].layout;
+  }
   size_t BlockOffset(int layer, int head) const {
-    return offsets_[static_cast<size_t>(layer)] +
-           static_cast<size_t>(head) * block(layer).block_bytes();
+    return blocks(layer)[static_cast<size_t>(head)].offset;
   }
   // All KV heads of a layer, which lie together.
   size_t LayerBytes(int layer) const {
-    return static_cast<size_t>(kv_heads_) * block(layer).block_bytes();
+    const BlockPlace& last = blocks(layer).back();
+    return last.offset + last.layout.block_bytes() - BlockOffset(layer, 0);
   }
+  // Whether every block of the page is of one layout.
+  bool is_uniform() const;
   size_t bytes() const { return bytes_; }
   // K and V numbers that one page holds.
   uint64_t elements() const { return elements_; }
 
  private:
-  std::vector<BlockLayout> layers_;
-  std::vector<size_t> offsets_;
+  std::vector<BlockPlace> blocks_;  // [layers][kv_heads]
   int kv_heads_;
   size_t bytes_ = 0;
   uint64_t elements_ = 0;

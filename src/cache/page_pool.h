@@ -65,7 +65,7 @@ class PageRef {
   std::byte* data() const { return page_->data; }
   std::span<std::byte> Block(int layer, int head) const {
     return {page_->data + page_->layout->BlockOffset(layer, head),
-            page_->layout->block(layer).block_bytes()};
+            page_->layout->block(layer, head).block_bytes()};
   }
 
  private:

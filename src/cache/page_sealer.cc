@@ -22,7 +22,7 @@ uint64_t HostPageSealer::SealPages(std::span<const std::byte* const> open,
 
 int RuleSealer::Seal(int layer, std::span<const std::byte* const> open,
                      std::span<std::byte* const> sealed) const {
-  const BlockLayout &from = config_.open.block(layer), &to = config_.sealed.block(layer);
+  const BlockLayout& from = config_.open.block(layer, 0);
   const auto rows = static_cast<size_t>(kPageTokens * from.head_dim());
   int saturated = 0;
   for (size_t i = 0; i < open.size(); ++i) {
@@ -30,8 +30,10 @@ int RuleSealer::Seal(int layer, std::span<const std::byte* const> open,
       const std::byte* block = open[i] + head * from.block_bytes();
       const auto* k = reinterpret_cast<const Bf16*>(block + from.k_codes_offset());
       const auto* v = reinterpret_cast<const Bf16*>(block + from.v_codes_offset());
-      saturated += encoder_(to, rules_[static_cast<size_t>(layer)][head], {k, rows}, {v, rows},
-                            {sealed[i] + head * to.block_bytes(), to.block_bytes()});
+      const BlockPlace& to = config_.sealed.blocks(layer)[head];
+      std::byte* const target = sealed[i] + to.offset - config_.sealed.BlockOffset(layer, 0);
+      saturated += encoder_(to.layout, rules_[static_cast<size_t>(layer)][head], {k, rows},
+                            {v, rows}, {target, to.layout.block_bytes()});
     }
   }
   return saturated;

@@ -25,9 +25,11 @@ struct CodeStatistics {
     return kRounding * spread * sqrtf(static_cast<float>(dims));
   }
 };
+// Of keys.
 OSCAR_HD constexpr CodeStatistics StatisticsOf(const BlockLayout& layout) {
-  return layout.kind() == BlockKind::kInt2 ? CodeStatistics{1.5f, 1.118f}
-                                           : CodeStatistics{7.5f, 4.61f};
+  return layout.k_kind() == BlockKind::kInt2   ? CodeStatistics{1.5f, 1.118f}
+         : layout.k_kind() == BlockKind::kInt3 ? CodeStatistics{3.5f, 2.291f}
+                                               : CodeStatistics{7.5f, 4.61f};
 }
 
 // The largest K scale of a group whose q . code is off by `noise`, times softmax scale and log2 e.

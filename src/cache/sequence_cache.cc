@@ -54,13 +54,13 @@ Status SequenceCache::Reserve(int64_t num_tokens) {
 Bf16* SequenceCache::KRow(int layer, int head, int64_t position) const {
   const auto token = static_cast<int>(position % kPageTokens);
   return reinterpret_cast<Bf16*>(OpenBlock(layer, head, position) +
-                                 config_->open.block(layer).KRow(token));
+                                 config_->open.block(layer, 0).KRow(token));
 }
 
 Bf16* SequenceCache::VRow(int layer, int head, int64_t position) const {
   const auto token = static_cast<int>(position % kPageTokens);
   return reinterpret_cast<Bf16*>(OpenBlock(layer, head, position) +
-                                 config_->open.block(layer).VRow(token));
+                                 config_->open.block(layer, 0).VRow(token));
 }
 
 void SequenceCache::Advance(int64_t num_tokens) {

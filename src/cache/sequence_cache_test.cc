@@ -35,7 +35,7 @@ class SequenceCacheTest : public testing::Test {
   }
   // Every stored value is the BF16 row or its scalar quantisation, wherever the page is.
   void ExpectContents(const SequenceCache& cache) const {
-    std::vector<std::byte> expected(config_.sealed.block(0).block_bytes());
+    std::vector<std::byte> expected(config_.sealed.block(0, 0).block_bytes());
     for (int64_t j = 0; j < cache.num_pages(); ++j) {
       for (int layer = 0; layer < kLayers; ++layer) {
         for (int head = 0; head < kHeads; ++head) {
@@ -49,7 +49,7 @@ class SequenceCacheTest : public testing::Test {
           }
           const auto block = cache.page(j).Block(layer, head);
           if (cache.is_sealed(j)) {
-            EncodeBlock(config_.sealed.block(layer), rules_, k, v, expected);
+            EncodeBlock(config_.sealed.block(layer, 0), rules_, k, v, expected);
             ASSERT_EQ(std::memcmp(block.data(), expected.data(), expected.size()), 0) << j;
           } else {
             ASSERT_EQ(std::memcmp(block.data(), k.data(), k.size() * 2), 0) << j;

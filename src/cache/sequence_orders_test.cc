@@ -95,7 +95,7 @@ class SequenceOrdersTest : public testing::TestWithParam<std::tuple<int, int>> {
   void Check(const Sequence& sequence) {
     const SequenceCache& cache = sequence.cache;
     ASSERT_EQ(cache.length(), static_cast<int64_t>(sequence.tokens.size()));
-    std::vector<std::byte> expected(config_.sealed.block(0).block_bytes());
+    std::vector<std::byte> expected(config_.sealed.block(0, 0).block_bytes());
     for (int64_t j = 0; j < PagesOf(cache.length()); ++j) {
       const int64_t held = std::min<int64_t>(kPageTokens, cache.length() - j * kPageTokens);
       ASSERT_EQ(cache.page_table()[j], cache.page(j).data());
@@ -108,7 +108,7 @@ class SequenceOrdersTest : public testing::TestWithParam<std::tuple<int, int>> {
         const std::byte* const block = cache.page(j).Block(layer, 0).data();
         if (cache.is_sealed(j)) {
           ASSERT_GE(j, config_.sink / kPageTokens);
-          EncodeBlock(config_.sealed.block(layer), {}, k, v, expected);
+          EncodeBlock(config_.sealed.block(layer, 0), {}, k, v, expected);
           ASSERT_EQ(0, std::memcmp(block, expected.data(), expected.size())) << j;
         } else {
           const auto bytes = static_cast<size_t>(held * kDim) * sizeof(Bf16);

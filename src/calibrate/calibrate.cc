@@ -301,6 +301,37 @@ Result<Calibration> Calibrate(const CalibrateOptions& options) {
   return out;
 }
 
+Result<SensitivityResult> CalibrateSensitivities(const SensitivityRequest& request) {
+  SensitivityOptions options;
+  options.model = request.model;
+  options.show_progress = request.show_progress;
+  ModelOptions plain = request.model;
+  plain.kv = "bf16";
+  plain.rotation.clear();
+  plain.group_dims = plain.sink = plain.recent = std::nullopt;
+  plain.k_clip = plain.v_clip = std::nullopt;
+  OSCAR_ASSIGN_OR_RETURN(const std::unique_ptr<LoadedModel> plan, LoadedModel::Plan(plain));
+  const ModelSpec& spec = plan->spec();
+  const int sides = 2 * spec.num_kv_layers() * spec.attention().num_kv_heads;
+  options.use_proxy = request.measure == SensitivityMeasure::kProxy ||
+                      (request.measure == SensitivityMeasure::kAuto && sides > kMaxSidesEndToEnd);
+  OSCAR_ASSIGN_OR_RETURN(const Tokenizer tokenizer, Tokenizer::Load(plan->directory()));
+  Result<ChatTemplate> chat = ChatTemplate::Load(plan->directory());
+  if (!chat.has_value() && chat.error().code() != StatusCode::kNotFound) {
+    return Unexpected(chat.error());
+  }
+  CalibrationTextOptions text_options = request.text;
+  ++text_options.seed;
+  if (text_options.max_sequence == 0) {
+    text_options.max_sequence = std::min<int64_t>(plan->max_context(), kDefaultMaxSequence);
+  }
+  OSCAR_ASSIGN_OR_RETURN(
+      const CalibrationText text,
+      ReadCalibrationText(text_options, tokenizer, chat.has_value() ? &*chat : nullptr));
+  for (const std::string& warning : text.warnings) LogWarning("{}", warning);
+  return MeasureSensitivities(options, text.sequences);
+}
+
 Status CheckCalibrationDirectory(const FitOptions& fit, const fs::path& directory) {
   const ZooPaths written = ZooPairPaths(directory / kZooDirectoryName, DescribeFit(fit));
   for (const fs::path& place : {directory, directory / kZooDirectoryName}) {

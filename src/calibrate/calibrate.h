@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "calibrate/calibration_text.h"
+#include "measure/head_sensitivity.h"
 #include "oscar/options.h"
 #include "oscar/status.h"
 #include "rotation/statistics.h"
@@ -41,6 +42,25 @@ struct Calibration {
 };
 
 Result<Calibration> Calibrate(const CalibrateOptions& options);
+
+// How the sensitivities of heads are measured (measure/head_sensitivity.h).
+enum class SensitivityMeasure : uint8_t {
+  kAuto,  // end to end where the model has at most kMaxSidesEndToEnd sides, else the proxy
+  kKl,
+  kProxy,
+};
+// K and V of one KV head are two sides. End to end costs one reading of the answers for each.
+inline constexpr int kMaxSidesEndToEnd = 128;
+inline constexpr int64_t kSensitivityTokens = 48000;
+
+struct SensitivityRequest {
+  ModelOptions model;  // rotation: "none" (the Hadamard) or a fitted one
+  // Of the text; the built-in sample is drawn with another seed than the fit's.
+  CalibrationTextOptions text;
+  SensitivityMeasure measure = SensitivityMeasure::kAuto;
+  bool show_progress = true;
+};
+Result<SensitivityResult> CalibrateSensitivities(const SensitivityRequest& request);
 
 // Whether WriteCalibration can write to `directory`, and would not leave a pair there that it does
 // not replace: two rotations in one place would be ambiguous. Needs no fit, so that it can be asked

@@ -177,6 +177,7 @@ Status RunServeBench(const ServeBenchOptions& options) {
     ModelOptions plain = options.model.options;
     plain.kv = "bf16";
     plain.rotation.clear();
+    plain.bits.reset();
     plain.sink.reset(), plain.recent.reset(), plain.group_dims.reset();
     plain.k_clip.reset(), plain.v_clip.reset();
     OSCAR_ASSIGN_OR_RETURN(const auto bf16, LoadedModel::Plan(plain));

@@ -12,6 +12,7 @@
 #include "cli/rotation_options.h"
 #include "cli/validators.h"
 #include "rotation/rotation_file.h"
+#include "rotation/sensitivity_file.h"
 
 namespace oscar::cli {
 namespace {
@@ -27,11 +28,74 @@ struct CalibrateArguments {
   std::optional<uint64_t> seed;
   bool shared = false;
   fs::path out;
+  std::string sensitivity = "auto", measured_with = "hadamard";
+  int64_t sensitivity_tokens = kSensitivityTokens;
+  bool only_sensitivity = false;
+  std::vector<const CLI::Option*> of_fit;  // options that only a rotation has a use for
 };
+
+// What two bits cost each head, into sensitivity.json.
+Status AddSensitivities(const CalibrateArguments& arguments, const CalibrateOptions& options) {
+  if (arguments.sensitivity == "none") return {};
+  SensitivityRequest request;
+  request.model = options.model;
+  request.model.k_clip = request.model.v_clip = std::nullopt;
+  request.model.rotation = arguments.measured_with == "calibrated" ? arguments.out : "none";
+  request.text = options.text;
+  request.text.tokens = arguments.sensitivity_tokens;
+  request.measure = arguments.sensitivity == "kl"      ? SensitivityMeasure::kKl
+                    : arguments.sensitivity == "proxy" ? SensitivityMeasure::kProxy
+                                                       : SensitivityMeasure::kAuto;
+  request.show_progress = options.show_progress;
+  // An older file would decide the bits of the rotation it is measured with.
+  std::error_code error;
+  std::filesystem::create_directories(arguments.out, error);
+  std::filesystem::remove(arguments.out / kSensitivityFileName, error);
+  OSCAR_ASSIGN_OR_RETURN(const SensitivityResult result, CalibrateSensitivities(request));
+  const Sensitivities& found = result.sensitivities;
+  OSCAR_RETURN_IF_ERROR(WriteSensitivities(arguments.out / kSensitivityFileName, found));
+  fmt::print("sensitivities of {} layers ({}, {}; {} tokens of {} texts compared)\n",
+             found.layers.size(), found.measure == "kl" ? "KL of answers" : "proxy",
+             found.rotation == "calibrated" ? "this rotation" : "Hadamard", found.tokens,
+             result.num_sequences);
+  if (found.measure == "kl") {
+    fmt::print("KL to BF16: {:.5f} with all heads at 2 bits, {:.5f} at 4\n", result.kl_at_2,
+               result.kl_at_4);
+  }
+  SensitivityMap map;
+  std::vector<int> ids;
+  for (const auto& [id, heads] : found.layers) {
+    ids.push_back(id);
+    map.push_back(heads);
+  }
+  fmt::print("bits of K/V by KV head at the default:\n{}",
+             DrawBits(ChooseBits(map, kMinMapBits + kDefaultExtraBits), ids));
+  fmt::print(
+      "written to {0}: sensitivity.json; use --rotation {0}, or name the folder rotation "
+      "beside the weights\n",
+      arguments.out.string());
+  return {};
+}
 
 Status RunCalibrate(const CalibrateArguments& arguments) {
   CalibrateOptions options = arguments.options;
   options.model = arguments.model.options;
+  if (arguments.only_sensitivity) {
+    if (arguments.sensitivity == "none" || arguments.measured_with == "calibrated") {
+      return InvalidArgument(
+          "--no-rotation leaves sensitivities under the Hadamard, which --sensitivity none and "
+          "--measure-with calibrated exclude; leave one of them out");
+    }
+    for (const CLI::Option* option : arguments.of_fit) {
+      if (option->count() == 0) continue;
+      return InvalidArgument(
+          fmt::format("{}: is about the rotation, which --no-rotation leaves "
+                      "out; leave one of them out",
+                      option->get_name()));
+    }
+    if (arguments.seed.has_value()) options.text.seed = *arguments.seed;
+    return AddSensitivities(arguments, options);
+  }
   if (arguments.clip == "fitted" && (options.model.k_clip || options.model.v_clip)) {
     return InvalidArgument(fmt::format(
         "--{}-clip: --clip fitted chooses the ratios on the data; give them with --clip fixed",
@@ -91,6 +155,7 @@ Status RunCalibrate(const CalibrateArguments& arguments) {
       "  {2}, {3}: one matrix per layer, as published; use --rotation {4}\n",
       arguments.out.string(), arguments.shared ? "one matrix per layer" : "one matrix per KV head",
       pair.k.string(), pair.v.filename().string(), (arguments.out / kZooDirectoryName).string());
+  OSCAR_RETURN_IF_ERROR(AddSensitivities(arguments, options));
   const CalibrationVerdict verdict = VerdictOf(calibration);
   fmt::print("{}: {}\n", verdict.finding, verdict.advice);
   if (!verdict.figures.empty()) fmt::print("{}\n", verdict.figures);
@@ -106,7 +171,8 @@ void AddCalibrateCommand(CLI::App& app, RunFunction& run) {
       "calibrate", "Fit rotations and clip ratios to a model on text, and report on them");
   AddModelOptions(*command, arguments->model);
   // The cache holds BF16, all of it: neither windows nor cells change what is read from it.
-  for (const char* name : {"--kv", "--rotation", "--sink", "--recent", "--prefill-cell"}) {
+  for (const char* name :
+       {"--kv", "--rotation", "--bits", "--sink", "--recent", "--prefill-cell"}) {
     command->remove_option(command->get_option(name));
   }
   command->get_option("--group")->description(
@@ -156,9 +222,32 @@ void AddCalibrateCommand(CLI::App& app, RunFunction& run) {
   command->add_option("--dump", o.dump, "Also write the captured Q, K and V there")
       ->check(NotEmpty());
   command
+      ->add_option("--sensitivity", arguments->sensitivity,
+                   "What 2 bits cost each KV head, for --bits: kl (end to end), proxy (from noise "
+                   "and attention), auto (kl for models of few heads) or none")
+      ->capture_default_str()
+      ->check(CLI::IsMember({"auto", "kl", "proxy", "none"}));
+  command
+      ->add_option("--sensitivity-tokens", arguments->sensitivity_tokens,
+                   "Token budget of the texts they are measured on")
+      ->capture_default_str()
+      ->check(NumberThat("between 1 and 100000000",
+                         [](double x) { return x >= 1 && x <= kMaxCalibrationTokens; }));
+  command
+      ->add_option("--measure-with", arguments->measured_with,
+                   "The rotation they are measured under: hadamard or calibrated")
+      ->capture_default_str()
+      ->check(CLI::IsMember({"hadamard", "calibrated"}));
+  command->add_flag("--no-rotation", arguments->only_sensitivity,
+                    "Measure sensitivities alone: no rotation is fitted");
+  for (const char* name : {"--tokens", "--generate", "--objective", "--composition",
+                           "--layer-shared", "--clip", "--k-clip", "--v-clip", "--dump"}) {
+    arguments->of_fit.push_back(command->get_option(name));
+  }
+  command
       ->add_option("--out", arguments->out,
                    "Directory for rotation.safetensors, the published form as a .pt pair in zoo/, "
-                   "and the report (calibration.html, .json)")
+                   "sensitivity.json and the report (calibration.html, .json)")
       ->check(NotEmpty())
       ->required();
   command->callback([arguments, &run] { run = [arguments] { return RunCalibrate(*arguments); }; });

@@ -20,6 +20,7 @@
 #include "engine/pass_runner.h"
 #include "engine/prompt_reader.h"
 #include "generation/model_host.h"
+#include "measure/import_prompt.h"
 #include "run/sequence_runner.h"
 #include "server/serve.h"
 #include "simd/vec_ops.h"

@@ -152,8 +152,8 @@ Status CheckMethods(const EvalArguments& arguments, const std::vector<EvalMethod
         "--rotation: every method of --kv has its own or takes none; leave it out");
   }
   if (has([](const EvalMethod& m) { return m.kv != "bf16"; })) return {};
-  const std::string list = GivenOf(
-      arguments, {"--sink", "--recent", "--prefill-cell", "--group", "--k-clip", "--v-clip"});
+  const std::string list = GivenOf(arguments, {"--bits", "--sink", "--recent", "--prefill-cell",
+                                               "--group", "--k-clip", "--v-clip"});
   if (list.empty()) return {};
   return InvalidArgument(fmt::format(
       "{}: --kv bf16 keeps every token in BF16, so this has no effect; leave it out", list));
@@ -346,7 +346,8 @@ Status RunEval(const EvalArguments& arguments) {
   EvalOptions options;
   options.model = arguments.model.options;
   OSCAR_ASSIGN_OR_RETURN(options.methods, ParseMethods(SplitList(arguments.model.options.kv),
-                                                       arguments.model.options.rotation));
+                                                       arguments.model.options.rotation,
+                                                       arguments.model.options.bits));
   OSCAR_RETURN_IF_ERROR(CheckMethods(arguments, options.methods));
   OSCAR_ASSIGN_OR_RETURN(options.suite, MakeSuites(arguments, options.prose));
   OSCAR_RETURN_IF_ERROR(SetSampling(
@@ -441,7 +442,7 @@ void AddEvalCommand(CLI::App& app, RunFunction& run) {
   command->get_option("--kv")
       ->description(
           "Methods to compare, joined by commas; NAME@DIR gives one its own rotation, "
-          "NAME@none takes it away")
+          "NAME@none takes it away, oscar+:2.5 gives it bits")
       ->default_str(arguments->model.options.kv);
   command
       ->add_option(

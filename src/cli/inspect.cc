@@ -9,6 +9,7 @@
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "base/error_text.h"
 #include "base/file.h"
@@ -20,6 +21,7 @@
 #include "io/safetensors.h"
 #include "io/torch_file.h"
 #include "rotation/rotation_file.h"
+#include "rotation/sensitivity_file.h"
 #include "rotation/spectrum.h"
 
 namespace oscar::cli {
@@ -32,6 +34,7 @@ struct InspectOptions {
   std::string path;
   bool json = false;
   int layer = -1;
+  std::optional<double> bits;
 };
 
 ordered_json ConfigToJson(const ModelConfig& config) {
@@ -192,7 +195,66 @@ ordered_json TorchToJson(const TorchValue& value) {
   return nullptr;
 }
 
-Status InspectRotation(const InspectOptions& options) {
+// Of the default groups: what (scale, min) of 128 dims add to a number.
+constexpr double kMetaBits = 0.25;
+
+// What two bits cost each head, and the bits that it gets for that. `out` null: prints; else the
+// same as JSON.
+Status InspectSensitivities(const InspectOptions& options, const fs::path& path,
+                            ordered_json* out) {
+  OSCAR_ASSIGN_OR_RETURN(const Sensitivities found, ReadSensitivities(path));
+  SensitivityMap map;
+  std::vector<int> ids;
+  for (const auto& [id, heads] : found.layers) {
+    if (!map.empty() && heads.size() != map.front().size()) {
+      return DataLoss(fmt::format("{}: layers of {} and {} KV heads", path.string(),
+                                  map.front().size(), heads.size()));
+    }
+    ids.push_back(id);
+    map.push_back(heads);
+  }
+  const double wanted = options.bits.value_or(kMinMapBits + kDefaultExtraBits + kMetaBits);
+  if (wanted < kMinMapBits + kMetaBits || wanted > kMaxMapBits + kMetaBits) {
+    return InvalidArgument(fmt::format("--bits {}: must lie between {} and {}", wanted,
+                                       kMinMapBits + kMetaBits, kMaxMapBits + kMetaBits));
+  }
+  const BitMap bits = ChooseBits(map, wanted - kMetaBits);
+  const double reached = MeanCodeBits(bits) + kMetaBits;
+  if (out != nullptr) {
+    *out = ordered_json::parse(SensitivitiesToJson(found));
+    (*out)["kind"] = "sensitivities";
+    (*out)["history_bits"] = reached;
+    for (size_t layer = 0; layer < bits.size(); ++layer) {
+      ordered_json& to = (*out)["bits"][std::to_string(ids[layer])];
+      for (const HeadBits& head : bits[layer]) {
+        to["k"].push_back(head.k);
+        to["v"].push_back(head.v);
+      }
+    }
+    return {};
+  }
+  fmt::print("sensitivities: {} layers of {} KV heads, {}, {}, {} tokens compared\n", map.size(),
+             map.front().size(), found.measure == "kl" ? "KL of answers in nats" : "proxy",
+             found.rotation == "calibrated" ? "calibrated rotation" : "Hadamard", found.tokens);
+  fmt::print("what 2 bits cost, K/V of each head:\n");
+  for (size_t layer = 0; layer < map.size(); ++layer) {
+    fmt::print("layer {:>3}  ", ids[layer]);
+    for (const HeadSensitivity& head : map[layer]) fmt::print(" {:.5f}/{:.5f}", head.k, head.v);
+    fmt::print("\n");
+  }
+  fmt::print("bits of K/V of each head at {:.4g} history bits (groups of 128):\n{}", reached,
+             DrawBits(bits, ids));
+  return {};
+}
+
+Status RefuseBits(const InspectOptions& options) {
+  if (!options.bits.has_value()) return {};
+  return InvalidArgument(fmt::format(
+      "{}: --bits draws the bits of heads, for which this has no sensitivities", options.path));
+}
+
+// `beside`: what else the directory holds, null or for the JSON.
+Status InspectRotation(const InspectOptions& options, const ordered_json& beside = {}) {
   // A broken rotation is looked at, not refused; verify is what fails.
   OSCAR_ASSIGN_OR_RETURN(const Rotation rotation,
                          LoadRotation(options.path, std::numeric_limits<double>::infinity()));
@@ -201,8 +263,9 @@ Status InspectRotation(const InspectOptions& options) {
     return InvalidArgument(fmt::format("{}: there is no layer {}", options.path, options.layer));
   }
   if (options.json) {
-    fmt::print("{}\n", RotationToJson(rotation, report)
-                           .dump(2, ' ', false, ordered_json::error_handler_t::replace));
+    ordered_json out = RotationToJson(rotation, report);
+    if (!beside.is_null()) out["sensitivities"] = beside;
+    fmt::print("{}\n", out.dump(2, ' ', false, ordered_json::error_handler_t::replace));
   } else {
     PrintRotation(rotation, report, options.layer);
   }
@@ -265,8 +328,26 @@ Status RunInspect(InspectOptions options) {
   }
   if (IsDirectory(path)) {
     if (Exists(path / "config.json")) return InspectModel(options, path / "config.json");
-    return InspectRotation(options);
+    if (!Exists(path / kSensitivityFileName)) {
+      OSCAR_RETURN_IF_ERROR(RefuseBits(options));
+      return InspectRotation(options);
+    }
+    ordered_json found;
+    if (options.json) OSCAR_RETURN_IF_ERROR(InspectSensitivities(options, path, &found));
+    if (HasRotation(path)) OSCAR_RETURN_IF_ERROR(InspectRotation(options, found));
+    if (options.json && !HasRotation(path)) fmt::print("{}\n", found.dump(2));
+    if (options.json) return {};
+    if (HasRotation(path)) fmt::print("\n");
+    return InspectSensitivities(options, path, nullptr);
   }
+  if (path.filename() == kSensitivityFileName) {
+    OSCAR_RETURN_IF_ERROR(RefuseLayer(options));
+    ordered_json found;
+    OSCAR_RETURN_IF_ERROR(InspectSensitivities(options, path, options.json ? &found : nullptr));
+    if (options.json) fmt::print("{}\n", found.dump(2));
+    return {};
+  }
+  OSCAR_RETURN_IF_ERROR(RefuseBits(options));
   if (path.extension() == ".json") return InspectModel(options, path);
   if (path.extension() == ".safetensors") {
     OSCAR_ASSIGN_OR_RETURN(const SafetensorsFile file, SafetensorsFile::Open(path));
@@ -301,6 +382,8 @@ void AddInspectCommand(CLI::App& app, RunFunction& run) {
   command->add_option("--layer", options->layer, "Layer whose eigenvalue spectrum is shown")
       ->excludes(json)
       ->check(CLI::Range(0, 1'000'000));
+  command->add_option("--bits", options->bits,
+                      "History bits at which the bits of heads are drawn; default: oscar+'s");
   command->callback([options, &run] { run = [options] { return RunInspect(*options); }; });
 }
 

@@ -105,8 +105,15 @@ void AddModelOptions(CLI::App& command, ModelArguments& arguments) {
   command.add_option("--kv", o.kv, MethodHelp())->capture_default_str()->group(group);
   command
       .add_option("--rotation", o.rotation,
-                  "Rotation file or directory (rotation.safetensors or a k_*.pt, v_*.pt pair)")
+                  "Rotation file or directory (rotation.safetensors or a k_*.pt, v_*.pt pair, and "
+                  "sensitivity.json); none: also not the model's own folder rotation/")
       ->check(NotEmpty())
+      ->group(group);
+  command
+      .add_option("--bits", o.bits,
+                  "History bits per K/V number of oscar+, 2.25 to 4.25; heads that lose most to 2 "
+                  "bits get more")
+      ->check(NumberThat("between 2.125 and 5", [](double x) { return x >= 2.125 && x <= 5; }))
       ->group(group);
   TakesByteSize(command.add_option("--kv-memory", o.kv_memory,
                                    "Cache budget, such as 512MiB or 1.5GiB; 0 is automatic"))

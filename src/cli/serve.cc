@@ -51,6 +51,7 @@ Status PrintPlan(const ServeArguments& arguments) {
   ModelOptions plain = arguments.model.options;
   plain.kv = "bf16";
   plain.rotation.clear();
+  plain.bits.reset();
   plain.sink.reset();
   plain.recent.reset();
   plain.group_dims.reset();

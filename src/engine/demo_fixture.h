@@ -50,8 +50,20 @@ struct DemoModel {
     if (!made.has_value()) ADD_FAILURE() << made.error().ToString();
     return std::move(*made);
   }
+  // A `--kv` name, or "oscar+ mixed": 2.75 bits over sides of 2, 3 and 4.
   static KvPlanOptions Method(std::string name, int cell = 4096) {
     KvPlanOptions options;
+    if (name == "oscar+ mixed") {
+      name = "oscar+";
+      options.bits = 2.75;
+      SensitivityMap& map = options.sensitivities.emplace();
+      for (int slot = 0; slot < DemoSpec().num_kv_layers(); ++slot) {
+        auto& layer = map.emplace_back();
+        for (int h = 0; h < DemoSpec().attention().num_kv_heads; ++h) {
+          layer.push_back({1.0 / (1 + (5 * slot + 3 * h) % 7), 1.0 / (2 + (3 * slot + h) % 5)});
+        }
+      }
+    }
     options.method = std::move(name);
     options.prefill_cell = cell;
     return options;

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <set>
 
 #include "engine/demo_fixture.h"
 #include "io/safetensors.h"
@@ -78,7 +79,7 @@ INSTANTIATE_TEST_SUITE_P(Methods, BudgetTest,
 
 // Prompts and generated tokens over pages in every form.
 TEST(Generator, PortableIsTheSameOnEveryProcessor) {
-  for (const char* method : {"oscar+", "saw-int4"}) {
+  for (const char* method : {"oscar+", "oscar+ mixed", "saw-int4"}) {
     DemoModel demo = PortableDemo(DemoModel::Method(method, /*cell=*/256));
     const auto observe = [&] {
       Generator generator(*demo.model, demo.pool);
@@ -181,15 +182,58 @@ TEST_P(SamenessTest, BatchesChangeNoBit) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Methods, SamenessTest, testing::Values("oscar+", "bf16", "kivi"),
+INSTANTIATE_TEST_SUITE_P(Methods, SamenessTest,
+                         testing::Values("oscar+", "oscar+ mixed", "bf16", "kivi"),
                          [](const auto& method) {
                            std::string name = method.param;
-                           for (char& c : name) c = c == '+' || c == '-' ? '_' : c;
+                           for (char& c : name) c = c == '+' || c == '-' || c == ' ' ? '_' : c;
                            return name;
                          });
 
+// Bits raise what is stored and nothing else: page sizes follow the map.
+TEST(Generator, AMapsPagesHaveTheirTrueSize) {
+  const auto plan = DemoModel::PlanOf(DemoModel::Method("oscar+ mixed"));
+  EXPECT_NEAR(plan->HistoryBits(), 2.75, 1.0 / 32);
+  EXPECT_FALSE(plan->cache().sealed.is_uniform());
+  std::set<int> seen;
+  size_t bytes = 0;
+  for (const auto& layer : plan->bit_map()) {
+    for (const HeadBits& head : layer) {
+      seen.insert({head.k, head.v});
+      bytes += static_cast<size_t>(head.k + head.v) * 64 * 128 / 8 + 512;
+    }
+  }
+  EXPECT_EQ(seen, (std::set<int>{2, 3, 4}));
+  EXPECT_EQ(plan->cache().sealed.bytes(), bytes);
+  const auto two = DemoModel::PlanOf(DemoModel::Method("oscar+"));
+  EXPECT_TRUE(two->cache().sealed.is_uniform());
+  EXPECT_EQ(two->HistoryBits(), 2.25);
+}
+
+TEST(Generator, BitsThatCannotBeAreRefused) {
+  const auto refusal = [](KvPlanOptions options) {
+    const auto plan = KvPlan::Make(DemoSpec(), options, simd::WriteBlock);
+    EXPECT_FALSE(plan.has_value());
+    return plan.has_value() ? std::string() : std::string(plan.error().message());
+  };
+  KvPlanOptions options;
+  for (const double bits : {2.0, 4.5, -1.0}) {
+    options.bits = bits;
+    EXPECT_NE(refusal(options).find("between 2.25 and 4.25"), std::string::npos);
+  }
+  options.bits = 2.5;
+  EXPECT_NE(refusal(options).find("oscar calibrate"), std::string::npos);
+  options.bits = 3.25;
+  EXPECT_TRUE(KvPlan::Make(DemoSpec(), options, simd::WriteBlock).has_value());
+  options.method = "naive";
+  EXPECT_NE(refusal(options).find("bits of naive are its own"), std::string::npos);
+  options = {};
+  options.sensitivities = SensitivityMap(3, std::vector<HeadSensitivity>(2));
+  EXPECT_NE(refusal(options).find("8 layers"), std::string::npos);
+}
+
 TEST(Generator, UsageAgreesWithTheMethodsFormula) {
-  for (const char* name : {"oscar+", "naive", "int4", "bf16"}) {
+  for (const char* name : {"oscar+", "oscar+ mixed", "naive", "int4", "bf16"}) {
     DemoModel demo(DemoModel::Method(name));
     for (size_t length : {1, 63, 64, 65, 319, 320, 383, 384, 385, 447, 448, 1000}) {
       Generator generator(*demo.model, demo.pool);

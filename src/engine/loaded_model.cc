@@ -12,6 +12,7 @@
 #include "base/progress.h"
 #include "io/model_path.h"
 #include "rotation/rotation_file.h"
+#include "rotation/sensitivity_file.h"
 #include "simd/block_writer.h"
 
 namespace oscar {
@@ -130,20 +131,65 @@ Result<std::unique_ptr<LoadedModel>> LoadedModel::Plan(const ModelOptions& optio
   plan.v_clip = options.v_clip;
   plan.prefill_cell = options.prefill_cell;
   plan.token_windows = options.token_windows;
-  if (!options.rotation.empty()) {
-    OSCAR_ASSIGN_OR_RETURN(plan.rotation, LoadRotation(options.rotation));
-    loaded->rotation_model_ = plan.rotation->info.model_fingerprint;
-    const AttentionSpec& attention = loaded->spec_.attention();
-    OSCAR_RETURN_IF_ERROR(CheckRotationFits(*plan.rotation, loaded->spec_.kv_layers(),
-                                            attention.head_dim, attention.num_kv_heads,
-                                            /*model_fingerprint=*/"")
-                              .WithContext(fmt::format("{} for {}", options.rotation.string(),
-                                                       loaded->directory_.string())));
-  }
+  plan.bits = options.bits;
+  OSCAR_RETURN_IF_ERROR(loaded->FindRotation(options, plan));
   loaded->memory_.available_bytes = AvailableMemory();
   OSCAR_RETURN_IF_ERROR(loaded->ChooseDevice(options, plan));
   OSCAR_RETURN_IF_ERROR(loaded->PlanMemory(options));
   return loaded;
+}
+
+Status LoadedModel::FindRotation(const ModelOptions& options, KvPlanOptions& plan) {
+  if (options.rotation == "none") return {};
+  OSCAR_ASSIGN_OR_RETURN(const KvMethodInfo info, FindKvMethod(options.kv));
+  fs::path place = options.rotation;
+  if (place.empty() && info.takes_bits) {
+    const fs::path beside = directory_ / kRotationFolderName;
+    if (!Exists(beside / kSensitivityFileName)) return {};
+    place = beside;
+    bits_found_ = !options.bits.has_value();
+  }
+  if (place.empty()) return {};
+  const AttentionSpec& attention = spec_.attention();
+  const std::string pair = fmt::format("{} for {}", place.string(), directory_.string());
+  bool wants_rotation = true;
+  if (info.takes_bits && IsDirectory(place) && Exists(place / kSensitivityFileName)) {
+    OSCAR_ASSIGN_OR_RETURN(const Sensitivities found, ReadSensitivities(place));
+    Result<SensitivityMap> map = MapOf(found, spec_.kv_layers(), attention.num_kv_heads);
+    if (!map.has_value()) return map.error().WithContext(pair);
+    plan.sensitivities = std::move(*map);
+    rotation_model_ = found.model_fingerprint;
+    sensitivity_path_ = place / kSensitivityFileName;
+    // A folder that was named is asked for its rotation; one that was found says which it wants.
+    wants_rotation = options.rotation.empty() ? found.rotation == "calibrated" : HasRotation(place);
+  }
+  if (!wants_rotation) return {};
+  OSCAR_ASSIGN_OR_RETURN(plan.rotation, LoadRotation(place));
+  const std::string& model = plan.rotation->info.model_fingerprint;
+  if (!rotation_model_.empty() && !model.empty() && model != rotation_model_) {
+    return InvalidArgument(fmt::format(
+        "{}: its rotation was made from the model {}, its sensitivities from {}; calibrate again",
+        place.string(), model, rotation_model_));
+  }
+  if (!model.empty()) rotation_model_ = model;
+  return CheckRotationFits(*plan.rotation, spec_.kv_layers(), attention.head_dim,
+                           attention.num_kv_heads, /*model_fingerprint=*/"")
+      .WithContext(pair);
+}
+
+std::string LoadedModel::DescribeBits() const {
+  std::string out = fmt::format("{:.4g} history bits", plan_->HistoryBits());
+  if (!plan_->bit_map().empty()) {
+    out += sensitivity_path_.empty()
+               ? std::string(", the same for every head: no sensitivities (`oscar calibrate`)")
+               : fmt::format(" by {}", sensitivity_path_.string());
+  }
+  out += "; as stored:";
+  for (const int64_t thousands : {4, 32, 128}) {
+    out += fmt::format("{} {:.2f} at {}K", thousands == 4 ? "" : ",",
+                       plan_->StoredBits(thousands * 1024), thousands);
+  }
+  return out;
 }
 
 Status LoadedModel::PlanMemory(const ModelOptions& options) {
@@ -199,10 +245,19 @@ Status LoadedModel::ChooseDevice(const ModelOptions& options, const KvPlanOption
       KvPlanOptions ordered = plan;
       ordered.order = OrderOf(Device::kCuda);
       OSCAR_ASSIGN_OR_RETURN(plan_, KvPlan::Make(spec_, ordered, simd::WriteBlock));
+      if (bits_found_ && !plan_->cache().sealed.is_uniform()) {
+        // Nobody asked for more bits in some heads: a GPU that can do without runs the model.
+        LogWarning(
+            "the GPU gives every head 2 bits: heads with different bits ({}) run on the CPU alone",
+            sensitivity_path_.string());
+        ordered.sensitivities.reset();
+        OSCAR_ASSIGN_OR_RETURN(plan_, KvPlan::Make(spec_, ordered, simd::WriteBlock));
+      }
       refused = CheckPlan(Device::kCuda, spec_, *plan_);
       if (refused.ok()) {
         device_ = Device::kCuda;
         device_name_ = found->name;
+        if (!plan_->has_sensitivities()) sensitivity_path_.clear();
         memory_.available_bytes = found->free_bytes;
         return {};
       }
@@ -272,6 +327,7 @@ Result<std::unique_ptr<LoadedModel>> LoadedModel::Load(const ModelOptions& optio
             FormatBytes(memory->pages), FormatBytes(memory->free));
   }
   LogInfo("KV cache: {}", loaded->plan_->Describe());
+  if (!loaded->plan_->bit_map().empty()) LogInfo("bits: {}", loaded->DescribeBits());
   return loaded;
 }
 

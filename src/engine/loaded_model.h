@@ -43,6 +43,10 @@ class LoadedModel {
   Device device() const { return device_; }
   // "cpu", or the GPU's name.
   const std::string& device_name() const { return device_name_; }
+  // The file of sensitivities that decides the bits of heads; empty where none does.
+  const std::filesystem::path& sensitivity_path() const { return sensitivity_path_; }
+  // "2.3125 history bits by DIR/sensitivity.json; as stored: 3.27 at 4K, ..."; one line.
+  std::string DescribeBits() const;
   // After Load.
   Backend& backend() { return model_->backend(); }
   Model& model() { return *model_; }
@@ -51,6 +55,8 @@ class LoadedModel {
 
  private:
   LoadedModel() = default;
+  // Rotation and sensitivities of the options, or those beside the weights.
+  Status FindRotation(const ModelOptions& options, KvPlanOptions& plan);
   Status ChooseDevice(const ModelOptions& options, const KvPlanOptions& plan);
   // What weights take and the cache gets, of the memory that is free.
   Status PlanMemory(const ModelOptions& options);
@@ -59,6 +65,9 @@ class LoadedModel {
   ModelSpec spec_;
   MemoryPlan memory_;
   std::string rotation_model_;  // fingerprint that the rotation names; empty: none
+  // Of the sensitivities that decide bits; empty: none. `bits_found_`: beside the weights, unasked.
+  std::filesystem::path sensitivity_path_;
+  bool bits_found_ = false;
   int64_t max_context_ = 0;
   Device device_ = Device::kCpu;
   std::string device_name_ = "cpu";

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "base/file.h"
+#include "rotation/sensitivity_file.h"
 
 namespace oscar {
 namespace {
@@ -32,6 +33,57 @@ TEST(LoadedModel, StretchedPositionsAreTheModels) {
   EXPECT_EQ(PositionsWith("yarn:4", 100000), 131072);
   EXPECT_EQ(PositionsWith("linear:1.5"), 49152);
   EXPECT_EQ(PositionsWith("none"), 32768);
+}
+
+// The folder rotation/ of a model decides the bits of its heads, unless it is left out.
+TEST(LoadedModel, SensitivitiesBesideTheWeightsAreFound) {
+  namespace fs = std::filesystem;
+  const fs::path folder =
+      fs::path(testing::TempDir()) / ("oscar_bits_" + std::to_string(::getpid()));
+  fs::create_directories(folder / "rotation");
+  fs::copy_file(fs::path(OSCAR_DEMO_MODEL) / "config.json", folder / "config.json");
+  ModelOptions options;
+  options.model = folder;
+  options.device = Device::kCpu;
+  options.kv_memory = uint64_t{1} << 30;
+  const auto bits = [&] {
+    const auto plan = LoadedModel::Plan(options);
+    EXPECT_TRUE(plan.has_value()) << plan.error().ToString();
+    return plan.has_value() ? (*plan)->kv().HistoryBits() : 0.0;
+  };
+  EXPECT_EQ(bits(), 2.25);
+  Sensitivities found;
+  for (int layer = 0; layer < 8; ++layer) found.layers[layer] = {{0.001, 0.0}, {0.002, 0.0}};
+  found.layers[6][0].k = 0.5;
+  ASSERT_TRUE(WriteSensitivities(folder / "rotation" / kSensitivityFileName, found).ok());
+  EXPECT_EQ(bits(), 2.3125);
+  {
+    const auto plan = LoadedModel::Plan(options);
+    EXPECT_EQ((*plan)->kv().bit_map()[6][0], (HeadBits{4, 2}));
+    EXPECT_EQ((*plan)->sensitivity_path(), folder / "rotation" / kSensitivityFileName);
+    const std::string text = (*plan)->DescribeBits();
+    EXPECT_NE(text.find(kSensitivityFileName), std::string::npos) << text;
+    EXPECT_NE(text.find("at 128K"), std::string::npos) << text;
+  }
+  options.bits = 2.5;
+  EXPECT_EQ(bits(), 2.5);
+  options.rotation = folder / "rotation";  // by name, and no rotation in it
+  EXPECT_EQ(bits(), 2.5);
+  options.bits.reset();
+  options.rotation = "none";
+  EXPECT_EQ(bits(), 2.25);
+  options.rotation.clear();
+  options.kv = "naive";  // its bits are its own
+  EXPECT_EQ(bits(), 2.25);
+  options.kv = "oscar+";
+  found.layers.erase(7);
+  ASSERT_TRUE(WriteSensitivities(folder / "rotation" / kSensitivityFileName, found).ok());
+  EXPECT_FALSE(LoadedModel::Plan(options).has_value());
+  ASSERT_TRUE(WriteFileAtomically(folder / "rotation" / kSensitivityFileName, "{").ok());
+  const auto broken = LoadedModel::Plan(options);
+  ASSERT_FALSE(broken.has_value());
+  EXPECT_NE(broken.error().message().find(kSensitivityFileName), std::string::npos);
+  fs::remove_all(folder);
 }
 
 // A window hides nothing in a context no longer than itself.

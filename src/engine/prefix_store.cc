@@ -96,8 +96,10 @@ uint64_t PrefixStoreKey(const Model& model) {
   }
   for (int layer = 0; layer < spec.num_kv_layers(); ++layer) {
     for (const PageLayout* shape : {&config.open, &config.sealed}) {
-      const uint64_t id = shape->block(layer).id();
-      add(&id, sizeof(id));
+      for (const BlockPlace& place : shape->blocks(layer)) {
+        const uint64_t id = place.layout.id();
+        add(&id, sizeof(id));
+      }
     }
     for (const SideTransform* side : {&plan.k(layer), &plan.v(layer)}) {
       add(side->matrices.data(), side->matrices.size() * sizeof(float));

@@ -499,6 +499,18 @@ TEST(PrefixStoreKey, KnowsPositionsAndClips) {
       made.v_clip = v_clip;
       plan = *KvPlan::Make(changed, made, FakeEncodePage);
     }
+    // A map in which K or V of one head has three bits.
+    void RaiseSide(bool is_k) {
+      KvPlanOptions made;
+      const auto heads = static_cast<size_t>(changed.attention().num_kv_heads);
+      made.sensitivities = SensitivityMap(static_cast<size_t>(changed.num_kv_layers()),
+                                          std::vector<HeadSensitivity>(heads));
+      HeadSensitivity& first = (*made.sensitivities)[0][0];
+      (is_k ? first.k : first.v) = 1.0;
+      const double sides = static_cast<double>(2 * heads * made.sensitivities->size());
+      made.bits = 2.0 + 32.0 / std::min(changed.attention().head_dim, 128) + 1.0 / sides;
+      plan = *KvPlan::Make(changed, made, FakeEncodePage);
+    }
     ModelSpec changed;
     std::unique_ptr<KvPlan> plan;
   };
@@ -517,6 +529,12 @@ TEST(PrefixStoreKey, KnowsPositionsAndClips) {
   const uint64_t unclipped = PrefixStoreKey(model);
   model.Replan(0.92f);
   EXPECT_NE(unclipped, PrefixStoreKey(model));
+  model.RaiseSide(true);
+  const uint64_t keys = PrefixStoreKey(model);
+  model.RaiseSide(true);
+  EXPECT_EQ(keys, PrefixStoreKey(model));
+  model.RaiseSide(false);
+  EXPECT_NE(keys, PrefixStoreKey(model));
 }
 
 }  // namespace

@@ -23,6 +23,8 @@ struct RowMetrics {
   bool has_target = false, compared = false, agrees = false;
 };
 
+}  // namespace
+
 double Divergence(std::span<const float> reference, std::span<const float> logits) {
   const double reference_norm = simd::LogSumExp(reference), norm = simd::LogSumExp(logits);
   double sum = 0;
@@ -32,8 +34,6 @@ double Divergence(std::span<const float> reference, std::span<const float> logit
   }
   return std::max(sum, 0.0);
 }
-
-}  // namespace
 
 int ReferenceStride(int64_t total_tokens, int vocab, uint64_t max_bytes) {
   const uint64_t bytes = static_cast<uint64_t>(total_tokens) * static_cast<uint64_t>(vocab) * 4;

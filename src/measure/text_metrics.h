@@ -24,6 +24,9 @@ struct TextMetrics {
   int64_t compared = 0;
 };
 
+// KL(reference || logits) of two rows of logits, in nats.
+double Divergence(std::span<const float> reference, std::span<const float> logits);
+
 // [windows][tokens] of the JSON list of documents in `path`, joined by the end-of-text token.
 // `skip_tokens` are left out at the start. Fewer windows where the text is too short; kOutOfRange
 // where there is none.

@@ -45,6 +45,7 @@ struct Method {
   int skip_layers = 0;  // that stay BF16 at either end
   RotationFile rotation_file = RotationFile::kRefused;
   std::optional<Side> v_calibrated = {};  // V, where a rotation file is given
+  bool takes_bits = false;
 };
 
 template <int kBits, int kGroup>  // a group of 0 dims is the head
@@ -139,7 +140,8 @@ constexpr Method kMethods[] = {
      .sink = 64,
      .recent = 256,
      .rotation_file = RotationFile::kOptional,
-     .v_calibrated = Side{.clip = 0.92f}},
+     .v_calibrated = Side{.clip = 0.92f},
+     .takes_bits = true},
     {.name = "kitty",
      .summary = "2-bit keys per channel over 128 tokens, 1/8 of the channels at 4 bits",
      .k = {.make = KittyK},
@@ -155,7 +157,7 @@ constexpr auto kInfos = [] {
   for (size_t i = 0; i < infos.size(); ++i) {
     const Method& method = kMethods[i];
     infos[i] = {method.name, method.summary, method.rotation_file != RotationFile::kRefused,
-                method.rotation_file == RotationFile::kRequired};
+                method.rotation_file == RotationFile::kRequired, method.takes_bits};
   }
   return infos;
 }();
@@ -326,7 +328,7 @@ double KvMethod::StoredBits(int64_t tokens, int kv_heads, int head_dim, int num_
          (2.0 * static_cast<double>(tokens) * kv_heads * head_dim * num_layers);
 }
 
-std::string KvMethod::Describe(int kv_heads, int head_dim) const {
+std::string KvMethod::Describe(double history_bits) const {
   const bool calibrated = k_rotation == RotationKind::kCalibrated;
   const bool none = k_rotation == RotationKind::kNone && v_rotation == RotationKind::kNone;
   // History bits are those of quantised layers; where others stay BF16, that has to be said.
@@ -338,8 +340,7 @@ std::string KvMethod::Describe(int kv_heads, int head_dim) const {
                      calibrated ? "calibrated rotation"
                      : none     ? "no rotation"
                                 : "Hadamard",
-                     is_simulated() ? "simulated" : "real", HistoryBits(kv_heads, head_dim),
-                     skipped);
+                     is_simulated() ? "simulated" : "real", history_bits, skipped);
 }
 
 }  // namespace oscar

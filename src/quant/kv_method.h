@@ -37,6 +37,7 @@ struct KvMethodInfo {
   std::string_view summary;  // one line for --help and reports
   bool takes_rotation;       // a rotation file makes sense
   bool needs_rotation;       // and must be given
+  bool takes_bits;           // heads may have 2, 3 or 4 bits (quant/bit_map.h)
 };
 
 // In the order of --help and reports.
@@ -89,7 +90,7 @@ struct KvMethod {
   // The same per number. REQUIRES: tokens > 0.
   double StoredBits(int64_t tokens, int kv_heads, int head_dim, int num_layers) const;
   // "oscar+ (Hadamard), real, 2.25 history bits": for logs and reports.
-  std::string Describe(int kv_heads, int head_dim) const;
+  std::string Describe(double history_bits) const;
 };
 
 // kInvalidArgument naming the option at fault: an unknown name, `oscar` without a rotation, a

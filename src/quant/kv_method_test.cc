@@ -132,11 +132,11 @@ TEST(KvMethod, RecipesAreThoseOfTheTable) {
   EXPECT_EQ(calibrated->k_rows.rule, RowRule::kMseFitUnbiased);
   EXPECT_EQ(calibrated->v_rows, oscar.v_rows);
   EXPECT_EQ(calibrated->v_rotation, kCalibrated);
-  EXPECT_EQ(calibrated->Describe(8, 128), "oscar+ (calibrated rotation), real, 2.25 history bits");
-  EXPECT_EQ(data_free.Describe(8, 128), "oscar+ (Hadamard), real, 2.25 history bits");
-  EXPECT_THAT(Make("turboquant-skip").Describe(8, 128),
+  EXPECT_EQ(calibrated->Describe(2.25), "oscar+ (calibrated rotation), real, 2.25 history bits");
+  EXPECT_EQ(data_free.Describe(2.25), "oscar+ (Hadamard), real, 2.25 history bits");
+  EXPECT_THAT(Make("turboquant-skip").Describe(3.1875),
               testing::EndsWith("history bits, first 2 and last 2 layers BF16"));
-  EXPECT_EQ(Make("turboquant").Describe(8, 128),
+  EXPECT_EQ(Make("turboquant").Describe(3.1875),
             "turboquant (Hadamard), simulated, 3.188 history bits");
 
   EXPECT_EQ(Make("saw-int4").hadamard_block, 128);

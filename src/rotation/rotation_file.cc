@@ -342,6 +342,11 @@ Result<Rotation> ReadZooPair(const ZooPaths& paths, double tolerance) {
   return rotation;
 }
 
+bool HasRotation(const fs::path& directory) {
+  std::error_code error;
+  return fs::exists(directory / kRotationFileName, error) || FindZooPair(directory).has_value();
+}
+
 bool IsZooFile(const fs::path& path) {
   const std::string name = path.filename().string();
   return name.ends_with(".pt") && (name.starts_with("k_") || name.starts_with("v_"));

@@ -13,6 +13,8 @@ namespace oscar {
 
 inline constexpr char kRotationFileName[] = "rotation.safetensors";
 inline constexpr char kRotationFormatVersion[] = "1";
+// Beside a model's weights: where its calibration is looked for.
+inline constexpr char kRotationFolderName[] = "rotation";
 // Where a calibration keeps the published form, beside its rotation.safetensors.
 inline constexpr char kZooDirectoryName[] = "zoo";
 
@@ -26,6 +28,9 @@ struct ZooPaths {
 // `tolerance` bounds max |R R^T - I|; pass infinity to look at a broken file.
 Result<Rotation> LoadRotation(const std::filesystem::path& path,
                               double tolerance = kOrthogonalityTolerance);
+
+// Whether a directory has a rotation in either format.
+bool HasRotation(const std::filesystem::path& directory);
 
 Result<Rotation> ReadRotationFile(const std::filesystem::path& path,
                                   double tolerance = kOrthogonalityTolerance);

@@ -1,7 +1,7 @@
 // Attention over a sequence's pages as they lie in the cache: packed codes are never expanded into
 // a dense copy. A sequence is a list of 64-token pages by position, each open (BF16 rows) or sealed
-// (INT2, INT4 or BF16), all in CodeOrder::kCpu; the rows of the tokens in flight are already
-// written into open pages.
+// (INT2, INT3, INT4 or BF16, K and V of a KV head by themselves), all in CodeOrder::kCpu; the rows
+// of the tokens in flight are already written into open pages.
 //
 // Sameness: a query's arithmetic is a function of (its position, the page list, q) alone. Pages are
 // taken in position order, one page = one softmax tile; decode splits the page list at multiples of
@@ -17,7 +17,7 @@
 
 #include "base/half.h"
 #include "base/thread_pool.h"
-#include "cache/block_layout.h"
+#include "cache/page_layout.h"
 #include "simd/aligned_buffer.h"
 
 namespace oscar::simd {
@@ -28,14 +28,27 @@ struct AttentionLayer {
   int kv_heads = 0;            // divides q_heads
   float softmax_scale = 1.0f;  // multiplies q.k
   BlockLayout open;            // BF16
-  BlockLayout sealed;          // any kind
-  size_t open_offset = 0;      // bytes from a page's start to KV head 0's block of this layer,
-  size_t sealed_offset = 0;    // in an open and in a sealed page; head h is h blocks further
+  // [kv_heads]: the blocks of this layer in a sealed page, any kind, groups of one size.
+  std::span<const BlockPlace> sealed;
+  size_t open_offset = 0;  // bytes from an open page's start to KV head 0's block of this layer
+  size_t sealed_base = 0;  // the offset of `sealed` that pointers to sealed pages point to
   // Against BF16 pages, q and P are rounded to BF16 too (VDPBF16PS) where the processor can; fp32
   // otherwise. Goes with the BF16 paths of gemm.h, which round the same activations.
   bool bf16_products = false;
 
   int head_dim() const { return open.head_dim(); }
+  int num_groups() const { return sealed.front().layout.num_groups(); }
+  const BlockLayout& Stored(int kv_head) const {
+    return sealed[static_cast<size_t>(kv_head)].layout;
+  }
+  // A KV head's block of the page at `page`.
+  const std::byte* Block(const std::byte* page, bool is_sealed, int kv_head) const {
+    const auto head = static_cast<size_t>(kv_head);
+    return page + (is_sealed ? sealed[head].offset - sealed_base
+                             : open_offset + head * open.block_bytes());
+  }
+  // Every head has a layout, all of the same head dim, groups and order.
+  bool IsValid() const;
 };
 
 // One sequence's pages; the same table serves every layer.
@@ -82,7 +95,7 @@ class AttentionWorkspace {
 };
 
 // The batch may mix lengths. Results agree with attention over the decoded pages to 1e-3 (relative
-// L2): against INT2 and INT4 pages q and P * scale are rounded to 15 bits, or
+// L2): against packed pages q and P * scale are rounded to 15 bits, or
 // (Target::kAvx512Words, INT2) so that sums over 16 dims or 32 tokens have 16 bits; fp32 elsewhere.
 // That last rounding moves a logit by some 4e-5 of its size, so on logits of +-40 one head in eight
 // exceeds 1e-3 (docs/lab/2026-11-16-benchmarks.md).

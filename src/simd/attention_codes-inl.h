@@ -12,6 +12,9 @@
 //          odd dims             even dims           INT4, position p: (word >> 4p) & 0x0f0f0f0f
 //     8 dims of 2 bits or 4 dims of 4 bits each     its bytes: dims 2p, 2p + 4, 2p + 1, 2p + 5
 //
+// INT3 is INT2 with a second vector of high bits for every two, whose bit 4 (v mod 2) + p of a byte
+// goes with position p of vector v.
+//
 // and V is the same with dims and tokens exchanged, so one routine serves both. The planes of q and
 // p s are stored in that byte order. Scale, min and step never touch an element.
 //
@@ -176,7 +179,7 @@ HWY_INLINE void StorePlanes(const F16x& values, uint8_t* hi, uint8_t* lo) {
   alignas(16) static constexpr uint8_t kOrder4[16] = {0, 4,  1, 5,  2,  6,  3,  7,
                                                       8, 12, 9, 13, 10, 14, 11, 15};
   const I16x n = NearestInt(values);
-  const auto order = hn::Load(d8, kBits == 2 ? kOrder2 : kOrder4);
+  const auto order = hn::Load(d8, kBits == 4 ? kOrder4 : kOrder2);
   // n = 256 upper + lower with lower signed: its low byte is n's own.
 #if HWY_TARGET == HWY_AVX3
   const VI upper = hn::ShiftRight<8>(hn::Add(n.v[0], hn::Set(DI(), 128)));
@@ -221,14 +224,36 @@ HWY_INLINE VI BroadcastWord(const uint8_t* p) {
   return hn::Set(DI(), word);
 }
 
+// Where the codes of some tiles begin: of 3 bits the low two, whose high bits are elsewhere.
+struct TileCodes {
+  const std::byte* codes;
+  size_t tile_bytes;
+  const std::byte* high;  // 3 bits; tiles half as far apart
+
+  // Vectors that a code of `bits` bits lies in with others.
+  static constexpr int LowBits(int bits) { return bits == 3 ? 2 : bits; }
+};
+
+// Bits [4 (v mod 2) + p] of each byte, at bit 2.
+template <int kPosition>
+HWY_INLINE VI HighBits(VI word) {
+  if constexpr (kPosition < 2) {
+    word = hn::ShiftLeft<2 - kPosition>(word);
+  } else {
+    word = hn::ShiftRight<kPosition - 2>(word);
+  }
+  return hn::And(word, hn::Set(DI(), 0x04040404));
+}
+
 // sums[t][first + h] = codes of tile t (16 lanes) . plane words of head first + h, h < kHeads, over
 // `num_vectors` vectors.
 template <int kBits, int kTiles, int kHeads, bool kVnni, int kAllHeads>
-HWY_INLINE void DotTilesOf(int first, const std::byte* HWY_RESTRICT codes, size_t tile_bytes,
-                           int num_vectors, const Planes* HWY_RESTRICT planes, int plane_offset,
+HWY_INLINE void DotTilesOf(int first, const TileCodes& from, int num_vectors,
+                           const Planes* HWY_RESTRICT planes, int plane_offset,
                            BlockPrefetch& prefetch, I16x (&sums)[kTiles][kAllHeads]) {
-  constexpr int kPositions = 8 / kBits;
-  constexpr int kMask = kBits == 2 ? 0x03030303 : 0x0f0f0f0f;
+  constexpr int kLowBits = TileCodes::LowBits(kBits);
+  constexpr int kPositions = 8 / kLowBits;
+  constexpr int kMask = kLowBits == 2 ? 0x03030303 : 0x0f0f0f0f;
   I16x hi[kTiles][kHeads], lo[kTiles][kHeads];
   OSCAR_UNROLL
   for (int t = 0; t < kTiles; ++t) {
@@ -238,20 +263,29 @@ HWY_INLINE void DotTilesOf(int first, const std::byte* HWY_RESTRICT codes, size_
   for (int v = 0; v < num_vectors; ++v) {
     prefetch.Step();
     I16x words[kTiles];
+    [[maybe_unused]] I16x high[kTiles];
     OSCAR_UNROLL
     for (int t = 0; t < kTiles; ++t) {
-      words[t] = LoadInt(
-          reinterpret_cast<const int32_t*>(codes + static_cast<size_t>(t) * tile_bytes) + v * 16);
+      const size_t tile = static_cast<size_t>(t) * from.tile_bytes;
+      words[t] = LoadInt(reinterpret_cast<const int32_t*>(from.codes + tile) + v * 16);
+      if constexpr (kBits == 3) {
+        high[t] = LoadInt(reinterpret_cast<const int32_t*>(from.high + tile / 2) + v / 2 * 16);
+        for (int i = 0; i < kParts; ++i) {
+          high[t].v[i] = hn::ShiftRightSame(high[t].v[i], v % 2 * 4);
+        }
+      }
     }
     const int at = plane_offset + v * kPositions * 4;
-    OSCAR_UNROLL
-    for (int p = 0; p < kPositions; ++p) {
+    const auto position = [&]<int p>() HWY_ATTR {
       I16x part[kTiles];
       OSCAR_UNROLL
       for (int t = 0; t < kTiles; ++t) {
         for (int i = 0; i < kParts; ++i) {
           part[t].v[i] = hn::And(words[t].v[i], hn::Set(DI(), kMask));
-          words[t].v[i] = hn::ShiftRight<kBits>(words[t].v[i]);
+          words[t].v[i] = hn::ShiftRight<kLowBits>(words[t].v[i]);
+          if constexpr (kBits == 3) {
+            part[t].v[i] = hn::Or(part[t].v[i], HighBits<p>(high[t].v[i]));
+          }
         }
       }
       OSCAR_UNROLL
@@ -266,6 +300,12 @@ HWY_INLINE void DotTilesOf(int first, const std::byte* HWY_RESTRICT codes, size_
           }
         }
       }
+    };
+    position.template operator()<0>();
+    position.template operator()<1>();
+    if constexpr (kPositions == 4) {
+      position.template operator()<2>();
+      position.template operator()<3>();
     }
   }
   OSCAR_UNROLL
@@ -277,15 +317,14 @@ HWY_INLINE void DotTilesOf(int first, const std::byte* HWY_RESTRICT codes, size_
 
 // All heads; on AVX2 two at a time, for which its registers last.
 template <int kBits, int kTiles, int kHeads, bool kVnni>
-HWY_INLINE void DotTiles(const std::byte* HWY_RESTRICT codes, size_t tile_bytes, int num_vectors,
-                         const Planes* HWY_RESTRICT planes, int plane_offset,
-                         BlockPrefetch& prefetch, I16x (&sums)[kTiles][kHeads]) {
+HWY_INLINE void DotTiles(const TileCodes& codes, int num_vectors, const Planes* HWY_RESTRICT planes,
+                         int plane_offset, BlockPrefetch& prefetch, I16x (&sums)[kTiles][kHeads]) {
   constexpr int kFirst = kParts == 1 || kHeads <= 2 ? kHeads : 2;
-  DotTilesOf<kBits, kTiles, kFirst, kVnni>(0, codes, tile_bytes, num_vectors, planes, plane_offset,
-                                           prefetch, sums);
+  DotTilesOf<kBits, kTiles, kFirst, kVnni>(0, codes, num_vectors, planes, plane_offset, prefetch,
+                                           sums);
   if constexpr (kFirst < kHeads) {
-    DotTilesOf<kBits, kTiles, kHeads - kFirst, kVnni>(kFirst, codes, tile_bytes, num_vectors,
-                                                      planes, plane_offset, prefetch, sums);
+    DotTilesOf<kBits, kTiles, kHeads - kFirst, kVnni>(kFirst, codes, num_vectors, planes,
+                                                      plane_offset, prefetch, sums);
   }
 }
 
@@ -327,16 +366,17 @@ template <int kBits, int kHeads, bool kVnni>
 HWY_INLINE void CodeLogits(const BlockLayout& layout, const std::byte* block,
                            const QueryCodes& query, QueryPart part, BlockPrefetch& prefetch,
                            float (&logits)[kMaxBlockHeads][kPageTokens]) {
-  const int group_vectors = layout.group_dims() * kBits / 32;
+  const int group_vectors = layout.group_dims() * TileCodes::LowBits(kBits) / 32;
   const size_t tile_bytes = layout.k_tile_bytes();
   for (int tile = 0; tile < 4; tile += kTilesAtOnce) {
     F16x sum[kTilesAtOnce][kHeads];
     for (int g = 0; g < layout.num_groups(); ++g) {
       I16x dots[kTilesAtOnce][kHeads];
-      DotTiles<kBits, kTilesAtOnce, kHeads, kVnni>(block + static_cast<size_t>(tile) * tile_bytes +
-                                                       static_cast<size_t>(g * group_vectors) * 64,
-                                                   tile_bytes, group_vectors, query.planes,
-                                                   g * layout.group_dims(), prefetch, dots);
+      const size_t at =
+          static_cast<size_t>(tile) * tile_bytes + static_cast<size_t>(g * group_vectors) * 64;
+      DotTiles<kBits, kTilesAtOnce, kHeads, kVnni>(
+          {block + at, tile_bytes, block + layout.k_high_offset() + at / 2}, group_vectors,
+          query.planes, g * layout.group_dims(), prefetch, dots);
       for (int t = 0; t < kTilesAtOnce; ++t) {
         const int token = (tile + t) * 16;
         const F16x s = LoadFp16(reinterpret_cast<const uint16_t*>(block + layout.KScale(token, g)));
@@ -647,38 +687,29 @@ inline void PrepareCodes(const float* q, const BlockLayout& layout, float scale,
   PrepareQuery<kBits>(q, layout, scale, head, part, out);
 }
 
+// The logits of a page whose K has kBits bits.
 template <int kBits, int kHeads, bool kVnni>
-HWY_NOINLINE void CodePage(const BlockLayout& layout, const std::byte* block, int visible,
-                           const std::byte* next, const QueryCodes& query,
-                           Remainder<QueryCodes>& remainder, float* m, float* d, float* o) {
-  const int dims = layout.head_dim();
-  // Steps of K and of V: one a vector and set of tiles.
-  const int steps = 2 * dims * kBits / 8 / kTilesAtOnce;
-  const auto lines = static_cast<int>(layout.block_bytes() / 64);
-  BlockPrefetch prefetch{next, next == nullptr ? nullptr : next + layout.block_bytes(),
-                         (lines + steps - 1) / steps};
-  alignas(64) float p[kMaxBlockHeads][kPageTokens];
-  const auto logits = [&](const QueryCodes& from, QueryPart part) HWY_ATTR {
+HWY_NOINLINE void CodeKeys(const BlockLayout& layout, const std::byte* block,
+                           const QueryCodes& query, QueryPart part, BlockPrefetch& prefetch,
+                           float (&logits)[kMaxBlockHeads][kPageTokens]) {
 #if HWY_TARGET == HWY_AVX3
-    if constexpr (kBits == 2 && kVnni) {
-      TableLogits<kHeads>(layout, block, from.tables, part, prefetch, p);
-    } else {
-      CodeLogits<kBits, kHeads, kVnni>(layout, block, from, part, prefetch, p);
-    }
-#else
-    CodeLogits<kBits, kHeads, kVnni>(layout, block, from, part, prefetch, p);
-#endif
-  };
-  logits(query, QueryPart::kRounded);
-  if (query.limits.Exceeded(layout, block)) {
-    logits(remainder.Get(layout), QueryPart::kRemainder);
+  if constexpr (kBits == 2 && kVnni) {
+    TableLogits<kHeads>(layout, block, query.tables, part, prefetch, logits);
+    return;
   }
-  float alpha[kMaxBlockHeads];
-  if (!SoftmaxTiles<kHeads>(p, visible, m, d, alpha)) return;
+#endif
+  CodeLogits<kBits, kHeads, kVnni>(layout, block, query, part, prefetch, logits);
+}
 
-  constexpr int kVectors = kPageTokens * kBits / 32;  // of one tile of 16 dims
+// o = alpha o + p V of a page whose V has kBits bits.
+template <int kBits, int kHeads, bool kVnni>
+HWY_NOINLINE void CodeValues(const BlockLayout& layout, const std::byte* block,
+                             const float (&p)[kMaxBlockHeads][kPageTokens],
+                             const float (&alpha)[kMaxBlockHeads], BlockPrefetch& prefetch,
+                             float* o) {
+  constexpr int kVectors = kPageTokens * TileCodes::LowBits(kBits) / 32;  // of a tile of 16 dims
   constexpr size_t kTileBytes = static_cast<size_t>(kVectors) * 64;
-  const std::byte* v_codes = block + layout.v_codes_offset();
+  const int dims = layout.head_dim();
   for (int g = 0; g < layout.num_groups(); ++g) {
     Planes planes[kHeads];
     float step[kMaxBlockHeads], low[kMaxBlockHeads];
@@ -688,8 +719,11 @@ HWY_NOINLINE void CodePage(const BlockLayout& layout, const std::byte* block, in
     const int first = g * layout.group_dims() / 16, end = first + layout.group_dims() / 16;
     for (int tile = first; tile < end; tile += kTilesAtOnce) {
       I16x dots[kTilesAtOnce][kHeads];
-      DotTiles<kBits, kTilesAtOnce, kHeads, kVnni>(v_codes + static_cast<size_t>(tile) * kTileBytes,
-                                                   kTileBytes, kVectors, planes, 0, prefetch, dots);
+      const size_t at = static_cast<size_t>(tile) * kTileBytes;
+      DotTiles<kBits, kTilesAtOnce, kHeads, kVnni>(
+          {block + layout.v_codes_offset() + at, kTileBytes,
+           block + layout.v_high_offset() + at / 2},
+          kVectors, planes, 0, prefetch, dots);
       for (int t = 0; t < kTilesAtOnce; ++t) {
         for (int h = 0; h < kHeads; ++h) {
           float* out = o + h * dims + (tile + t) * 16;
@@ -699,6 +733,33 @@ HWY_NOINLINE void CodePage(const BlockLayout& layout, const std::byte* block, in
       }
     }
   }
+}
+
+template <int kHeads, bool kVnni>
+HWY_NOINLINE void CodePage(const BlockLayout& layout, const std::byte* block, int visible,
+                           const std::byte* next, const QueryCodes& query,
+                           Remainder<QueryCodes>& remainder, float* m, float* d, float* o) {
+  // Steps of K and of V: one per vector and set of tiles.
+  const int k_bits = layout.k_bits(), v_bits = layout.v_bits();
+  const int steps = layout.head_dim() * (TileCodes::LowBits(k_bits) + TileCodes::LowBits(v_bits)) /
+                    8 / kTilesAtOnce;
+  const auto lines = static_cast<int>(layout.block_bytes() / 64);
+  BlockPrefetch prefetch{next, next == nullptr ? nullptr : next + layout.block_bytes(),
+                         (lines + steps - 1) / steps};
+  alignas(64) float p[kMaxBlockHeads][kPageTokens];
+  const auto keys = k_bits == 2   ? &CodeKeys<2, kHeads, kVnni>
+                    : k_bits == 3 ? &CodeKeys<3, kHeads, kVnni>
+                                  : &CodeKeys<4, kHeads, kVnni>;
+  keys(layout, block, query, QueryPart::kRounded, prefetch, p);
+  if (query.limits.Exceeded(layout, block)) {
+    keys(layout, block, remainder.Get(layout), QueryPart::kRemainder, prefetch, p);
+  }
+  float alpha[kMaxBlockHeads];
+  if (!SoftmaxTiles<kHeads>(p, visible, m, d, alpha)) return;
+  const auto values = v_bits == 2   ? &CodeValues<2, kHeads, kVnni>
+                      : v_bits == 3 ? &CodeValues<3, kHeads, kVnni>
+                                    : &CodeValues<4, kHeads, kVnni>;
+  values(layout, block, p, alpha, prefetch, o);
 }
 
 }  // namespace oscar::simd::HWY_NAMESPACE

@@ -22,12 +22,19 @@ using CodePageFunction = void (*)(const BlockLayout&, const std::byte*, int, con
 using RowPageFunction = void (*)(const Bf16*, const Bf16*, const Bf16*, int, int, const QueryRows&,
                                  float*, float*, float*);
 
-template <int kBits, bool kVnni>
+template <bool kVnni>
 CodePageFunction ChooseCodePage(int heads) {
-  constexpr CodePageFunction kTable[kMaxBlockHeads] = {
-      &CodePage<kBits, 1, kVnni>, &CodePage<kBits, 2, kVnni>, &CodePage<kBits, 3, kVnni>,
-      &CodePage<kBits, 4, kVnni>};
+  constexpr CodePageFunction kTable[kMaxBlockHeads] = {&CodePage<1, kVnni>, &CodePage<2, kVnni>,
+                                                       &CodePage<3, kVnni>, &CodePage<4, kVnni>};
   return kTable[heads - 1];
+}
+
+// For keys of that many bits.
+template <bool kVnni>
+auto ChoosePrepare(int bits) {
+  return bits == 2   ? &PrepareCodes<2, kVnni>
+         : bits == 3 ? &PrepareCodes<3, kVnni>
+                     : &PrepareCodes<4, kVnni>;
 }
 
 #if HWY_TARGET == HWY_AVX3
@@ -60,14 +67,13 @@ void DecodeSplits(const AttentionLayer& layer, const DecodeQuery& query, int kv_
   constexpr float kLog2E = 1.4426950408889634f;
   constexpr bool kVnni = kPath != CodePath::kMadd;
   const int dims = layer.head_dim(), g = layer.q_heads / layer.kv_heads;
-  const bool has_codes = layer.sealed.kind() != BlockKind::kBf16;
+  const BlockLayout& stored = layer.Stored(kv_head);
+  const bool has_codes = !stored.is_bf16();
+  const bool int2 = stored.is_uniform() && stored.kind() == BlockKind::kInt2;
   const float scale = layer.softmax_scale * kLog2E;
   const auto is_sealed = [&](int64_t page) { return query.sequence.is_sealed[page] != 0; };
   const auto block_of = [&](int64_t page) {
-    const bool sealed = is_sealed(page);
-    const BlockLayout& layout = sealed ? layer.sealed : layer.open;
-    return query.sequence.pages[page] + (sealed ? layer.sealed_offset : layer.open_offset) +
-           static_cast<size_t>(kv_head) * layout.block_bytes();
+    return layer.Block(query.sequence.pages[page], is_sealed(page), kv_head);
   };
   const auto visible_of = [&](int64_t page) {
     const int64_t left = query.num_tokens - page * kPageTokens;
@@ -90,12 +96,11 @@ void DecodeSplits(const AttentionLayer& layer, const DecodeQuery& query, int kv_
     // The first blocks come in while q is prepared; later ones are fetched on the way.
     for (int64_t page = first_page; page < end_page && page < first_page + kAhead; ++page) {
       const std::byte* block = block_of(page);
-      const uint32_t bytes = is_sealed(page) ? layer.sealed.block_bytes() : 0;
+      const uint32_t bytes = is_sealed(page) ? stored.block_bytes() : 0;
       for (uint32_t at = 0; at < bytes; at += 64) __builtin_prefetch(block + at, 0, 2);
     }
     const float* const block_q = query.q + (kv_head * g + base) * dims;
-    const bool int2 = layer.sealed.kind() == BlockKind::kInt2;
-    const auto prepare_codes = int2 ? &PrepareCodes<2, kVnni> : &PrepareCodes<4, kVnni>;
+    const auto prepare_codes = ChoosePrepare<kVnni>(stored.k_bits());
     for (int h = 0; h < heads; ++h) {
       const float* q = block_q + h * dims;
       const int part = h / kMaxBlockHeads, at = h % kMaxBlockHeads;
@@ -103,15 +108,15 @@ void DecodeSplits(const AttentionLayer& layer, const DecodeQuery& query, int kv_
       if (!has_codes) continue;
 #if HWY_TARGET == HWY_AVX3
       if (kPath == CodePath::kTiles && int2) {
-        PrepareTileQuery(q, layer.sealed, scale, h, QueryPart::kRounded, tiles);
+        PrepareTileQuery(q, stored, scale, h, QueryPart::kRounded, tiles);
         continue;
       }
       if (kPath == CodePath::kWords && int2) {
-        PrepareWordQuery(q, layer.sealed, scale, h, QueryPart::kRounded, words);
+        PrepareWordQuery(q, stored, scale, h, QueryPart::kRounded, words);
         continue;
       }
 #endif
-      prepare_codes(q, layer.sealed, scale, at, QueryPart::kRounded, codes[part]);
+      prepare_codes(q, stored, scale, at, QueryPart::kRounded, codes[part]);
     }
     // The second part, if there is one, is that of four heads and more.
     Remainder<QueryCodes> codes_rest[] = {
@@ -133,10 +138,10 @@ void DecodeSplits(const AttentionLayer& layer, const DecodeQuery& query, int kv_
       std::fill_n(d, heads, 0.0f);
       for (int64_t page = first; page < end; ++page) {
         const bool sealed = is_sealed(page);
-        const BlockLayout& layout = sealed ? layer.sealed : layer.open;
+        const BlockLayout& layout = sealed ? stored : layer.open;
 #if HWY_TARGET == HWY_AVX3
         if constexpr (kPath == CodePath::kWords || kPath == CodePath::kTiles) {
-          if (sealed && layer.sealed.kind() == BlockKind::kInt2) {
+          if (sealed && int2) {
             // The whole run of sealed pages at once, and those after it that are fetched meanwhile.
             const std::byte* run[kPagesPerSplit + kAhead];
             int count = 0, known = 0;
@@ -163,11 +168,8 @@ void DecodeSplits(const AttentionLayer& layer, const DecodeQuery& query, int kv_
           const int head = part * kMaxBlockHeads;
           const int count = heads - head < kMaxBlockHeads ? heads - head : kMaxBlockHeads;
           if (sealed && has_codes) {
-            const CodePageFunction code_page = layer.sealed.kind() == BlockKind::kInt4
-                                                   ? ChooseCodePage<4, kVnni>(count)
-                                                   : ChooseCodePage<2, kVnni>(count);
-            code_page(layout, block, visible_of(page), next, codes[part], codes_rest[part],
-                      m + head, d + head, o + head * dims);
+            ChooseCodePage<kVnni>(count)(layout, block, visible_of(page), next, codes[part],
+                                         codes_rest[part], m + head, d + head, o + head * dims);
           } else {
             ChooseRowPage<kBf16>(count)(
                 reinterpret_cast<const Bf16*>(block),
@@ -210,6 +212,7 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 #include <atomic>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "base/check.h"
@@ -228,18 +231,21 @@ struct Task {
   int32_t count;        // of tasks there
 };
 
-void CheckLayer(const AttentionLayer& layer) {
-  OSCAR_CHECK(layer.kv_heads > 0 && layer.q_heads % layer.kv_heads == 0);
-  OSCAR_CHECK(layer.open.kind() == BlockKind::kBf16 && layer.open.order() == CodeOrder::kCpu);
-  OSCAR_CHECK(layer.sealed.order() == CodeOrder::kCpu &&
-              layer.sealed.head_dim() == layer.open.head_dim());
-}
-
 }  // namespace
+
+bool AttentionLayer::IsValid() const {
+  return kv_heads > 0 && q_heads % kv_heads == 0 && open.is_bf16() &&
+         open.order() == CodeOrder::kCpu && std::cmp_equal(sealed.size(), kv_heads) &&
+         std::ranges::all_of(sealed, [&](const BlockPlace& place) {
+           return place.layout.order() == CodeOrder::kCpu &&
+                  place.layout.head_dim() == open.head_dim() &&
+                  place.layout.num_groups() == num_groups();
+         });
+}
 
 void DecodeAttention(ThreadPool& pool, AttentionWorkspace& workspace, const AttentionLayer& layer,
                      std::span<const DecodeQuery> batch) {
-  CheckLayer(layer);
+  OSCAR_CHECK(layer.IsValid());
   const int dims = layer.head_dim(), g = layer.q_heads / layer.kv_heads;
   const auto pages_of = [](const DecodeQuery& query) {
     return (query.num_tokens + kPageTokens - 1) / kPageTokens;

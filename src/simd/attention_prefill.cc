@@ -407,7 +407,8 @@ void PrefillBlock(const AttentionLayer& layer, const PrefillQuery& query, int kv
                   int heads, int first, int count, float* memory) {
   constexpr float kLog2E = 1.4426950408889634f;
   const int dims = layer.head_dim(), rows = heads * count;
-  const int groups = layer.sealed.num_groups();
+  const BlockLayout& stored = layer.Stored(kv_head);
+  const int groups = stored.num_groups();
   const float factor = layer.softmax_scale * kLog2E;
   const Scratch s(memory, dims, groups);
   const auto query_of = [&](int r) {
@@ -424,7 +425,7 @@ void PrefillBlock(const AttentionLayer& layer, const PrefillQuery& query, int kv
         Store(scaled, s.q + r * dims + j);
       }
     }
-    QueryToInt16<QueryPart::kRounded>(source, layer.sealed, factor, r, s);
+    QueryToInt16<QueryPart::kRounded>(source, stored, factor, r, s);
   }
   // Rows for which 16 bits of q are not enough on a page, and those whose remainder is ready. Each
   // row for itself: its numbers depend on no other.
@@ -443,7 +444,7 @@ void PrefillBlock(const AttentionLayer& layer, const PrefillQuery& query, int kv
     }
     for (int r = first_row; any && r < rows; ++r) {
       if (!needed[r] || ready[r]) continue;
-      QueryToInt16<QueryPart::kRemainder>(query_of(r), layer.sealed, factor, r, s);
+      QueryToInt16<QueryPart::kRemainder>(query_of(r), stored, factor, r, s);
       ready[r] = true;
     }
     return any;
@@ -484,7 +485,7 @@ void PrefillBlock(const AttentionLayer& layer, const PrefillQuery& query, int kv
         }
       }
     };
-    if (layout.kind() == BlockKind::kBf16) {
+    if (layout.is_bf16()) {
       const auto* k = reinterpret_cast<const Bf16*>(block);
       const auto* v = reinterpret_cast<const Bf16*>(block + layout.v_codes_offset());
       if (last_position + 1 - page_start < kPageTokens) {
@@ -510,11 +511,7 @@ void PrefillBlock(const AttentionLayer& layer, const PrefillQuery& query, int kv
       }
       return;
     }
-    if (layout.kind() == BlockKind::kInt2) {
-      UnpackCodes<2>(layout, block, s.k_pairs, s.v_pairs, s.meta);
-    } else {
-      UnpackCodes<4>(layout, block, s.k_pairs, s.v_pairs, s.meta);
-    }
+    UnpackCodes(layout, block, s.k_pairs, s.v_pairs, s.meta);
     const bool any_needed = find_needed(first_row);
     for (int row = first_row; row < rows; row += kRowsAtOnce) {
       const int end = std::min(rows, row + kRowsAtOnce);
@@ -533,17 +530,16 @@ void PrefillBlock(const AttentionLayer& layer, const PrefillQuery& query, int kv
   };
   for (int64_t page = 0; page * kPageTokens <= last_position; ++page) {
     const bool sealed = query.sequence.is_sealed[page] != 0;
-    const BlockLayout& layout = sealed ? layer.sealed : layer.open;
-    const std::byte* block = query.sequence.pages[page] +
-                             (sealed ? layer.sealed_offset : layer.open_offset) +
-                             static_cast<size_t>(kv_head) * layout.block_bytes();
+    const BlockLayout& layout = sealed ? stored : layer.open;
+    const std::byte* block = layer.Block(query.sequence.pages[page], sealed, kv_head);
     const std::byte* const twin = page < query.window.count ? query.window.pages[page] : nullptr;
     if (twin == nullptr) {
       read_page(page, block, layout, PageRows::kAll);
       continue;
     }
-    read_page(page, twin + static_cast<size_t>(kv_head) * layer.sealed.block_bytes(), layer.sealed,
-              PageRows::kBeforeWindow);
+    const size_t in_twin =
+        layer.sealed[static_cast<size_t>(kv_head)].offset - layer.sealed[0].offset;
+    read_page(page, twin + in_twin, stored, PageRows::kBeforeWindow);
     read_page(page, block, layout, PageRows::kInWindow);
   }
   for (int r = 0; r < rows; ++r) {
@@ -580,9 +576,7 @@ namespace oscar::simd {
 
 void PrefillAttention(ThreadPool& pool, AttentionWorkspace& workspace, const AttentionLayer& layer,
                       std::span<const PrefillQuery> batch) {
-  OSCAR_CHECK(layer.kv_heads > 0 && layer.q_heads % layer.kv_heads == 0);
-  OSCAR_CHECK(layer.open.kind() == BlockKind::kBf16 && layer.open.order() == CodeOrder::kCpu &&
-              layer.sealed.order() == CodeOrder::kCpu);
+  OSCAR_CHECK(layer.IsValid());
   const int dims = layer.head_dim(), g = layer.q_heads / layer.kv_heads;
   const Target target = ActiveTarget();
   const bool avx2 = target == Target::kAvx2;
@@ -609,7 +603,7 @@ void PrefillAttention(ThreadPool& pool, AttentionWorkspace& workspace, const Att
       }
     }
   }
-  const int groups = layer.sealed.num_groups();
+  const int groups = layer.num_groups();
   const size_t scratch =
       avx2 ? N_AVX2::PrefillScratchSize(dims, groups) : N_AVX3::PrefillScratchSize(dims, groups);
   workspace.scratch.Grow(scratch * static_cast<size_t>(pool.num_threads()));

@@ -19,7 +19,8 @@ namespace {
 // open pages except for the last, so tokens are laid out anew: sink, pages, recent, in order.
 struct PagedCase {
   AttentionLayer layer{.open = BlockLayout(BlockKind::kBf16, CodeOrder::kCpu, 64, 64),
-                       .sealed = BlockLayout(BlockKind::kBf16, CodeOrder::kCpu, 64, 64)};
+                       .sealed = {}};
+  std::vector<BlockPlace> places;  // what layer.sealed points to
   std::vector<std::vector<std::byte>> storage;
   std::vector<const std::byte*> pages;
   std::vector<uint8_t> is_sealed;
@@ -57,14 +58,18 @@ PagedCase MakePages(const AttentionCase& c, const AttentionInputs& in) {
                 .kv_heads = c.kv_heads,
                 .softmax_scale = in.softmax_scale,
                 .open = BlockLayout(BlockKind::kBf16, CodeOrder::kCpu, c.head_dim, c.head_dim),
-                .sealed = in.layout,
-                .open_offset = kOpenOffset,
-                .sealed_offset = kSealedOffset},
+                .sealed = {},
+                .open_offset = kOpenOffset},
+      .places = {},
       .storage = {},
       .pages = {},
       .is_sealed = {}};
   AppendOpenPages(c, in.sink_k, in.sink_v, c.sink_tokens, out);
   const size_t block = in.layout.block_bytes();
+  for (int h = 0; h < c.kv_heads; ++h) {
+    out.places.push_back({in.layout, kSealedOffset + static_cast<size_t>(h) * block});
+  }
+  out.layer.sealed = out.places;
   for (int p = 0; p < c.num_pages; ++p) {
     std::vector<std::byte> page(kSealedOffset + block * static_cast<size_t>(c.kv_heads));
     for (int h = 0; h < c.kv_heads; ++h) {
@@ -338,12 +343,77 @@ TEST_P(AttentionTest, PrefillIsTheSameForAnyChunkingAndThreadCount) {
   }
 }
 
+// Heads of one layer whose blocks differ: each gives the bits that it gives alone.
+TEST(Attention, HeadsMayHaveBitsOfTheirOwn) {
+  using enum BlockKind;
+  const std::pair<BlockKind, BlockKind> kinds[] = {
+      {kInt2, kInt2}, {kInt4, kInt2}, {kInt3, kInt3}, {kInt2, kInt4}, {kInt3, kInt2}};
+  ThreadPool pool(2);
+  for (const Target target : SupportedTargets()) {
+    const ScopedTarget scope(target);
+    std::vector<AttentionInputs> inputs;
+    std::vector<PagedCase> alone;
+    std::vector<float> expected_decode, expected_prefill, q;
+    AttentionCase c{.kv_heads = 1, .num_pages = 9, .recent_tokens = 64};
+    const size_t row = static_cast<size_t>(c.queries_per_kv * c.head_dim);
+    const auto prefill = [&](const AttentionLayer& layer, const PagedCase& pages,
+                             const std::vector<float>& rows) {
+      AttentionWorkspace workspace;
+      std::vector<float> out(rows.size());
+      const PrefillQuery query{pages.view(), pages.num_tokens - 1, 1,          rows.data(),
+                               rows.size(),  out.data(),           rows.size()};
+      PrefillAttention(pool, workspace, layer, {&query, 1});
+      return out;
+    };
+    for (const auto& [k, v] : kinds) {
+      c.kind = k, c.v_kind = v;
+      const uint64_t seed = 10 + inputs.size();
+      inputs.push_back(MakeAttentionInputs(c, CodeOrder::kCpu, seed));
+      alone.push_back(MakePages(c, inputs.back()));
+      alone.back().layer.sealed = alone.back().places;
+      const std::vector<float> decoded = Decode(pool, alone.back(), inputs.back());
+      expected_decode.insert(expected_decode.end(), decoded.begin(), decoded.end());
+      const auto read = prefill(alone.back().layer, alone.back(), inputs.back().q);
+      expected_prefill.insert(expected_prefill.end(), read.begin(), read.end());
+      q.insert(q.end(), inputs.back().q.begin(), inputs.back().q.end());
+    }
+    // All heads in one page, block after block.
+    PagedCase mixed;
+    const int heads = static_cast<int>(std::size(kinds));
+    mixed.layer = alone[0].layer;
+    mixed.layer.kv_heads = heads;
+    mixed.layer.q_heads = heads * c.queries_per_kv;
+    mixed.is_sealed = alone[0].is_sealed;
+    mixed.num_tokens = alone[0].num_tokens;
+    size_t at = kSealedOffset;
+    for (const AttentionInputs& in : inputs) {
+      mixed.places.push_back({in.layout, at});
+      at += in.layout.block_bytes();
+    }
+    mixed.layer.sealed = mixed.places;
+    for (size_t page = 0; page < alone[0].pages.size(); ++page) {
+      const bool sealed = mixed.is_sealed[page] != 0;
+      auto& bytes = mixed.storage.emplace_back(sealed ? kSealedOffset : kOpenOffset);
+      for (const PagedCase& head : alone) {
+        const auto& from = head.storage[page];
+        bytes.insert(bytes.end(), from.begin() + (sealed ? kSealedOffset : kOpenOffset),
+                     from.end());
+      }
+    }
+    for (const auto& page : mixed.storage) mixed.pages.push_back(page.data());
+    ASSERT_EQ(q.size(), row * std::size(kinds));
+    AttentionInputs all{.layout = inputs[0].layout, .q = q};
+    EXPECT_EQ(Decode(pool, mixed, all), expected_decode);
+    EXPECT_EQ(prefill(mixed.layer, mixed, q), expected_prefill);
+  }
+}
+
 // A window that ends at the token: rows of its pages come in both forms.
 struct WindowedPrompt : Prompt {
   // The last `twins` pages in sealed form, too, as the window wants them.
   WindowedPrompt(const AttentionCase& shape, int tokens, int twins, int64_t window, int64_t sink)
       : Prompt(shape, tokens) {
-    const BlockLayout& sealed = paged.layer.sealed;
+    const BlockLayout& sealed = paged.layer.Stored(0);
     const auto rows = static_cast<size_t>(kPageTokens * c.head_dim);
     const auto heads = static_cast<size_t>(c.kv_heads);
     const size_t open_bytes = 2 * rows * sizeof(Bf16);
@@ -387,10 +457,11 @@ struct WindowedPrompt : Prompt {
         if (view.pages[i] == nullptr) continue;
         const size_t rows = kPageTokens * dims;
         std::vector<float> k(rows), v(rows);
-        DecodeBlock(paged.layer.sealed,
-                    {view.pages[i] + static_cast<size_t>(h) * paged.layer.sealed.block_bytes(),
-                     paged.layer.sealed.block_bytes()},
-                    k, v);
+        const BlockLayout& sealed = paged.layer.Stored(h);
+        DecodeBlock(
+            sealed,
+            {view.pages[i] + static_cast<size_t>(h) * sealed.block_bytes(), sealed.block_bytes()},
+            k, v);
         const size_t start = static_cast<size_t>(i) * rows;
         const size_t known = std::min(rows, written.k.size() - start);
         std::copy_n(k.begin(), known, stored.k.begin() + static_cast<std::ptrdiff_t>(start));

@@ -30,33 +30,54 @@ struct TileMeta {
   float* v_min;
 };
 
-// The codes themselves as 16-bit integers.
+// `tiles` tiles of `pairs` pairs of codes for each of 16 lanes become rows of `stride` words. Of 3
+// bits, `codes` are the low two and `high` the others.
 template <int kBits>
-HWY_NOINLINE void UnpackCodes(const BlockLayout& layout, const std::byte* block, int32_t* k,
-                              int32_t* v, const TileMeta& meta) {
-  constexpr int kPairs = 16 / kBits;  // in a word
-  const I16x mask = SetInt(((1 << kBits) - 1) * 0x00010001);
-  const int dims = layout.head_dim();
-  // `vectors` vectors of 16 lanes become rows of `stride` words.
-  const auto unpack = [&](const std::byte* codes, int vectors, int stride, int32_t* out) HWY_ATTR {
+HWY_NOINLINE void UnpackSide(const std::byte* codes, const std::byte* high, int tiles, int pairs,
+                             int stride, int32_t* out) {
+  constexpr int kLowBits = kBits == 3 ? 2 : kBits;
+  constexpr int kPairs = 16 / kLowBits;  // in a word
+  const I16x mask = SetInt(((1 << kLowBits) - 1) * 0x00010001);
+  const int vectors = pairs / kPairs;
+  for (int tile = 0; tile < tiles; ++tile) {
     for (int i = 0; i < vectors; ++i) {
-      const I16x words = LoadInt(reinterpret_cast<const int32_t*>(codes) + i * 16);
+      const int vector = tile * vectors + i;
+      const I16x words = LoadInt(reinterpret_cast<const int32_t*>(codes) + vector * 16);
+      [[maybe_unused]] I16x tops;
+      if constexpr (kBits == 3) {
+        tops = LoadInt(reinterpret_cast<const int32_t*>(high) + vector / 2 * 16);
+      }
       for (int p = 0; p < kPairs; ++p) {
         I16x pair;
         for (int part = 0; part < kParts; ++part) {
-          pair.v[part] = hn::ShiftRightSame(words.v[part], p * kBits);
+          pair.v[part] = hn::ShiftRightSame(words.v[part], p * kLowBits);
         }
-        StoreInt(And(pair, mask), out + (i * kPairs + p) * stride);
+        pair = And(pair, mask);
+        if constexpr (kBits == 3) {
+          const int shift = vector % 2 * 4 + p % 4 + p / 4 * 8;
+          for (int part = 0; part < kParts; ++part) {
+            const VI bit =
+                hn::And(hn::ShiftRightSame(tops.v[part], shift), hn::Set(DI(), 0x00010001));
+            pair.v[part] = hn::Or(pair.v[part], hn::ShiftLeft<2>(bit));
+          }
+        }
+        StoreInt(pair, out + (i * kPairs + p) * stride + tile * 16);
       }
     }
+  }
+}
+
+// The codes themselves as 16-bit integers.
+inline void UnpackCodes(const BlockLayout& layout, const std::byte* block, int32_t* k, int32_t* v,
+                        const TileMeta& meta) {
+  const auto unpack = [](int bits) {
+    return bits == 2 ? &UnpackSide<2> : bits == 3 ? &UnpackSide<3> : &UnpackSide<4>;
   };
-  const int k_vectors = dims * kBits / 32, v_vectors = kPageTokens * kBits / 32;
-  for (int tile = 0; tile < kPageTokens / 16; ++tile) {
-    unpack(block + tile * k_vectors * 64, k_vectors, kPageTokens, k + tile * 16);
-  }
-  for (int tile = 0; tile < dims / 16; ++tile) {
-    unpack(block + layout.v_codes_offset() + tile * v_vectors * 64, v_vectors, dims, v + tile * 16);
-  }
+  const int dims = layout.head_dim();
+  unpack(layout.k_bits())(block, block + layout.k_high_offset(), kPageTokens / 16, dims / 2,
+                          kPageTokens, k);
+  unpack(layout.v_bits())(block + layout.v_codes_offset(), block + layout.v_high_offset(),
+                          dims / 16, kPageTokens / 2, dims, v);
   for (int g = 0; g < layout.num_groups(); ++g) {
     for (int t = 0; t < kPageTokens; t += 16) {
       const auto read = [&](uint32_t offset) HWY_ATTR {

@@ -198,7 +198,8 @@ HWY_INLINE uint64_t Load64(const uint8_t* p) {
   return x;
 }
 
-// K: a row's codes become one 32-bit word a vector, in the lane of its token.
+// K: a row's codes become one 32-bit word a vector, in the lane of its token. Of 3 bits, the low
+// two.
 template <int kBits>
 HWY_INLINE void PackKRow(const uint8_t* codes, int dims, int token, std::byte* out) {
   constexpr uint64_t kEven = kBits == 2 ? 0x0003000300030003u : 0x000f000f000f000fu;
@@ -217,7 +218,53 @@ HWY_INLINE void PackKRow(const uint8_t* codes, int dims, int token, std::byte* o
   }
 }
 
-// V: lanes are dims; a word takes the codes of 32 / kBits tokens.
+// The high bits of a row of K: 32 dims become one word. Pairs 8i + j and 8i + j + 4 are 8 bits
+// apart.
+HWY_INLINE void PackKHighBits(const uint8_t* codes, int dims, int token, std::byte* out) {
+  constexpr uint64_t kEven = 0x0004000400040004u;
+  const int vectors = dims / 32;
+  std::byte* lane = out + static_cast<ptrdiff_t>(token / 16) * vectors * 64 + token % 16 * 4;
+  for (int v = 0; v < vectors; ++v) {
+    uint64_t even = 0, odd = 0;
+    for (int part = 0; part < 4; ++part) {  // four pairs each
+      const uint64_t eight = Load64(codes + v * 32 + part * 8);
+      const int shift = part / 2 * 4 + part % 2 * 8;
+      even |= _pext_u64(eight, kEven) << shift;
+      odd |= _pext_u64(eight, kEven << 8) << shift;
+    }
+    const auto word = static_cast<uint32_t>(even | (odd << 16));
+    std::memcpy(lane + v * 64, &word, sizeof(word));
+  }
+}
+
+// 16 codes, less the bits that are not in `mask`, moved right by `shift`.
+HWY_INLINE I16x LoadCodes(const uint8_t* source, int mask, int shift) {
+  I16x wide;
+  for (int part = 0; part < kParts; ++part) {
+    const hn::Rebind<uint8_t, DI> d_byte;
+    const VI codes = hn::PromoteTo(DI(), hn::LoadU(d_byte, source + part * kWidth));
+    wide.v[part] = hn::ShiftRightSame(hn::And(codes, hn::Set(DI(), mask)), shift);
+  }
+  return wide;
+}
+
+// The high bits of V: a word takes those of 32 tokens.
+HWY_INLINE void PackVHighBits(const uint8_t* codes, int dims, std::byte* out) {
+  constexpr int kVectors = kPageTokens / 32;
+  for (int tile = 0; tile < dims / 16; ++tile) {
+    for (int v = 0; v < kVectors; ++v) {
+      I16x words = SetInt(0);
+      for (int i = 0; i < 32; ++i) {
+        const int pair = i / 2;
+        const int shift = pair / 8 * 4 + pair % 4 + pair / 4 % 2 * 8 + 16 * (i & 1);
+        words = Or(words, ShlSame(LoadCodes(codes + (v * 32 + i) * dims + tile * 16, 4, 2), shift));
+      }
+      StoreInt(words, reinterpret_cast<int32_t*>(out) + (tile * kVectors + v) * 16);
+    }
+  }
+}
+
+// V: lanes are dims; a word takes the codes of 32 / kBits tokens; of 3 bits, the low two.
 template <int kBits>
 HWY_INLINE void PackV(const uint8_t* codes, int dims, std::byte* out) {
   constexpr int kTokensPerWord = 32 / kBits;
@@ -227,11 +274,7 @@ HWY_INLINE void PackV(const uint8_t* codes, int dims, std::byte* out) {
       I16x words = SetInt(0);
       for (int i = 0; i < kTokensPerWord; ++i) {
         const uint8_t* source = codes + (v * kTokensPerWord + i) * dims + tile * 16;
-        I16x wide;
-        for (int part = 0; part < kParts; ++part) {
-          const hn::Rebind<uint8_t, DI> d_byte;
-          wide.v[part] = hn::PromoteTo(DI(), hn::LoadU(d_byte, source + part * kWidth));
-        }
+        const I16x wide = LoadCodes(source, (1 << kBits) - 1, 0);
         words = Or(words, ShlSame(wide, i / 2 * kBits + 16 * (i & 1)));
       }
       StoreInt(words, reinterpret_cast<int32_t*>(out) + (tile * kVectors + v) * 16);
@@ -240,8 +283,9 @@ HWY_INLINE void PackV(const uint8_t* codes, int dims, std::byte* out) {
 }
 
 template <int kBits>
-HWY_INLINE int EncodeSide(const BlockLayout& layout, bool is_k, RowRule rule, float clip_ratio,
-                          const Bf16* rows, std::byte* block) {
+HWY_NOINLINE int EncodeSide(const BlockLayout& layout, bool is_k, RowRule rule, float clip_ratio,
+                            const Bf16* rows, std::byte* block) {
+  constexpr int kLowBits = kBits == 3 ? 2 : kBits;
   const int dims = layout.head_dim(), vectors = dims / 16;
   const int groups = layout.num_groups(), group_vectors = layout.group_dims() / 16;
   const bool clips = (rule == RowRule::kMinMax || rule == RowRule::kSymmetric) && clip_ratio > 0.0f;
@@ -282,24 +326,26 @@ HWY_INLINE int EncodeSide(const BlockLayout& layout, bool is_k, RowRule rule, fl
       std::memcpy(block + (is_k ? layout.KMin(token, g) : layout.VMin(token, g)), &min_bits,
                   sizeof(min_bits));
     }
-    if (is_k) PackKRow<kBits>(row_codes, dims, token, block + layout.k_codes_offset());
+    if (!is_k) continue;
+    PackKRow<kLowBits>(row_codes, dims, token, block + layout.k_codes_offset());
+    if (kBits == 3) PackKHighBits(row_codes, dims, token, block + layout.k_high_offset());
   }
-  if (!is_k) PackV<kBits>(codes, dims, block + layout.v_codes_offset());
+  if (is_k) return saturated;
+  PackV<kLowBits>(codes, dims, block + layout.v_codes_offset());
+  if (kBits == 3) PackVHighBits(codes, dims, block + layout.v_high_offset());
   return saturated;
 }
 
 }  // namespace
 
-template <int kBits>
 int EncodeCodes(const BlockLayout& layout, const BlockRules& rules, const Bf16* k, const Bf16* v,
                 std::byte* block) {
-  return EncodeSide<kBits>(layout, true, rules.k_rule, rules.k_clip_ratio, k, block) +
-         EncodeSide<kBits>(layout, false, rules.v_rule, rules.v_clip_ratio, v, block);
+  const auto encode = [](int bits) {
+    return bits == 2 ? &EncodeSide<2> : bits == 3 ? &EncodeSide<3> : &EncodeSide<4>;
+  };
+  return encode(layout.k_bits())(layout, true, rules.k_rule, rules.k_clip_ratio, k, block) +
+         encode(layout.v_bits())(layout, false, rules.v_rule, rules.v_clip_ratio, v, block);
 }
-template int EncodeCodes<2>(const BlockLayout&, const BlockRules&, const Bf16*, const Bf16*,
-                            std::byte*);
-template int EncodeCodes<4>(const BlockLayout&, const BlockRules&, const Bf16*, const Bf16*,
-                            std::byte*);
 
 }  // namespace oscar::simd::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
@@ -317,15 +363,12 @@ int WriteBlock(const BlockLayout& layout, const BlockRules& rules, std::span<con
   const auto rows = static_cast<size_t>(kPageTokens * layout.head_dim());
   OSCAR_CHECK(k.size() == rows && v.size() == rows && block.size() == layout.block_bytes());
   if (layout.order() != CodeOrder::kCpu) return EncodeBlock(layout, rules, k, v, block);
-  if (layout.kind() == BlockKind::kBf16) {
+  if (layout.is_bf16()) {
     std::memcpy(block.data(), k.data(), k.size_bytes());
     std::memcpy(block.data() + layout.v_codes_offset(), v.data(), v.size_bytes());
     return 0;
   }
-  const bool avx2 = ActiveTarget() == Target::kAvx2;
-  const auto encode = layout.kind() == BlockKind::kInt2
-                          ? (avx2 ? &N_AVX2::EncodeCodes<2> : &N_AVX3::EncodeCodes<2>)
-                          : (avx2 ? &N_AVX2::EncodeCodes<4> : &N_AVX3::EncodeCodes<4>);
+  const auto encode = ActiveTarget() == Target::kAvx2 ? &N_AVX2::EncodeCodes : &N_AVX3::EncodeCodes;
   return encode(layout, rules, k.data(), v.data(), block.data());
 }
 

@@ -1,5 +1,5 @@
 // The vectorised page encoder: bit-equal to cache/block_codec.h's EncodeBlock for every RowRule,
-// for INT2, INT4 and BF16 pages in CPU order (other layouts are passed on to EncodeBlock).
+// for pages of every kind in CPU order (other layouts are passed on to EncodeBlock).
 // Stateless; safe from any thread. Matches cache/sequence_cache.h's BlockEncoder.
 #pragma once
 

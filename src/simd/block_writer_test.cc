@@ -71,11 +71,18 @@ constexpr RowRule kRules[] = {RowRule::kMinMax, RowRule::kSymmetric, RowRule::kM
 
 TEST(BlockWriter, IsBitEqualToTheScalarEncoderOnEveryTarget) {
   int pages = 0;
-  for (const BlockKind kind : {BlockKind::kInt2, BlockKind::kInt4, BlockKind::kBf16}) {
+  using enum BlockKind;
+  for (const auto& [kind, v_kind] : {std::pair{kInt2, kInt2},
+                                     {kInt3, kInt3},
+                                     {kInt4, kInt4},
+                                     {kInt3, kInt2},
+                                     {kInt2, kInt3},
+                                     {kInt4, kInt3},
+                                     {kBf16, kBf16}}) {
     for (const auto& [dims, group] :
          {std::pair{64, 32}, {64, 64}, {128, 32}, {128, 64}, {128, 128}, {256, 32}, {256, 256}}) {
       if (kind == BlockKind::kBf16 && group != dims) continue;
-      const BlockLayout layout(kind, CodeOrder::kCpu, dims, group);
+      const BlockLayout layout(kind, v_kind, CodeOrder::kCpu, dims, group);
       for (const RowRule rule : kRules) {
         for (const Fill fill : kFills) {
           const auto k = Rows(fill, dims, 1), v = Rows(fill, dims, 2);

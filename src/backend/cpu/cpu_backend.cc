@@ -77,7 +77,7 @@ class CpuBackend final : public Backend {
   void NormAndRope(int layer, size_t row, float* qkv) const;
   void Rotate(const SideTransform& rotation, int kv_head, std::span<float> head) const;
   void RotateAndStore(int slot, size_t row);
-  simd::AttentionLayer AttentionOf(int slot) const;
+  simd::AttentionLayer AttentionOf(int slot, const CacheConfig& config) const;
   void AttendCell(int slot);
 
   const BackendOptions options_;
@@ -293,23 +293,23 @@ Status CpuBackend::ReadQkv(int layer, std::span<float> out) {
   return {};
 }
 
-simd::AttentionLayer CpuBackend::AttentionOf(int slot) const {
-  const CacheConfig& config = plan_.cache();
+simd::AttentionLayer CpuBackend::AttentionOf(int slot, const CacheConfig& config) const {
   return {attention_spec_.num_heads,
           attention_spec_.num_kv_heads,
           static_cast<float>(attention_spec_.softmax_scale),
-          config.open.block(slot),
-          config.sealed.block(slot),
+          config.open.block(slot, 0),
+          config.sealed.blocks(slot),
           config.open.BlockOffset(slot, 0),
-          config.sealed.BlockOffset(slot, 0),
+          /*sealed_base=*/0,
           weights_.head.path() != simd::GemmPath::kFma};
 }
 
 void CpuBackend::AttendCell(int slot) {
   const LayeredAppend& append = *rows_.front().append;
   // The table has the addresses of this layer's blocks themselves.
-  simd::AttentionLayer shared = AttentionOf(slot);
-  shared.open_offset = shared.sealed_offset = 0;
+  simd::AttentionLayer shared = AttentionOf(slot, plan_.cache());
+  shared.open_offset = 0;
+  shared.sealed_base = shared.sealed.front().offset;
   const simd::PrefillQuery query{{append.page_table(), append.sealed_flags()},
                                  rows_.front().position,
                                  static_cast<int>(rows_.size()),
@@ -325,7 +325,8 @@ Status CpuBackend::Attend(int, int slot) {
     AttendCell(slot);
     return {};
   }
-  const simd::AttentionLayer shared = AttentionOf(slot);
+  // The sequences' own: they may be of another plan of the same rotations, whose bits differ.
+  const simd::AttentionLayer shared = AttentionOf(slot, items_.front().cache->config());
   decode_.clear();
   prefill_.clear();
   const bool to_the_token = plan_.token_window() > 0;

@@ -11,10 +11,10 @@ void TokenWindows::Show(int slot, std::span<const ForwardItem> items, ThreadPool
   const CacheConfig& config = plan_.cache();
   const HostPageSealer& sealer = *plan_.host_sealer();
   const int64_t together = config.pages_together, sink = config.sink / kPageTokens;
-  const BlockLayout& open = config.open.block(slot);
+  const BlockLayout& open = config.open.block(slot, 0);
   const auto heads = static_cast<size_t>(config.open.kv_heads());
   const size_t open_layer = open.block_bytes() * heads;
-  const size_t sealed_layer = config.sealed.block(slot).block_bytes() * heads;
+  const size_t sealed_layer = config.sealed.LayerBytes(slot);
   views_.resize(std::max(views_.size(), items.size()));
   threads.ParallelFor(static_cast<int64_t>(items.size()), [&](int64_t unit, int) {
     const ForwardItem& item = items[static_cast<size_t>(unit)];

@@ -81,7 +81,7 @@ TEST(CudaModel, CodesAreMostlyTheCpus) {
     ASSERT_TRUE(cpu.pool.Read(on_cpu.cache().page(page), from_cpu).ok());
     ASSERT_TRUE(gpu.pool->Read(on_gpu.cache().page(page), from_gpu).ok());
     for (int layer = 0; layer < cpu_shape.num_layers(); ++layer) {
-      const BlockLayout &a = cpu_shape.block(layer), &b = gpu_shape.block(layer);
+      const BlockLayout &a = cpu_shape.block(layer, 0), &b = gpu_shape.block(layer, 0);
       for (int head = 0; head < cpu_shape.kv_heads(); ++head) {
         const auto block_a = std::span(from_cpu).subspan(cpu_shape.BlockOffset(layer, head));
         const auto block_b = std::span(from_gpu).subspan(gpu_shape.BlockOffset(layer, head));
@@ -121,7 +121,7 @@ TEST(CudaModel, CountsWhatDoesNotFitAPage) {
   ASSERT_TRUE(gpu.pool->Read(generator.cache().page(1), page).ok());
   for (const int d : {0, 17, 127}) {
     const Bf16 value = ToBf16(d == 17 ? -1e6f : 1e6f);
-    const CodePosition at = shape.block(2).VCode(5, d);
+    const CodePosition at = shape.block(2, 0).VCode(5, d);
     std::memcpy(page.data() + shape.BlockOffset(2, 1) + at.offset + at.shift / 8, &value,
                 sizeof(value));
   }

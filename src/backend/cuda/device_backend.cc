@@ -24,7 +24,7 @@ constexpr int kDefaultBatchTokens = 4096;
 
 AttentionShape ShapeOf(const AttentionSpec& attention, const KvPlan& plan) {
   AttentionShape shape;
-  const BlockLayout& sealed = plan.cache().sealed.block(0);
+  const BlockLayout& sealed = plan.cache().sealed.block(0, 0);
   const bool plain = !plan.cache().seals();
   shape.history_kind = plain ? BlockKind::kBf16 : sealed.kind();
   shape.head_dim = attention.head_dim;

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <charconv>
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
@@ -19,7 +20,6 @@
 #include "engine/loaded_model.h"
 #include "measure/layer_errors.h"
 #include "rotation/content_hash.h"
-#include "rotation/rotation_file.h"
 #include "run/eval_items.h"
 #include "run/eval_report.h"
 #include "run/item_log.h"
@@ -127,6 +127,7 @@ ModelOptions Evaluator::OptionsOf(const MethodState& state, int cell) const {
   if (out.kv_memory == 0) out.kv_memory = cuda_kv_memory_;
   out.kv = method.kv;
   out.rotation = method.rotation;
+  out.bits = method.bits;
   out.prefill_cell = cell;
   // The yardstick beside methods that these are meant for.
   if (method.kv == "bf16") out.k_clip.reset(), out.v_clip.reset(), out.group_dims.reset();
@@ -257,13 +258,14 @@ Status Evaluator::HashSettings() {
     }
     const KvMethod& method = plan->kv().method();
     uint64_t rotation_hash = 0;
-    if (!state.method->rotation.empty()) {
-      OSCAR_ASSIGN_OR_RETURN(const Rotation rotation, LoadRotation(state.method->rotation));
+    if (plan->kv().uses_calibrated_rotation()) {
       ContentHash hash;
-      for (const auto& [id, layer] : rotation.layers) {
-        for (const SideRotation* side : {&layer.k, &layer.v}) {
+      for (int slot = 0; slot < plan->spec().num_kv_layers(); ++slot) {
+        for (const SideTransform* side : {&plan->kv().k(slot), &plan->kv().v(slot)}) {
           hash.Add(side->matrices);
-          hash.Add(side->clip);
+        }
+        for (const BlockRules& rules : plan->kv().rules()[static_cast<size_t>(slot)]) {
+          hash.Add(std::vector<float>{rules.k_clip_ratio, rules.v_clip_ratio});
         }
       }
       rotation_hash = hash.Digest();
@@ -294,15 +296,16 @@ Status Evaluator::HashSettings() {
                         : fmt::format("{}{}", m.prefill_cell,
                                       options_.prefill == EvalPrefill::kCell ? " shared" : ""),
                     m.rope_scaling, options_.want_answers, options_.seed);
+    if (!plan->kv().bit_map().empty()) {
+      text += "|" + DrawBits(plan->kv().bit_map(), plan->spec().kv_layers());
+    }
     // Portable scores are the same on every device: a run may go on on another.
     text += m.portable ? "|portable" : plan->device() == Device::kCuda ? "|cuda" : "";
     state.settings = HashText(text, 0);
-    const ModelSpec& spec = plan->spec();
     state.score.label = state.method->label;
     state.score.description = plan->kv().Describe();
     state.score.simulated = method.is_simulated() || plan->kv().token_window() > 0;
-    state.score.history_bits =
-        method.HistoryBits(spec.attention().num_kv_heads, spec.attention().head_dim);
+    state.score.history_bits = plan->kv().HistoryBits();
     for (int64_t length : kContextLengths) {
       state.score.stored_bits[length] = plan->kv().StoredBits(length);
     }
@@ -682,20 +685,34 @@ Result<EvalResults> Evaluator::Run() {
 }  // namespace
 
 Result<std::vector<EvalMethod>> ParseMethods(const std::vector<std::string>& names,
-                                             const fs::path& rotation) {
+                                             const fs::path& rotation, std::optional<double> bits) {
   std::vector<EvalMethod> out;
   std::set<std::string> seen;
   for (const std::string& name : names) {
     const size_t at = name.find('@');
     EvalMethod method{name, name.substr(0, at), {}};
+    const size_t colon = method.kv.find(':');
+    const std::string own_bits = colon == std::string::npos ? "" : method.kv.substr(colon + 1);
+    method.kv.resize(std::min(colon, method.kv.size()));
     OSCAR_ASSIGN_OR_RETURN(const KvMethodInfo info, FindKvMethod(method.kv));
+    if (info.takes_bits) method.bits = bits;
+    if (colon != std::string::npos) {
+      double value = 0;
+      const char* const end = own_bits.data() + own_bits.size();
+      const auto [stop, error] = std::from_chars(own_bits.data(), end, value);
+      if (error != std::errc() || stop != end || own_bits.empty()) {
+        return Unexpected(InvalidArgument(
+            fmt::format("--kv {}: what follows the colon must be bits, as in oscar+:2.5", name)));
+      }
+      method.bits = value;
+    }
     const std::string own = at == std::string::npos ? "" : name.substr(at + 1);
     if (own.empty() && at != std::string::npos) {
       return Unexpected(InvalidArgument(
           fmt::format("--kv {}: names no rotation after the @; give a directory or none", name)));
     }
-    if (!own.empty() && own != "none") {
-      method.rotation = own;
+    if (!own.empty()) {
+      if (own != "none" || info.takes_rotation) method.rotation = own;
     } else if (own.empty() && info.takes_rotation) {
       method.rotation = rotation;
     }

@@ -25,13 +25,15 @@ namespace oscar {
 struct EvalMethod {
   std::string label;
   std::string kv;
-  std::filesystem::path rotation;  // empty: none
+  std::filesystem::path rotation;  // as ModelOptions::rotation
+  std::optional<double> bits = {};
 };
 
-// "oscar+", "oscar+@DIR", "oscar+@none". Methods that take a rotation get `rotation` unless they
-// name one; DIR is kept in the label as given.
+// "oscar+", "oscar+:2.5", "oscar+@DIR", "oscar+@none". Methods that take a rotation or bits get
+// `rotation` and `bits` unless they name their own; DIR is kept in the label as given.
 Result<std::vector<EvalMethod>> ParseMethods(const std::vector<std::string>& names,
-                                             const std::filesystem::path& rotation);
+                                             const std::filesystem::path& rotation,
+                                             std::optional<double> bits = {});
 
 // Who reads the prompts.
 enum class EvalPrefill : uint8_t {

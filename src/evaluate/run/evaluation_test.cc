@@ -8,6 +8,7 @@
 #include "base/file.h"
 #include "engine/generator.h"
 #include "run/eval_items.h"
+#include "measure/import_prompt.h"
 #include "run/sequence_runner.h"
 
 namespace oscar {
@@ -433,11 +434,18 @@ TEST_F(EvaluationTest, RefusesWhatCannotBe) {
   EXPECT_EQ(options.suite.tasks[0].repeats, 3);
   EXPECT_FALSE(ParseMethods({"nonsense"}, {}).has_value());
   EXPECT_FALSE(ParseMethods({"bf16", "bf16"}, {}).has_value());
+  EXPECT_FALSE(ParseMethods({"oscar+:"}, {}).has_value());
+  EXPECT_FALSE(ParseMethods({"oscar+:2.5x"}, {}).has_value());
+  const auto bits = ParseMethods({"bf16", "oscar+", "oscar+:2.5@none"}, {}, 3.25);
+  ASSERT_TRUE(bits.has_value());
+  EXPECT_FALSE((*bits)[0].bits.has_value());
+  EXPECT_EQ((*bits)[1].bits, 3.25);
+  EXPECT_EQ((*bits)[2].bits, 2.5);
   const auto methods = ParseMethods({"bf16", "oscar+", "oscar+@none", "oscar@r2"}, "r1");
   ASSERT_TRUE(methods.has_value());
   EXPECT_TRUE((*methods)[0].rotation.empty());
   EXPECT_EQ((*methods)[1].rotation, "r1");
-  EXPECT_TRUE((*methods)[2].rotation.empty());
+  EXPECT_EQ((*methods)[2].rotation, "none");
   EXPECT_EQ((*methods)[3].rotation, "r2");
 }
 

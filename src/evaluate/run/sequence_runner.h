@@ -75,9 +75,4 @@ class SequenceRunner {
   PassRunner pass_;
 };
 
-// Copies a shared prompt into an empty cache of another plan: rows are rotated as the plan says and
-// rounded to BF16 once more. Values that the plan's weights would give rotated are rotated here.
-Status ImportPrompt(const SequenceCache& from, const KvPlan& plan, int num_layers, int kv_heads,
-                    int head_dim, ThreadPool& threads, SequenceCache& to);
-
 }  // namespace oscar

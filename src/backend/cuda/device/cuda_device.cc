@@ -89,19 +89,19 @@ Status CheckCudaPlan(const ModelSpec& spec, const KvPlan& plan) {
                     "sizes up to {}; use --device cpu",
                     spec.hidden, middle, cuda::kMaxNormWidth));
   }
-  const BlockLayout& first = config.sealed.block(0);
+  if (!config.sealed.is_uniform()) {
+    return Unimplemented(
+        fmt::format("--kv {}: heads with different bits run on the CPU alone; use --device cpu, or "
+                    "--bits 2.25, which gives every head two",
+                    plan.method().name));
+  }
   for (int slot = 0; slot < spec.num_kv_layers(); ++slot) {
-    if (!(config.sealed.block(slot) == first)) {
-      return Unimplemented(
-          fmt::format("--kv {}: layers with different pages run on the CPU alone; use --device cpu",
-                      plan.method().name));
-    }
     if (plan.k(slot).kind != plan.k(0).kind) {
       return Unimplemented(
           "layers with different rotations run on the CPU alone; use --device cpu");
     }
   }
-  if (config.open.block(0).order() != CodeOrder::kTensorCore) {
+  if (config.open.block(0, 0).order() != CodeOrder::kTensorCore) {
     return InvalidArgument("pages in CPU order cannot be read by the GPU");
   }
   return {};

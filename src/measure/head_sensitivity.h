@@ -1,0 +1,51 @@
+// What two bits cost each KV head, K and V apart, on text of the kind that the cache will hold
+// (quant/bit_map.h): end to end, or by a proxy where the model has too many heads for that. The
+// same inputs give the same numbers. Runs on the CPU. One thread.
+//
+// Text is read once on a BF16 cache, up to its last tokens; those see the rest through the cache
+// under test, as generated tokens would.
+//
+// End to end: the KL divergence of the model's predictions there from those of the BF16 cache, with
+// one side of one head at 2 bits and all others at 4, less that with all at 4.
+//
+// Proxy: for keys half the variance of the logits' noise times sum p (1 - p), which is what that
+// noise adds in KL to the attention weights p; for values half of sum p^2 e over the output's
+// square. Both over history alone (p of tokens in sink and recent window counts as exact), averaged
+// over the head's queries at the last tokens. The noise of a logit is scale^2 |q|^2 e / D, with e
+// the squared error of the row at 2 bits.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "engine/loaded_model.h"
+#include "oscar/options.h"
+#include "oscar/status.h"
+#include "rotation/sensitivity_file.h"
+
+namespace oscar {
+
+struct SensitivityOptions {
+  // rotation: "none" for the Hadamard, or the calibrated one. The method is oscar+.
+  ModelOptions model;
+  bool use_proxy = false;
+  int64_t tail = 48;  // last tokens of each sequence that are compared
+  bool show_progress = true;
+};
+
+struct SensitivityResult {
+  Sensitivities sensitivities;
+  int64_t num_sequences = 0, num_tokens = 0;  // that were long enough
+  // End to end: KL of all heads at 2 bits, and at 4. 0 with the proxy.
+  double kl_at_2 = 0, kl_at_4 = 0;
+};
+
+// Sequences too short to leave the windows are passed over; kOutOfRange where none is long enough.
+Result<SensitivityResult> MeasureSensitivities(const SensitivityOptions& options,
+                                               std::span<const std::vector<int32_t>> sequences);
+
+// Rank correlation (Spearman) of two measures over all sides; ties share their mean rank.
+double RankCorrelation(const Sensitivities& a, const Sensitivities& b);
+
+}  // namespace oscar
