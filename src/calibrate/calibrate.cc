@@ -329,7 +329,7 @@ Result<SensitivityResult> CalibrateSensitivities(const SensitivityRequest& reque
       const CalibrationText text,
       ReadCalibrationText(text_options, tokenizer, chat.has_value() ? &*chat : nullptr));
   for (const std::string& warning : text.warnings) LogWarning("{}", warning);
-  return MeasureSensitivities(options, text.sequences);
+  return MeasureSensitivities(options, text.sequences, text.answers);
 }
 
 Status CheckCalibrationDirectory(const FitOptions& fit, const fs::path& directory) {

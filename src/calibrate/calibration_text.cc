@@ -27,7 +27,8 @@ class Collector {
   Collector(const CalibrationTextOptions& options, CalibrationText& out)
       : options_(options), out_(out) {}
   bool full() const { return out_.num_tokens >= options_.tokens; }
-  void Add(std::span<const int32_t> tokens) {
+  // `answer`: how many of the last tokens are one.
+  void Add(std::span<const int32_t> tokens, int64_t answer = 0) {
     while (!tokens.empty() && !full()) {
       const auto count =
           static_cast<size_t>(std::min({static_cast<int64_t>(tokens.size()), options_.max_sequence,
@@ -36,6 +37,9 @@ class Collector {
                                   tokens.begin() + static_cast<std::ptrdiff_t>(count));
       out_.num_tokens += static_cast<int64_t>(count);
       tokens = tokens.subspan(count);
+      // What was cut is no answer any more.
+      out_.answers.push_back(
+          tokens.empty() ? std::min<int64_t>(answer, std::ssize(out_.sequences.back())) : 0);
     }
   }
 
@@ -139,8 +143,13 @@ Status AddSample(const CalibrationTextOptions& options, const Tokenizer& tokeniz
                                      {{"role", "assistant"}, {"content", made.assistant}}};
       OSCAR_ASSIGN_OR_RETURN(const std::vector<int32_t> tokens,
                              EncodeChat(messages, false, tokenizer, *chat));
+      const ordered_json question = {messages[0]};
+      OSCAR_ASSIGN_OR_RETURN(const std::vector<int32_t> prompt,
+                             EncodeChat(question, true, tokenizer, *chat));
+      const bool is_prefix =
+          prompt.size() < tokens.size() && std::equal(prompt.begin(), prompt.end(), tokens.begin());
       chat_tokens += static_cast<int64_t>(tokens.size());
-      collector.Add(tokens);
+      collector.Add(tokens, is_prefix ? std::ssize(tokens) - std::ssize(prompt) : 0);
       continue;
     }
     while (static_cast<int64_t>(stream.size()) < piece) {

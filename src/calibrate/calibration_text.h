@@ -29,6 +29,8 @@ struct CalibrationTextOptions {
 
 struct CalibrationText {
   std::vector<std::vector<int32_t>> sequences;
+  // Of each sequence, how many of its last tokens are the answer of a chat; 0: not known.
+  std::vector<int64_t> answers;
   std::vector<std::string> warnings;  // lines left out, by number
   int64_t num_tokens = 0;
 };

@@ -29,6 +29,7 @@ constexpr size_t kQueryStride = 4;
 // A sequence read on a BF16 cache up to its last tokens, and what the model says there.
 struct ReadText {
   std::span<const int32_t> tokens;
+  int64_t tail;  // tokens that are compared
   SequenceCache prefix;
   std::vector<float> logits;           // [tail, vocab]; end to end
   std::vector<double> k_cost, v_cost;  // [slots * kv_heads]; proxy
@@ -55,8 +56,9 @@ class Meter {
   Meter(const SensitivityOptions& options, LoadedModel& exact, LoadedModel& stored)
       : options_(options), exact_(exact), stored_(stored), spec_(exact.spec()) {}
 
-  Status Read(std::span<const std::vector<int32_t>> sequences, Progress* progress);
-  // Mean KL per compared token under a map.
+  Status Read(std::span<const std::vector<int32_t>> sequences, std::span<const int64_t> answers,
+              Progress* progress);
+  // KL of the worst token of each text under a map, averaged over texts.
   Result<double> Kl(const BitMap& map) const;
   Sensitivities Proxy() const;
 
@@ -66,10 +68,14 @@ class Meter {
     for (const ReadText& text : texts_) sum += static_cast<int64_t>(text.tokens.size());
     return sum;
   }
-  int64_t compared() const { return num_sequences() * options_.tail; }
+  int64_t compared() const {
+    int64_t sum = 0;
+    for (const ReadText& text : texts_) sum += text.tail;
+    return sum;
+  }
 
  private:
-  Status ReadOne(std::span<const int32_t> tokens);
+  Status ReadOne(std::span<const int32_t> tokens, int64_t tail);
   void AddProxy(int slot, int kv_head, std::span<const float> queries, ReadText& text) const;
 
   const SensitivityOptions& options_;
@@ -79,16 +85,20 @@ class Meter {
   std::vector<ReadText> texts_;
 };
 
-Status Meter::Read(std::span<const std::vector<int32_t>> sequences, Progress* progress) {
+Status Meter::Read(std::span<const std::vector<int32_t>> sequences,
+                   std::span<const int64_t> answers, Progress* progress) {
   const CacheConfig& config = stored_.kv().cache();
   const int64_t least = config.sink + config.recent + kMinHistory + options_.tail;
   const auto row_bytes = static_cast<uint64_t>(spec_.vocab_size) * sizeof(float);
   uint64_t bytes = 0;
-  for (const std::vector<int32_t>& sequence : sequences) {
+  for (size_t i = 0; i < sequences.size(); ++i) {
+    const std::vector<int32_t>& sequence = sequences[i];
     if (static_cast<int64_t>(sequence.size()) < least) continue;
-    bytes += static_cast<uint64_t>(options_.tail) * row_bytes;
+    const int64_t answer = i < answers.size() ? answers[i] : 0;
+    const int64_t tail = answer > 0 ? std::min(answer, options_.tail) : options_.tail;
+    bytes += static_cast<uint64_t>(tail) * row_bytes;
     if (!options_.use_proxy && bytes > kMaxLogitBytes) break;
-    OSCAR_RETURN_IF_ERROR(ReadOne(sequence));
+    OSCAR_RETURN_IF_ERROR(ReadOne(sequence, tail));
     if (progress != nullptr) progress->Add(sequence.size());
   }
   if (!texts_.empty()) return {};
@@ -99,14 +109,14 @@ Status Meter::Read(std::span<const std::vector<int32_t>> sequences, Progress* pr
       least));
 }
 
-Status Meter::ReadOne(std::span<const int32_t> tokens) {
-  const auto head = static_cast<int64_t>(tokens.size()) - options_.tail;
-  ReadText text{tokens, SequenceCache(exact_.kv().cache(), exact_.pool()), {}, {}, {}};
+Status Meter::ReadOne(std::span<const int32_t> tokens, int64_t tail) {
+  const auto head = static_cast<int64_t>(tokens.size()) - tail;
+  ReadText text{tokens, tail, SequenceCache(exact_.kv().cache(), exact_.pool()), {}, {}, {}};
   PromptReader reader(exact_.model(), text.prefix, tokens.first(static_cast<size_t>(head)));
   OSCAR_RETURN_IF_ERROR(reader.ReadAll());
   SequenceCache whole = text.prefix.Fork();
   if (!options_.use_proxy) {
-    PromptReader rest(exact_.model(), whole, tokens, options_.tail);
+    PromptReader rest(exact_.model(), whole, tokens, tail);
     while (!rest.done()) {
       OSCAR_RETURN_IF_ERROR(rest.ReadChunk());
       text.logits.insert(text.logits.end(), rest.logits().begin(), rest.logits().end());
@@ -212,7 +222,8 @@ Result<double> Meter::Kl(const BitMap& map) const {
                                        spec_.attention().num_kv_heads, spec_.attention().head_dim,
                                        stored_.threads(), cache));
     OSCAR_RETURN_IF_ERROR(cache.SealForGeneration(stored_.threads()));
-    PromptReader reader(stored_.model(), cache, text.tokens, options_.tail);
+    PromptReader reader(stored_.model(), cache, text.tokens, text.tail);
+    double of_text = 0;
     size_t row = 0;
     while (!reader.done()) {
       OSCAR_RETURN_IF_ERROR(reader.ReadChunk());
@@ -223,11 +234,12 @@ Result<double> Meter::Kl(const BitMap& map) const {
         rows[static_cast<size_t>(i)] = Divergence(
             std::span(text.logits).subspan(row * vocab + at, vocab), logits.subspan(at, vocab));
       });
-      for (const double kl : rows) sum += kl;
+      for (const double kl : rows) of_text = std::max(of_text, kl);
       row += rows.size();
     }
+    sum += of_text;
   }
-  return sum / static_cast<double>(compared());
+  return sum / static_cast<double>(texts_.size());
 }
 
 Sensitivities Meter::Proxy() const {
@@ -275,7 +287,8 @@ std::vector<double> Ranks(const std::vector<double>& values) {
 }  // namespace
 
 Result<SensitivityResult> MeasureSensitivities(const SensitivityOptions& options,
-                                               std::span<const std::vector<int32_t>> sequences) {
+                                               std::span<const std::vector<int32_t>> sequences,
+                                               std::span<const int64_t> answers) {
   ModelOptions model_options = options.model;
   model_options.kv = "oscar+";
   model_options.bits = std::nullopt;
@@ -302,7 +315,8 @@ Result<SensitivityResult> MeasureSensitivities(const SensitivityOptions& options
     progress.emplace("reading", tokens, "tokens");
   }
   Meter meter(options, *exact, *stored);
-  OSCAR_RETURN_IF_ERROR(meter.Read(sequences, progress.has_value() ? &*progress : nullptr));
+  OSCAR_RETURN_IF_ERROR(
+      meter.Read(sequences, answers, progress.has_value() ? &*progress : nullptr));
   progress.reset();
   SensitivityResult out;
   out.num_sequences = meter.num_sequences();

@@ -2,11 +2,13 @@
 // (quant/bit_map.h): end to end, or by a proxy where the model has too many heads for that. The
 // same inputs give the same numbers. Runs on the CPU. One thread.
 //
-// Text is read once on a BF16 cache, up to its last tokens; those see the rest through the cache
-// under test, as generated tokens would.
+// Text is read once on a BF16 cache, up to its last tokens: the answer where it is known. Those see
+// the rest through the cache under test, as generated tokens would.
 //
 // End to end: the KL divergence of the model's predictions there from those of the BF16 cache, with
-// one side of one head at 2 bits and all others at 4, less that with all at 4.
+// one side of one head at 2 bits and all others at 4, less that with all at 4. Of each text the
+// worst token counts: an answer is lost by one token, and a mean over tokens hides a look-up that
+// fails under small changes of many others.
 //
 // Proxy: for keys half the variance of the logits' noise times sum p (1 - p), which is what that
 // noise adds in KL to the attention weights p; for values half of sum p^2 e over the output's
@@ -30,7 +32,7 @@ struct SensitivityOptions {
   // rotation: "none" for the Hadamard, or the calibrated one. The method is oscar+.
   ModelOptions model;
   bool use_proxy = false;
-  int64_t tail = 48;  // last tokens of each sequence that are compared
+  int64_t tail = 48;  // last tokens of each sequence that are compared, at most
   bool show_progress = true;
 };
 
@@ -42,8 +44,11 @@ struct SensitivityResult {
 };
 
 // Sequences too short to leave the windows are passed over; kOutOfRange where none is long enough.
+// `answers`: how many of a sequence's last tokens are an answer, 0 where that is not known; empty:
+// of none.
 Result<SensitivityResult> MeasureSensitivities(const SensitivityOptions& options,
-                                               std::span<const std::vector<int32_t>> sequences);
+                                               std::span<const std::vector<int32_t>> sequences,
+                                               std::span<const int64_t> answers = {});
 
 // Rank correlation (Spearman) of two measures over all sides; ties share their mean rank.
 double RankCorrelation(const Sensitivities& a, const Sensitivities& b);
