@@ -55,7 +55,7 @@ inline constexpr int64_t kSensitivityTokens = 48000;
 
 struct SensitivityRequest {
   ModelOptions model;  // rotation: "none" (the Hadamard) or a fitted one
-  // Of the text; the built-in sample is drawn with another seed than the fit's.
+  // Of the text; the built-in sample has another seed than the fit's.
   CalibrationTextOptions text;
   SensitivityMeasure measure = SensitivityMeasure::kAuto;
   bool show_progress = true;

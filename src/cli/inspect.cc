@@ -250,7 +250,7 @@ Status InspectSensitivities(const InspectOptions& options, const fs::path& path,
 Status RefuseBits(const InspectOptions& options) {
   if (!options.bits.has_value()) return {};
   return InvalidArgument(fmt::format(
-      "{}: --bits draws the bits of heads, for which this has no sensitivities", options.path));
+      "{}: --bits shows the bits of heads, for which this has no sensitivities", options.path));
 }
 
 // `beside`: what else the directory holds, null or for the JSON.
@@ -383,7 +383,7 @@ void AddInspectCommand(CLI::App& app, RunFunction& run) {
       ->excludes(json)
       ->check(CLI::Range(0, 1'000'000));
   command->add_option("--bits", options->bits,
-                      "History bits at which the bits of heads are drawn; default: oscar+'s");
+                      "History bits of the map of bits per head that is shown; default: oscar+'s");
   command->callback([options, &run] { run = [options] { return RunInspect(*options); }; });
 }
 
