@@ -7,6 +7,7 @@
 #include <CLI/Config.hpp>
 #include <CLI/Formatter.hpp>
 
+#include "base/log.h"
 #include "cli/command.h"
 #include "cli/model_options.h"
 #include "cli/rotation_options.h"
@@ -29,7 +30,7 @@ struct CalibrateArguments {
   bool shared = false;
   fs::path out;
   std::string sensitivity = "auto", measured_with = "hadamard";
-  int64_t sensitivity_tokens = kSensitivityTokens;
+  int64_t sensitivity_tokens = 0;  // 0: in proportion to the fit's
   bool only_sensitivity = false;
   std::vector<const CLI::Option*> of_fit;  // options that only a rotation has a use for
 };
@@ -42,7 +43,10 @@ Status AddSensitivities(const CalibrateArguments& arguments, const CalibrateOpti
   request.model.k_clip = request.model.v_clip = std::nullopt;
   request.model.rotation = arguments.measured_with == "calibrated" ? arguments.out : "none";
   request.text = options.text;
-  request.text.tokens = arguments.sensitivity_tokens;
+  // 48,000 for the fit's default of 30,000.
+  request.text.tokens = arguments.sensitivity_tokens > 0 ? arguments.sensitivity_tokens
+                        : arguments.only_sensitivity     ? kSensitivityTokens
+                                                         : options.text.tokens * 8 / 5;
   request.measure = arguments.sensitivity == "kl"      ? SensitivityMeasure::kKl
                     : arguments.sensitivity == "proxy" ? SensitivityMeasure::kProxy
                                                        : SensitivityMeasure::kAuto;
@@ -51,7 +55,14 @@ Status AddSensitivities(const CalibrateArguments& arguments, const CalibrateOpti
   std::error_code error;
   std::filesystem::create_directories(arguments.out, error);
   std::filesystem::remove(arguments.out / kSensitivityFileName, error);
-  OSCAR_ASSIGN_OR_RETURN(const SensitivityResult result, CalibrateSensitivities(request));
+  Result<SensitivityResult> measured = CalibrateSensitivities(request);
+  if (!measured.has_value() && measured.error().code() == StatusCode::kOutOfRange &&
+      arguments.sensitivity == "auto" && !arguments.only_sensitivity) {
+    LogWarning("no sensitivities: {}", measured.error().message());
+    return {};
+  }
+  if (!measured.has_value()) return measured.error();
+  const SensitivityResult& result = *measured;
   const Sensitivities& found = result.sensitivities;
   OSCAR_RETURN_IF_ERROR(WriteSensitivities(arguments.out / kSensitivityFileName, found));
   fmt::print("sensitivities of {} layers ({}, {}; {} tokens of {} texts compared)\n",
@@ -229,8 +240,7 @@ void AddCalibrateCommand(CLI::App& app, RunFunction& run) {
       ->check(CLI::IsMember({"auto", "kl", "proxy", "none"}));
   command
       ->add_option("--sensitivity-tokens", arguments->sensitivity_tokens,
-                   "Token budget of the texts they are measured on")
-      ->capture_default_str()
+                   "Token budget of the texts they are measured on; default: 8/5 of --tokens")
       ->check(NumberThat("between 1 and 100000000",
                          [](double x) { return x >= 1 && x <= kMaxCalibrationTokens; }));
   command
