@@ -165,6 +165,33 @@ Result<int64_t> Extend(LoadedModel& model, int64_t count, bool show_progress,
   return generated;
 }
 
+// The fit sees the first `tokens` of a text; errors are measured on what comes after them. Reading
+// more and dividing it leaves the fit's sequences as they are without.
+std::vector<std::vector<int32_t>> HoldOut(CalibrationText& text, int64_t tokens) {
+  std::vector<std::vector<int32_t>> fitted, held_out;
+  int64_t count = 0;
+  for (std::vector<int32_t>& sequence : text.sequences) {
+    const auto room =
+        static_cast<size_t>(std::clamp<int64_t>(tokens - count, 0, std::ssize(sequence)));
+    count += std::ssize(sequence);
+    if (room < sequence.size()) {
+      held_out.emplace_back(sequence.begin() + static_cast<std::ptrdiff_t>(room), sequence.end());
+      sequence.resize(room);
+    }
+    if (room > 0) fitted.push_back(std::move(sequence));
+  }
+  text.num_tokens = std::min(text.num_tokens, tokens);
+  text.sequences = std::move(fitted);
+  text.answers.clear();
+  return held_out;
+}
+
+int64_t CountTokens(const std::vector<std::vector<int32_t>>& sequences) {
+  int64_t count = 0;
+  for (const std::vector<int32_t>& sequence : sequences) count += std::ssize(sequence);
+  return count;
+}
+
 KvPlanOptions ErrorPlan(const std::string& method, int group_dims) {
   KvPlanOptions options;
   options.method = method;
@@ -242,10 +269,15 @@ Result<Calibration> Calibrate(const CalibrateOptions& options) {
                     "lower --max-length or --generate",
                     text_options.max_sequence, options.generate, model->max_context())));
   }
+  if (text_options.tokens > 0) {  // else the reader says so
+    text_options.tokens =
+        std::min(text_options.tokens + 2 * LayerErrorProbe::kMaxTokens, kMaxCalibrationTokens);
+  }
   OSCAR_ASSIGN_OR_RETURN(
       CalibrationText text,
       ReadCalibrationText(text_options, tokenizer, chat.has_value() ? &*chat : nullptr));
   for (const std::string& warning : text.warnings) LogWarning("{}", warning);
+  const std::vector<std::vector<int32_t>> held_out = HoldOut(text, options.text.tokens);
   if (text.num_tokens < options.text.tokens) {
     LogWarning("the data has {} tokens, fewer than the {} asked for", text.num_tokens,
                options.text.tokens);
@@ -277,15 +309,19 @@ Result<Calibration> Calibrate(const CalibrateOptions& options) {
   out.num_sequences = static_cast<int64_t>(text.sequences.size());
   out.num_tokens = text.num_tokens;
   const int passes = LayerStatistics::NumPasses(fitted.fit);
-  std::optional<Progress> progress;
-  if (options.show_progress) {
-    const auto tokens = static_cast<uint64_t>(text.num_tokens + out.generated_tokens);
-    progress.emplace("calibrating", tokens * static_cast<uint64_t>(passes), "tokens");
-  }
-  Progress* bar = progress.has_value() ? &*progress : nullptr;
   for (int pass = 0; pass < passes; ++pass) {
+    std::optional<Progress> progress;
+    if (options.show_progress) {
+      const bool tries_clips = fitted.fit.fit_clip && pass == passes - 1;
+      progress.emplace(fmt::format("pass {} of {}, {}", pass + 1, passes,
+                                   pass == 0     ? "second moments"
+                                   : tries_clips ? "clip ratios"
+                                                 : "values by attention"),
+                       static_cast<uint64_t>(text.num_tokens + out.generated_tokens), "tokens");
+    }
     DumpWriter* writer = pass == 0 && dump.has_value() ? &*dump : nullptr;
-    OSCAR_RETURN_IF_ERROR(capture.Pass(text.sequences, writer, bar));
+    OSCAR_RETURN_IF_ERROR(
+        capture.Pass(text.sequences, writer, progress.has_value() ? &*progress : nullptr));
   }
   OSCAR_ASSIGN_OR_RETURN(out.layers, capture.Finish());
   OSCAR_ASSIGN_OR_RETURN(out.rotation, AssembleRotation(capture.shape(), fitted.fit, out.layers));
@@ -297,7 +333,11 @@ Result<Calibration> Calibrate(const CalibrateOptions& options) {
                kPageTokens);
     return out;
   }
-  OSCAR_RETURN_IF_ERROR(MeasureErrors(*model, text.sequences, options.group_dims, out));
+  if (const int64_t count = CountTokens(held_out); count >= kPageTokens) {
+    out.held_out_tokens = std::min(count, LayerErrorProbe::kMaxTokens);
+  }
+  OSCAR_RETURN_IF_ERROR(MeasureErrors(*model, out.held_out_tokens > 0 ? held_out : text.sequences,
+                                      options.group_dims, out));
   return out;
 }
 

@@ -36,9 +36,12 @@ struct Calibration {
   std::map<int, FittedLayer> layers;  // moments, clip curves, rotations
   int64_t num_sequences = 0, num_tokens = 0, generated_tokens = 0;
   std::vector<float> clip_candidates;
-  // Relative error of the logits and of V by layer: method label -> (K, V) a layer.
+  // Relative error of the logits and of V by layer: method label -> (K, V) per layer.
   // Empty where the data does not fill a page.
   std::vector<std::pair<std::string, std::vector<std::pair<double, double>>>> errors;
+  // Tokens after the budget that errors are measured on; 0: there were too few, and errors are
+  // measured on the text of the fit.
+  int64_t held_out_tokens = 0;
 };
 
 Result<Calibration> Calibrate(const CalibrateOptions& options);
@@ -72,7 +75,7 @@ Status CheckCalibrationDirectory(const FitOptions& fit, const std::filesystem::p
 Status WriteCalibration(const Calibration& calibration, const std::filesystem::path& directory);
 
 // Whether the rotation is better than the Hadamard, which needs no calibration, and what to use: by
-// the mean error over layers of oscar+ with either, on the text of the calibration.
+// the mean error over layers of oscar+ with either, on held-out text where there is some.
 struct CalibrationVerdict {
   std::string finding;  // "Better than the Hadamard"
   std::string advice;   // "use this rotation."

@@ -1,6 +1,8 @@
 // Calibration of the demo model on a few hundred tokens.
 #include "calibrate/calibrate.h"
 
+#include <fmt/core.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <limits>
@@ -53,6 +55,9 @@ TEST_F(CalibrateTest, SameInputsSameBytes) {
   EXPECT_EQ(first->rotation.layers.size(), 8u);
   EXPECT_EQ(first->rotation.layers.at(3).k.num_heads, 2);
   EXPECT_EQ(first->rotation.info.calibration_tokens, 900);
+  // Errors are those of tokens that the fit did not see.
+  EXPECT_EQ(first->held_out_tokens, 1024);
+  EXPECT_THAT(VerdictOf(*first).figures, testing::HasSubstr("on 1024 held-out tokens"));
   ASSERT_EQ(first->errors.size(), 5u);
   for (size_t layer = 0; layer < 8; ++layer) {
     // The rotation must help against no rotation, in every layer.
@@ -165,6 +170,34 @@ TEST_F(CalibrateTest, ShortSequencesHaveErrorsToo) {
   EXPECT_EQ(CalibrationToJson(*little).find("\"errors\""), std::string::npos);
   EXPECT_EQ(CalibrationToHtml(*little).find("Error before and after"), std::string::npos);
   EXPECT_NE(CalibrationToHtml(*little).find("<b>No verdict</b>"), std::string::npos);
+}
+
+// What comes after the budget changes the errors and nothing of the fit.
+TEST_F(CalibrateTest, ErrorsAreOfHeldOutTextWhereThereIsSome) {
+  std::string text;
+  for (int i = 0; i < 400; ++i) text += fmt::format("Sentence {} has the number {}. ", i, i * i);
+  const fs::path file = directory_ / "text.txt";
+  ASSERT_TRUE(WriteFileAtomically(file, text).ok());
+  options_.text.data = file;
+  const auto with = Calibrate(options_);
+  ASSERT_TRUE(with.has_value()) << with.error().ToString();
+  EXPECT_EQ(with->num_tokens, 900);
+  EXPECT_EQ(with->held_out_tokens, 1024);
+  // The same beginning and nothing after it.
+  auto tokenizer = Tokenizer::Load(OSCAR_DEMO_MODEL);
+  ASSERT_TRUE(tokenizer.has_value());
+  auto tokens = tokenizer->Encode(text);
+  ASSERT_TRUE(tokens.has_value());
+  tokens->resize(900);
+  ASSERT_TRUE(WriteFileAtomically(file, tokenizer->Decode(*tokens, false)).ok());
+  const auto without = Calibrate(options_);
+  ASSERT_TRUE(without.has_value()) << without.error().ToString();
+  EXPECT_EQ(without->held_out_tokens, 0);
+  EXPECT_THAT(VerdictOf(*without).figures, testing::HasSubstr("on the text of the fit"));
+  for (const auto& [id, layer] : with->rotation.layers) {
+    EXPECT_EQ(layer.k.matrices, without->rotation.layers.at(id).k.matrices) << id;
+  }
+  EXPECT_NE(with->errors, without->errors);
 }
 
 TEST_F(CalibrateTest, LengthsThatDoNotFitAreRefused) {

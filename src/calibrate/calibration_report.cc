@@ -141,9 +141,11 @@ CalibrationVerdict VerdictOf(const Calibration& c) {
   if (k > 0 && v > 0) verdict = {"Worse than the Hadamard", "leave --rotation out.", ""};
   verdict.figures = fmt::format(
       "Relative error with oscar+, mean over layers: logits {:.4f} against {:.4f} with the "
-      "Hadamard "
-      "({:+.1f} %), V {:.4f} against {:.4f} ({:+.1f} %), on the text of the calibration.",
-      fitted->k, hadamard->k, k, fitted->v, hadamard->v, v);
+      "Hadamard ({:+.1f} %), V {:.4f} against {:.4f} ({:+.1f} %), on {}.",
+      fitted->k, hadamard->k, k, fitted->v, hadamard->v, v,
+      c.held_out_tokens > 0
+          ? fmt::format("{} held-out tokens", c.held_out_tokens)
+          : std::string("the text of the fit: the data has no further tokens to hold out"));
   return verdict;
 }
 
@@ -153,6 +155,7 @@ std::string CalibrationToJson(const Calibration& c) {
   out["sequences"] = c.num_sequences;
   out["tokens"] = c.num_tokens;
   out["generated_tokens"] = c.generated_tokens;
+  out["held_out_tokens"] = c.held_out_tokens;
   if (!c.clip_candidates.empty()) out["clip_candidates"] = c.clip_candidates;
   for (const auto& [id, layer] : c.rotation.layers) {
     const FittedLayer& fitted = c.layers.at(id);

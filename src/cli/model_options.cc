@@ -111,7 +111,7 @@ void AddModelOptions(CLI::App& command, ModelArguments& arguments) {
       ->group(group);
   command
       .add_option("--bits", o.bits,
-                  "History bits per K/V number of oscar+, 2.25 to 4.25; heads that lose most to 2 "
+                  "History bits per K/V element of oscar+, 2.25 to 4.25; heads that lose most to 2 "
                   "bits get more")
       ->check(NumberThat("between 2.125 and 5", [](double x) { return x >= 2.125 && x <= 5; }))
       ->group(group);

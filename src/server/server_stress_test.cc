@@ -75,10 +75,10 @@ TEST(ServerStress, HundredStreamsAtOnce) {
   EXPECT_EQ(report->answered, 100) << report->first_error;
   EXPECT_GT(report->cached_share, 0.0);
   EXPECT_LE(report->most_kv_bytes, report->kv_budget_bytes);
-  for (int i = 0; i < 1000 && (*host)->served()->engine->Stats().running > 0; ++i) {
+  for (int i = 0; i < 1000 && (*served)->engine->Stats().running > 0; ++i) {
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
   }
-  const EngineStats stats = (*host)->served()->engine->Stats();
+  const EngineStats stats = (*served)->engine->Stats();
   EXPECT_EQ(stats.running + stats.waiting, 0);
   EXPECT_EQ(stats.kv_bytes, stats.prefix_bytes);
   EXPECT_GT(stats.cancelled, 0u);
