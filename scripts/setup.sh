@@ -13,7 +13,7 @@ packages=(
   zlib1g-dev
 )
 test_packages=(
-  libgtest-dev libgmock-dev libbenchmark-dev xz-utils curl
+  libgtest-dev libgmock-dev libbenchmark-dev xz-utils curl openssl
   python3 python3-pytest python3-httpx python3-prometheus-client
 )
 case "${1:-}" in
