@@ -48,19 +48,25 @@ constexpr std::array<Foreign, 27> kForeign = {{
     {"--mlock", "weights are read once; leave it out"},
 }};
 
+// Characters inserted, removed, changed, or swapped with their neighbour (--hots for --host).
 size_t Edits(std::string_view a, std::string_view b) {
-  std::vector<size_t> row(b.size() + 1);
-  std::iota(row.begin(), row.end(), size_t{0});
+  std::array<std::vector<size_t>, 3> rows;  // of i - 2, i - 1 and i characters of a
+  for (auto& row : rows) row.resize(b.size() + 1);
+  std::iota(rows[2].begin(), rows[2].end(), size_t{0});
   for (size_t i = 1; i <= a.size(); ++i) {
-    size_t diagonal = row[0];
+    std::ranges::rotate(rows, rows.begin() + 1);
+    const std::vector<size_t>&before = rows[0], &above = rows[1];
+    std::vector<size_t>& row = rows[2];
     row[0] = i;
     for (size_t j = 1; j <= b.size(); ++j) {
-      const size_t above = row[j];
-      row[j] = std::min({above + 1, row[j - 1] + 1, diagonal + (a[i - 1] == b[j - 1] ? 0 : 1)});
-      diagonal = above;
+      row[j] =
+          std::min({above[j] + 1, row[j - 1] + 1, above[j - 1] + (a[i - 1] == b[j - 1] ? 0 : 1)});
+      if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1]) {
+        row[j] = std::min(row[j], before[j - 2] + 1);
+      }
     }
   }
-  return row.back();
+  return rows[2].back();
 }
 
 std::vector<std::string> CommandsOf(const CLI::App& app) {
