@@ -178,12 +178,11 @@ Status LoadedModel::FindRotation(const ModelOptions& options, KvPlanOptions& pla
 }
 
 std::string LoadedModel::DescribeBits() const {
-  std::string out = fmt::format("{:.4g} history bits", plan_->HistoryBits());
-  if (!plan_->bit_map().empty()) {
-    out += sensitivity_path_.empty()
-               ? std::string(", the same for every head: no sensitivities (`oscar calibrate`)")
-               : fmt::format(" by {}", sensitivity_path_.string());
-  }
+  if (plan_->bit_map().empty()) return "";
+  std::string out =
+      sensitivity_path_.empty()
+          ? std::string(", the same in every head (`oscar calibrate` measures which need more)")
+          : fmt::format(" by {}", sensitivity_path_.string());
   out += "; as stored:";
   for (const int64_t thousands : {4, 32, 128}) {
     out += fmt::format("{} {:.2f} at {}K", thousands == 4 ? "" : ",",
@@ -326,8 +325,7 @@ Result<std::unique_ptr<LoadedModel>> LoadedModel::Load(const ModelOptions& optio
             loaded->device_name_, FormatBytes(memory->weights), FormatBytes(memory->activations),
             FormatBytes(memory->pages), FormatBytes(memory->free));
   }
-  LogInfo("KV cache: {}", loaded->plan_->Describe());
-  if (!loaded->plan_->bit_map().empty()) LogInfo("bits: {}", loaded->DescribeBits());
+  LogInfo("KV cache: {}{}", loaded->plan_->Describe(), loaded->DescribeBits());
   return loaded;
 }
 

@@ -45,7 +45,8 @@ class LoadedModel {
   const std::string& device_name() const { return device_name_; }
   // The file of sensitivities that decides the bits of heads; empty where none does.
   const std::filesystem::path& sensitivity_path() const { return sensitivity_path_; }
-  // "2.3125 history bits by DIR/sensitivity.json; as stored: 3.27 at 4K, ..."; one line.
+  // Who chose the bits of heads and what that is as stored, to follow the plan's description:
+  // " by DIR/sensitivity.json; as stored: 3.27 at 4K, ...". Empty for methods without such bits.
   std::string DescribeBits() const;
   // After Load.
   Backend& backend() { return model_->backend(); }

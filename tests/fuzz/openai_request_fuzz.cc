@@ -44,7 +44,10 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     OSCAR_CHECK(chat->messages->is_array() && !chat->messages->empty());
     for (const auto& message : *chat->messages) {
       OSCAR_CHECK(message.at("role").is_string());
-      OSCAR_CHECK(message.at("content").is_string() || message.at("content").is_null());
+      const auto& content = message.at("content");
+      OSCAR_CHECK(content.is_string() || content.is_null() || content.is_array());
+      if (!content.is_array()) continue;
+      for (const auto& part : content) OSCAR_CHECK(part.at("text").is_string());
     }
   } else {
     CheckRefusal(chat.error());
