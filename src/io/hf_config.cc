@@ -459,7 +459,8 @@ Result<ModelConfig> ReadModelConfigFile(const std::filesystem::path& path) {
 Result<ModelConfig> ReadModelConfig(const std::filesystem::path& directory) {
   std::error_code ignored;
   if (!std::filesystem::is_directory(directory, ignored)) {
-    return Unexpected(NotFound(fmt::format("{}: no such file or model directory", directory.string())));
+    return Unexpected(
+        NotFound(fmt::format("{}: no such file or model directory", directory.string())));
   }
   return ReadModelConfigFile(directory / "config.json");
 }

@@ -127,7 +127,8 @@ Result<fs::path> FindModel(const fs::path& given) {
   fs::path found = given;
   if (!Exists(given)) {
     if (!IsHubName(given.string())) {
-      return Unexpected(NotFound(fmt::format("{}: no such file or model directory", given.string())));
+      return Unexpected(
+          NotFound(fmt::format("{}: no such file or model directory", given.string())));
     }
     OSCAR_ASSIGN_OR_RETURN(found, FindInHubCache(given.string()));
   }

@@ -37,8 +37,8 @@ double MeanCodeBits(const BitMap& map);
 
 // The map whose mean is as near below `mean_bits` as whole sides allow (2 to 4 bits per code,
 // metadata not counted). Bits are handed out one at a time to the side whose cost falls most. The
-// cost of a side is its sensitivity times RelativeNoise of its bits. Of equals the first in order of layer, head, K before V. REQUIRES: 2 <= mean_bits <= 4, one head at
-// least, all layers alike.
+// cost of a side is its sensitivity times RelativeNoise of its bits. Of equals the first in order
+// of layer, head, K before V. REQUIRES: 2 <= mean_bits <= 4, one head at least, all layers alike.
 BitMap ChooseBits(const SensitivityMap& sensitivities, double mean_bits);
 
 // Amplitude of the noise of the optimal uniform quantiser of a Gaussian relative to that of 2 bits
@@ -47,9 +47,7 @@ BitMap ChooseBits(const SensitivityMap& sensitivities, double mean_bits);
 // as frequent as their size. So more bits for the most sensitive keys pay longer than KL says: on
 // the demo model (hop, 176 items of two seeds) one head's keys at 4 bits lose 1 answer net, and 7
 // where K and V of it share the same two bits.
-constexpr double RelativeNoise(int bits) {
-  return bits == 2 ? 1.0 : bits == 3 ? 0.5614 : 0.3117;
-}
+constexpr double RelativeNoise(int bits) { return bits == 2 ? 1.0 : bits == 3 ? 0.5614 : 0.3117; }
 
 // One line per layer, K and V of each head: "layer  6   4/2 2/2".
 std::string DrawBits(const BitMap& map, const std::vector<int>& layer_ids);

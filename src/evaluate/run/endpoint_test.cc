@@ -113,7 +113,8 @@ TEST_F(EndpointTest, WhatIsNoAnswerIsNotScored) {
     raw_reply_ = fmt::format(R"({{"choices": [{{"message": {}}}]}})", message);
     const auto result = EvaluateEndpoint(options_, endpoint_);
     ASSERT_FALSE(result.has_value()) << message;
-    EXPECT_NE(result.error().message().find("an answer without text"), std::string::npos) << message;
+    EXPECT_NE(result.error().message().find("an answer without text"), std::string::npos)
+        << message;
   }
   // Cut short while it thought.
   raw_reply_ = R"({"choices": [{"message": {"content": null, "reasoning_content": "hm"}}],

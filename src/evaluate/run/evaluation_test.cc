@@ -7,8 +7,8 @@
 
 #include "base/file.h"
 #include "engine/generator.h"
-#include "run/eval_items.h"
 #include "measure/import_prompt.h"
+#include "run/eval_items.h"
 #include "run/sequence_runner.h"
 
 namespace oscar {
