@@ -219,7 +219,7 @@ class ChatSession {
       return DataLoss(fmt::format("{}: {}", path, messages.error().message()));
     }
     messages_ = std::move(*messages);
-    answers_ = ordered_json::array();  // of this session
+    answers_ = ordered_json::array();  // a saved conversation has no ids of its answers
     const bool has_system = !messages_.empty() && messages_[0]["role"] == "system";
     system_ = has_system && messages_[0]["content"].is_string()  // what /reset keeps
                   ? messages_[0]["content"].get<std::string>()
