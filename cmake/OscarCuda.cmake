@@ -1,5 +1,8 @@
 # CUDA is found or left out, and one line says which. Sets OSCAR_HAVE_CUDA.
 set(OSCAR_HAVE_CUDA FALSE)
+if(OSCAR_CUDA_EMULATOR AND (NOT BUILD_TESTING OR NOT OSCAR_CUDA STREQUAL "ON"))
+  message(FATAL_ERROR "OSCAR_CUDA_EMULATOR=ON is for tests and needs nvcc: set BUILD_TESTING=ON and OSCAR_CUDA=ON")
+endif()
 if(NOT OSCAR_CUDA STREQUAL "OFF")
   include(CheckLanguage)
   if(NOT CMAKE_CUDA_COMPILER)
@@ -22,6 +25,13 @@ if(NOT OSCAR_CUDA STREQUAL "OFF")
     if(NOT architectures)
       set(architectures 90a)
     endif()
+  endif()
+  # The emulator reads PTX, which takes a fraction of the time that machine code takes to build.
+  set(OSCAR_CUDART CUDA::cudart_static)
+  if(OSCAR_CUDA_EMULATOR)
+    list(TRANSFORM architectures APPEND -virtual REGEX "^[0-9]+[af]?$")
+    set(CMAKE_CUDA_RUNTIME_LIBRARY None)
+    set(OSCAR_CUDART oscar_emulator)
   endif()
   # Must be set before the language is enabled, or CMake probes a default of its own.
   set(CMAKE_CUDA_ARCHITECTURES ${architectures})

@@ -2,9 +2,10 @@
 # visible under <module>/header.h only to targets that link to it, because each module has an
 # include root of its own (a directory holding one symbolic link to the folder).
 
-# oscar_library(NAME SRCS ... [DEPS other modules...] [PRIVATE_DEPS third-party targets...])
+# oscar_library(NAME SRCS ... [DEPS other modules...] [PRIVATE_DEPS third-party targets...] [JOINABLE])
+# JOINABLE: with OSCAR_JOIN_SOURCES files are compiled several at a time; their anonymous namespaces then share names.
 function(oscar_library name)
-  cmake_parse_arguments(ARG "" "" "SRCS;DEPS;PUBLIC_DEPS;PRIVATE_DEPS" ${ARGN})
+  cmake_parse_arguments(ARG "JOINABLE" "" "SRCS;DEPS;PUBLIC_DEPS;PRIVATE_DEPS" ${ARGN})
   set(root ${CMAKE_BINARY_DIR}/modules/${name})
   file(MAKE_DIRECTORY ${root})
   if(NOT EXISTS ${root}/${name})
@@ -14,6 +15,9 @@ function(oscar_library name)
   list(TRANSFORM ARG_DEPS PREPEND oscar_)
   if(ARG_SRCS)
     add_library(${target} STATIC ${ARG_SRCS})
+    if(ARG_JOINABLE AND OSCAR_JOIN_SOURCES)
+      set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 6)
+    endif()
     target_include_directories(${target} PUBLIC ${root} ${CMAKE_SOURCE_DIR}/include)
     target_link_libraries(${target} PUBLIC ${ARG_DEPS} ${ARG_PUBLIC_DEPS} PRIVATE oscar_flags ${ARG_PRIVATE_DEPS})
   else()

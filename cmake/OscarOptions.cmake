@@ -2,8 +2,10 @@
 set(OSCAR_CUDA "AUTO" CACHE STRING "Build the CUDA backend: AUTO (where nvcc is found), ON (required) or OFF")
 set_property(CACHE OSCAR_CUDA PROPERTY STRINGS AUTO ON OFF)
 set(OSCAR_CUDA_ARCHITECTURES "" CACHE STRING "CUDA architectures, e.g. \"80;89;90a;100;120\"; empty: those of this machine's GPUs, 90a where it has none")
+option(OSCAR_CUDA_EMULATOR "Run the CUDA kernels on the CPU, for tests: tests/emulator in place of the CUDA runtime" OFF)
 set(OSCAR_SANITIZE "" CACHE STRING "Sanitizers, e.g. address,undefined or thread")
 option(OSCAR_BUILD_BENCHMARKS "Build bench/ (Google Benchmark)" ON)
+option(OSCAR_JOIN_SOURCES "Compile files of modules with heavy headers several at a time: faster from scratch, slower after an edit" OFF)
 option(OSCAR_BUILD_FUZZERS "Build tests/fuzz (needs clang)" OFF)
 
 if(NOT CMAKE_BUILD_TYPE)
