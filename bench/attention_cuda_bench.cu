@@ -1,5 +1,7 @@
 // The CUDA kernels against the device's memory and tensor-core roofs, one table:
-//   oscar_bench_cuda [--only SUBSTRING] [--json FILE]
+//   oscar_bench_cuda [--only SUBSTRING] [--bits K/V,K/V,...] [--json FILE]
+// --bits: decode alone, over pages whose 8 KV heads have those bits (2, 3 or 4), beside pages of 2
+// bits: `--bits 4/2` gives the heads that are not named 2/2.
 // 32 query and 8 KV heads, D 128, one layer. L2-cold: each launch reads another copy of its pages
 // (or the data is many times the L2), pages lie at shuffled ids unless a row says otherwise: at
 // random places of 36 KB HBM gives less than the read roof. Pools are cut from one allocation, as
@@ -15,10 +17,13 @@
 #include <functional>
 #include <numeric>
 #include <random>
+#include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cuda/attention/decode_attention.h"
+#include "cuda/attention/head_blocks.h"
 #include "cuda/attention/prefill_attention.h"
 #include "cuda/device/device_buffer.h"
 #include "cuda/kv/kv_write.h"
@@ -203,18 +208,52 @@ AttentionShape BenchShape(BlockKind kind) {
           .num_kv_heads = kKvHeads};
 }
 
+// Heads one after the other, as a page has them.
+HeadBlocks BenchHeads(const std::vector<std::pair<BlockKind, BlockKind>>& kinds) {
+  std::vector<BlockLayout> layouts;
+  for (const auto& [k, v] : kinds) {
+    layouts.emplace_back(k, v, CodeOrder::kTensorCore, kDim, kDim);
+  }
+  return HeadBlocksOf(PageLayout({layouts}), 0);
+}
+// Bytes of a page of one layer.
+size_t PageBytes(BlockKind kind, const HeadBlocks& heads) {
+  if (heads.empty()) return BenchShape(kind).history_layout().block_bytes() * size_t{kKvHeads};
+  return heads.back().offset + heads.back().Layout(kDim, kDim).block_bytes();
+}
+
+// Metadata of blocks whose heads differ in bits; their codes are any bits.
+__global__ void FillMeta(std::byte* pages, int64_t count, int64_t page_bytes, HeadBlock head) {
+  const BlockLayout layout = head.Layout(kDim, kDim);
+  const int words = static_cast<int>(2 * layout.meta_bytes() / 4);
+  for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < count * words;
+       i += int64_t{gridDim.x} * blockDim.x) {
+    const uint32_t x = Hash(static_cast<uint64_t>(i));
+    const bool is_v = i % words >= words / 2;
+    const auto levels = static_cast<float>((1 << (is_v ? layout.v_bits() : layout.k_bits())) - 1);
+    const float scale = (1.5f + static_cast<float>(x & 255) * (3.0f / 512.0f)) / levels;
+    const float minimum = -0.5f * levels * scale + static_cast<float>((x >> 8) & 255) / 2560.0f;
+    std::byte* block = pages + i / words * page_bytes + head.offset + layout.k_meta_offset();
+    reinterpret_cast<uint32_t*>(block)[i % words] =
+        static_cast<uint32_t>(ToFp16(scale).bits) | static_cast<uint32_t>(ToFp16(minimum).bits)
+                                                        << 16;
+  }
+}
+
 // One layer's pools and tables: `rows` sequences of so many pages, random contents.
 class BenchCache {
  public:
   BenchCache(BlockKind kind, int rows, int history_pages, int window_pages, int sink_pages,
-             PageOrder order = PageOrder::kShuffled, PoolMemory memory = PoolMemory::kSlab)
+             PageOrder order = PageOrder::kShuffled, PoolMemory memory = PoolMemory::kSlab,
+             const HeadBlocks& heads = {})
       : block_(BenchShape(kind).history_layout().block_bytes()),
         window_block_(BenchShape(kind).window_layout().block_bytes()),
         history_table_(
             Check(DeviceBuffer<int32_t>::Copy(PageIds(rows * history_pages + 1, order)))),
         window_table_(Check(DeviceBuffer<int32_t>::Copy(PageIds(rows * window_pages, order)))) {
     // A page more, so that a cache without history has a pool.
-    const size_t history_bytes = static_cast<size_t>(rows * history_pages + 1) * block_ * kKvHeads;
+    const size_t page_bytes = PageBytes(kind, heads);
+    const size_t history_bytes = static_cast<size_t>(rows * history_pages + 1) * page_bytes;
     const size_t window_bytes = static_cast<size_t>(rows * window_pages) * window_block_ * kKvHeads;
     std::byte* history = nullptr;
     std::byte* window = nullptr;
@@ -236,12 +275,16 @@ class BenchCache {
           reinterpret_cast<uint32_t*>(history), static_cast<int64_t>(history_bytes / 4),
           static_cast<int>(block_ / 4),
           static_cast<int>(BenchShape(kind).history_layout().k_meta_offset() / 4));
+      for (const HeadBlock& head : heads) {
+        FillMeta<<<1056, 256>>>(history, rows * history_pages + 1, static_cast<int64_t>(page_bytes),
+                                head);
+      }
     }
     FillBf16<<<1056, 256>>>(reinterpret_cast<uint16_t*>(window),
                             static_cast<int64_t>(window_bytes / 2));
     view.history_pool = history;
     view.window_pool = window;
-    view.history_page_stride = static_cast<int64_t>(block_) * kKvHeads;
+    view.history_page_stride = static_cast<int64_t>(page_bytes);
     view.window_page_stride = static_cast<int64_t>(window_block_) * kKvHeads;
     view.history_table = history_table_.data();
     view.window_table = window_table_.data();
@@ -258,28 +301,33 @@ class BenchCache {
   DeviceBuffer<int32_t> history_table_, window_table_;
 };
 
-// Decode at batch x context with 64 + 256 BF16 tokens and the rest in pages of `kind`.
-void BenchDecode(const std::string& name, BlockKind kind, int batch, int context, bool graph,
-                 double bar, double goal, bool rate, PageOrder order = PageOrder::kShuffled,
-                 PoolMemory memory = PoolMemory::kSlab) {
-  if (!Wanted(name)) return;
+// Decode at batch x context with 64 + 256 BF16 tokens and the rest in pages of `kind`, or of
+// `heads`. Returns microseconds, and the bytes read.
+struct DecodeTime {
+  double us = 0.0, bytes = 0.0;
+};
+DecodeTime BenchDecode(const std::string& name, BlockKind kind, int batch, int context, bool graph,
+                       double bar, double goal, bool rate, PageOrder order = PageOrder::kShuffled,
+                       PoolMemory memory = PoolMemory::kSlab, const HeadBlocks& heads = {}) {
+  if (!Wanted(name)) return {};
   const AttentionShape shape = BenchShape(kind);
   const int history = (context - kSink - kRecent) / kPageTokens;
   const int recent = context - kSink - history * kPageTokens;
   const int window_pages = 1 + (kRecent / kPageTokens + 2);
-  const double bytes =
-      static_cast<double>(batch) * kKvHeads *
-      (static_cast<double>(history) * static_cast<double>(shape.history_layout().block_bytes()) +
-       static_cast<double>(kSink + recent) * kDim * 4);
+  const double bytes = static_cast<double>(batch) *
+                       (static_cast<double>(history) * static_cast<double>(PageBytes(kind, heads)) +
+                        static_cast<double>(kSink + recent) * kDim * 4 * kKvHeads);
   const int copies = std::max(1, static_cast<int>(400e6 / bytes) + 1);
-  const BenchCache cache(kind, batch * copies, history, window_pages, 1, order, memory);
+  const BenchCache cache(kind, batch * copies, history, window_pages, 1, order, memory, heads);
   std::vector<SequenceView> sequences;
   for (int i = 0; i < batch * copies; ++i) sequences.push_back({kSink, history, recent, i});
   const auto views = Check(DeviceBuffer<SequenceView>::Copy(sequences));
   auto q = Check(DeviceBuffer<Bf16>::Allocate(static_cast<size_t>(batch * kQHeads * kDim)));
   FillBf16<<<64, 256>>>(reinterpret_cast<uint16_t*>(q.data()), static_cast<int64_t>(q.size()));
   auto out = Check(DeviceBuffer<Bf16>::Allocate(q.size()));
-  const auto decode = Check(DecodeAttention::Create(shape, batch, kSink + kRecent + 64));
+  const auto decode =
+      Check(DecodeAttention::Create(shape, batch, kSink + kRecent + 64,
+                                    std::span(&heads, heads.empty() ? size_t{0} : size_t{1})));
   auto workspace = Check(DeviceBuffer<std::byte>::Allocate(decode.workspace_bytes()));
   Check(workspace.Fill(0));
   Check(cudaDeviceSynchronize());
@@ -293,11 +341,53 @@ void BenchDecode(const std::string& name, BlockKind kind, int batch, int context
     args.batch = batch;
     args.workspace = workspace.data();
     args.overlap_predecessor = graph;
+    args.heads = heads;
     Check(decode.Launch(args, stream));
   };
   const double us = graph ? TimeGraph(work, copies) : TimeEvents(work, copies, 20);
   Report({name, rate ? "TB/s" : "us", rate ? bytes / us * 1e-6 : us, bar, goal, !rate, us, bytes,
           bytes / us * 1e6 / read_roof});
+  return {us, bytes};
+}
+
+// Pages whose heads differ in bits beside pages of 2 bits, which read fewer bytes.
+void BenchMap(const std::string& name, const HeadBlocks& heads, double single_bar) {
+  const std::string two = "decode 2/2 in every head", all = "decode " + name;
+  for (const auto& [batch, context] : {std::pair{32, 100000}, {32, 30000}, {1, 100000}}) {
+    const bool graph = batch == 1;
+    const std::string at = ", batch " + std::to_string(batch) + " x " +
+                           std::to_string(context / 1000) + "K" + (graph ? " (graph)" : "");
+    const DecodeTime plain =
+        BenchDecode(two + at, BlockKind::kInt2, batch, context, graph, 1e9, 1e9, false);
+    const DecodeTime mixed = BenchDecode(all + at, BlockKind::kInt2, batch, context, graph,
+                                         graph ? single_bar : 1e9, graph ? single_bar : 1e9, false,
+                                         PageOrder::kShuffled, PoolMemory::kSlab, heads);
+    if (plain.us == 0.0 || mixed.us == 0.0) continue;
+    const double ratio = mixed.us / plain.us / (mixed.bytes / plain.bytes);
+    Report({all + at + ", time per byte against 2/2", "x", ratio, 1.05, 1.02, true, mixed.us,
+            mixed.bytes, mixed.bytes / mixed.us * 1e6 / read_roof});
+  }
+}
+
+// "4/2,3/3": the first heads; the others have 2 bits. Empty: not a map.
+std::vector<std::pair<BlockKind, BlockKind>> ParseMap(const char* text) {
+  std::vector<std::pair<BlockKind, BlockKind>> kinds;
+  const auto kind = [](char c) {
+    return c == '2' ? BlockKind::kInt2 : c == '3' ? BlockKind::kInt3 : BlockKind::kInt4;
+  };
+  const auto is_bits = [](char c) { return c >= '2' && c <= '4'; };
+  for (const char* at = text; *at != '\0';) {
+    if (!is_bits(at[0]) || at[1] != '/' || !is_bits(at[2]) || kinds.size() == kKvHeads) return {};
+    kinds.emplace_back(kind(at[0]), kind(at[2]));
+    at += 3;
+    if (*at == ',' && at[1] != '\0') {
+      ++at;
+    } else if (*at != '\0') {
+      return {};
+    }
+  }
+  if (!kinds.empty()) kinds.resize(kKvHeads, {BlockKind::kInt2, BlockKind::kInt2});
+  return kinds;
 }
 
 // Quantise and write whole pages of a prompt.
@@ -470,13 +560,20 @@ void WriteJson(const char* path, const cudaDeviceProp& device, int driver) {
 
 int Main(int argc, char** argv) {
   const char* json = nullptr;
+  std::vector<std::pair<BlockKind, BlockKind>> map;
   for (int i = 1; i < argc; ++i) {
     if (std::strcmp(argv[i], "--json") == 0 && i + 1 < argc) {
       json = argv[++i];
     } else if (std::strcmp(argv[i], "--only") == 0 && i + 1 < argc) {
       only = argv[++i];
+    } else if (std::strcmp(argv[i], "--bits") == 0 && i + 1 < argc &&
+               !(map = ParseMap(argv[i + 1])).empty()) {
+      ++i;
     } else {
-      std::fprintf(stderr, "usage: oscar_bench_cuda [--only SUBSTRING] [--json FILE]\n");
+      std::fprintf(stderr,
+                   "usage: oscar_bench_cuda [--only SUBSTRING] [--bits K/V,K/V,...] [--json FILE]\n"
+                   "K and V are 2, 3 or 4 bits; %d heads at most\n",
+                   kKvHeads);
       return 2;
     }
   }
@@ -488,6 +585,16 @@ int Main(int argc, char** argv) {
   slab.Allocate();
   std::printf("%s, CUDA driver %d, measured read roof %.2f TB/s (cuDNN's best rows imply 4.6)\n",
               device.name, driver, read_roof * 1e-12);
+  if (!map.empty()) {
+    std::string name;
+    for (const auto& [k, v] : map) {
+      name += std::to_string(BitsOf(k)) + "/" + std::to_string(BitsOf(v)) + " ";
+    }
+    name.pop_back();
+    BenchMap(name, BenchHeads(map), 1e9);
+    if (json != nullptr) WriteJson(json, device, driver);
+    return 0;
+  }
   constexpr BlockKind kInt2 = BlockKind::kInt2;
   BenchDecode("decode int2, batch 32 x 100K", kInt2, 32, 100000, false, 520, 470, false);
   BenchDecode("decode int2, batch 32 x 30K", kInt2, 32, 30000, false, 160, 142, false);
@@ -502,6 +609,10 @@ int Main(int argc, char** argv) {
   BenchDecode("decode int2, batch 32 x 30K, pools of their own", kInt2, 32, 30000, false, 1e9, 1e9,
               false, PageOrder::kShuffled, PoolMemory::kOwn);
   BenchDecode("decode bf16, batch 8 x 100K", BlockKind::kBf16, 8, 100000, false, 4.0, 4.4, true);
+  BenchMap("4/2 in one head of 8", BenchHeads(ParseMap("4/2")), 24.5);
+  const HeadBlocks three = BenchHeads(ParseMap("3/3,3/3,3/3,3/3,3/3,3/3,3/3,3/3"));
+  BenchDecode("decode int3, batch 32 x 100K", kInt2, 32, 100000, false, 0.8 * read_roof * 1e-12,
+              0.9 * read_roof * 1e-12, true, PageOrder::kShuffled, PoolMemory::kSlab, three);
   BenchSeal("seal 4096 tokens x 8 heads, clip rule (graph)",
             {RowRule::kMinMax, RowRule::kMinMax, 0.96f, 0.92f}, 25, 10);
   BenchSeal("seal 4096 tokens x 8 heads, oscar+ (graph)",

@@ -38,7 +38,13 @@ class CudaBackend final : public DeviceBackend {
 
  protected:
   Status CreateKernels() override {
-    OSCAR_ASSIGN_OR_RETURN(prefill_, PrefillAttention::Create(shape_));
+    if (decode_.has_value()) {
+      OSCAR_ASSIGN_OR_RETURN(prefill_, PrefillAttention::Create(shape_));
+    }
+    if (!mixed_layers_.empty()) {
+      OSCAR_ASSIGN_OR_RETURN(mixed_prefill_,
+                             PrefillAttention::Create(shape_, PrefillPath::kBest, mixed_layers_));
+    }
     return {};
   }
   void CarveActivations(DeviceCarver& carver, size_t rows, size_t logit_rows) override;
@@ -51,7 +57,7 @@ class CudaBackend final : public DeviceBackend {
   }
   Status GateAndUp(const DeviceLayer& weights, const float* norm);
 
-  std::optional<PrefillAttention> prefill_;
+  std::optional<PrefillAttention> prefill_, mixed_prefill_;
   std::unique_ptr<GemmDispatch> gemms_;
   Bf16* normed_ = nullptr;    // [rows, hidden]
   Bf16* q_ = nullptr;         // [rows, q]
@@ -157,8 +163,9 @@ Status CudaBackend::Attend(int, int slot) {
     args.softmax_scale = kScaledQuerySoftmax;
     args.batch = std::min(options_.max_sequences, pass_.decodes - first);
     args.workspace = attention_workspace_;
+    args.heads = HeadsOf(slot);
     args.overlap_predecessor = first == 0;
-    OSCAR_RETURN_IF_ERROR(decode_->Launch(args, stream_));
+    OSCAR_RETURN_IF_ERROR(DecodeOf(slot).Launch(args, stream_));
   }
   if (pass_.chunks == 0) return {};
   PrefillArguments args;
@@ -170,7 +177,8 @@ Status CudaBackend::Attend(int, int slot) {
   args.softmax_scale = kScaledQuerySoftmax;
   args.batch = pass_.chunks;
   args.max_query_tokens = pass_.longest_chunk;
-  return prefill_->Launch(args, stream_);
+  args.heads = HeadsOf(slot);
+  return (IsMixed(slot) ? *mixed_prefill_ : *prefill_).Launch(args, stream_);
 }
 
 Status CudaBackend::ReadQkv(int index, std::span<float> out) {

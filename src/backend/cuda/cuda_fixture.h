@@ -12,6 +12,7 @@
 
 #include "engine/demo_fixture.h"
 #include "rotation/rotation_file.h"
+#include "rotation/sensitivity_file.h"
 
 namespace oscar {
 
@@ -108,6 +109,15 @@ inline KvPlanOptions PlanOf(const MethodCase& c) {
   KvPlanOptions method = DemoModel::Method(c.name, /*cell=*/512);
   if (c.group_dims > 0) method.group_dims = c.group_dims;
   if (c.rotated) method.rotation = *LoadRotation(OSCAR_DEMO_MODEL "/rotation");
+  return method;
+}
+
+// oscar+ as `oscar` runs the demo model: with the bits that the sensitivities beside it ask for.
+inline KvPlanOptions DefaultMap(int cell) {
+  KvPlanOptions method = DemoModel::Method("oscar+", cell);
+  const ModelSpec spec = DemoSpec();
+  method.sensitivities = *MapOf(*ReadSensitivities(OSCAR_DEMO_MODEL "/rotation"), spec.kv_layers(),
+                                spec.attention().num_kv_heads);
   return method;
 }
 

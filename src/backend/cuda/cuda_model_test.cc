@@ -50,11 +50,30 @@ INSTANTIATE_TEST_SUITE_P(
     All, MethodTest,
     testing::Values(MethodCase{"bf16"}, MethodCase{"bf16", WeightFormat::kFp8},
                     MethodCase{"oscar+", WeightFormat::kFp8}, MethodCase{"oscar+"},
+                    MethodCase{"oscar+ mixed"},
+                    MethodCase{"oscar+ mixed", WeightFormat::kCheckpoint, false, 64},
                     MethodCase{"saw-int4"}, MethodCase{"quarot"},
                     MethodCase{"oscar", WeightFormat::kCheckpoint, true},
                     MethodCase{"oscar+", WeightFormat::kCheckpoint, true},
                     MethodCase{"oscar+", WeightFormat::kFp8, true, 32},
                     MethodCase{"saw-int4", WeightFormat::kCheckpoint, false, 64}));
+
+// The map that the demo model comes with: layers of heads alike beside one whose heads differ.
+// Short, so that it may be run on an emulated GPU, too.
+TEST(CudaModel, TheDefaultMapFollowsTheCpu) {
+  KvPlanOptions method = DefaultMap(/*cell=*/64);
+  method.sink = 64;
+  method.recent = 64;
+  DemoModel cpu(method, 2);
+  GpuModel gpu(method, Sized(64, 2));
+  EXPECT_FALSE(gpu.plan->cache().sealed.is_uniform());
+  const Followed f =
+      Follow(*cpu.model, cpu.pool, *gpu.model, *gpu.pool, SomeTokens(320), /*steps=*/3);
+  EXPECT_LE(f.worst_rms, BudgetOf("oscar+").rms);
+  EXPECT_LE(f.widest_gap, BudgetOf("oscar+").gap);
+  EXPECT_EQ(f.sealed_pages[0], f.sealed_pages[1]);
+  EXPECT_GE(f.sealed_pages[1], 3);
+}
 
 // The 2-bit codes that both write for the same prompt. They part where a number lies within
 // rounding of a boundary between codes, more so the deeper the layer.
@@ -527,7 +546,7 @@ TEST(CudaModel, Fp8BlocksFollowTheCpu) {
     CpuModelOf cpu(spec, source, options);
     GpuModel gpu(spec, source, options, Sized(512, 8));
     const bool rotates = gpu.plan->v(0).kind != RotationKind::kNone;
-    const uint64_t expected = TensorTable(spec).Bytes(/*fp8=*/true, rotates);
+    const uint64_t expected = TensorTable(spec).Bytes(TensorTable::Fp8::kAll, rotates);
     EXPECT_GE(gpu.model->weight_bytes() + expected / 50, expected);
     EXPECT_LE(gpu.model->weight_bytes(), expected + expected / 50);
     const Followed f = Follow(*cpu.model, cpu.pool, *gpu.model, *gpu.pool, SomeTokens(1000), 100);

@@ -2,6 +2,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <vector>
+
+#include "cuda/attention/head_blocks.h"
+#include "cuda/attention/mixed_split.h"
 #include "cuda/cuda_backend.h"
 #include "cuda/kv/device_pages.h"
 #include "simd/block_writer.h"
@@ -55,6 +60,99 @@ TEST(CheckCudaPlan, TakesShapesThatItsKernelsHave) {
   EXPECT_TRUE(Check(spec, "oscar+").ok());
   spec.vocab_size = 50257;
   EXPECT_TRUE(Check(spec, "oscar+").ok());
+}
+
+// Every head may have other bits.
+TEST(CheckCudaPlan, TakesMapsOfBits) {
+  ModelSpec spec = Spec();
+  KvPlanOptions options;
+  options.order = CodeOrder::kTensorCore;
+  options.bits = 2.75;
+  SensitivityMap& map = options.sensitivities.emplace(3);
+  for (int layer = 0; layer < 3; ++layer) {
+    for (int h = 0; h < 8; ++h) {
+      map[static_cast<size_t>(layer)].push_back({1.0 / (1 + layer * 8 + h), 1.0 / (3 + h)});
+    }
+  }
+  const auto plan = KvPlan::Make(spec, options, simd::WriteBlock);
+  ASSERT_TRUE(plan.has_value());
+  EXPECT_FALSE((*plan)->cache().sealed.is_uniform());
+  EXPECT_TRUE(CheckCudaPlan(spec, **plan).ok());
+  const uint64_t budget = CudaPageBudget(**plan, uint64_t{100} << 30);
+  EXPECT_LE(cuda::DevicePages::SizesOf((*plan)->cache()).ArenaBytes(budget), uint64_t{100} << 30);
+}
+
+TEST(HeadBlocks, SayWhereAPageHasThem) {
+  const auto layout = [](BlockKind k, BlockKind v) {
+    return BlockLayout(k, v, CodeOrder::kTensorCore, 128, 128);
+  };
+  const BlockLayout two = layout(BlockKind::kInt2, BlockKind::kInt2);
+  const PageLayout page(std::vector<std::vector<BlockLayout>>{
+      {two, two, two},
+      {two, layout(BlockKind::kInt4, BlockKind::kInt2), layout(BlockKind::kInt3, BlockKind::kInt4)},
+      std::vector<BlockLayout>(3, layout(BlockKind::kInt3, BlockKind::kInt3)),
+      std::vector<BlockLayout>(3, layout(BlockKind::kInt4, BlockKind::kInt4))});
+  EXPECT_TRUE(cuda::IsUniformLayer(page, 0));
+  EXPECT_FALSE(cuda::IsUniformLayer(page, 1));
+  EXPECT_FALSE(cuda::IsUniformLayer(page, 2));  // no kernel for heads alike reads 3 bits
+  EXPECT_TRUE(cuda::IsUniformLayer(page, 3));
+  const cuda::HeadBlocks heads = cuda::HeadBlocksOf(page, 1);
+  ASSERT_EQ(heads.size(), 3u);
+  EXPECT_EQ(heads[0].offset, 0u);
+  EXPECT_EQ(heads[1].offset, 4608u);
+  EXPECT_EQ(heads[2].offset, 4608u + 6656u);
+  EXPECT_EQ(heads[2].k, BlockKind::kInt3);
+  EXPECT_EQ(heads[2].v, BlockKind::kInt4);
+  const cuda::AttentionShape shape{.num_q_heads = 12, .num_kv_heads = 3};
+  EXPECT_EQ(cuda::LargestBlock(shape, std::vector<cuda::HeadBlocks>{heads}), 64 * 128 * 7 / 8 + 512);
+  EXPECT_TRUE(cuda::CheckHeads(shape, heads).ok());
+  EXPECT_FALSE(cuda::CheckHeads({}, heads).ok());
+}
+
+// Splits cover every page once, are about as many as asked for, and none is a tail: what a block
+// reads differs by rounding to whole rounds alone.
+TEST(MixedSplit, SharesBytesEvenly) {
+  constexpr int kWarps = 12, kTarget = 132 - 8;
+  const auto head = [](int k, int v) {
+    const auto kind = [](int bits) {
+      return bits == 2 ? BlockKind::kInt2 : bits == 3 ? BlockKind::kInt3 : BlockKind::kInt4;
+    };
+    return cuda::HeadBlock{0, kind(k), kind(v)};
+  };
+  const std::vector<cuda::HeadBlocks> maps = {cuda::HeadBlocks(8, head(2, 2)),
+                                              cuda::HeadBlocks(8, head(3, 3)),
+                                              {head(4, 2), head(2, 2), head(2, 2), head(2, 2),
+                                               head(2, 2), head(2, 2), head(2, 2), head(2, 2)},
+                                              {head(2, 2), head(4, 2), head(4, 2), head(4, 2),
+                                               head(4, 2), head(4, 2), head(4, 2), head(4, 2)},
+                                              {head(2, 2), head(2, 3), head(3, 2), head(3, 3),
+                                               head(2, 4), head(4, 2), head(4, 3), head(4, 4)}};
+  for (const cuda::HeadBlocks& heads : maps) {
+    const auto split = cuda::MixedSplit::Make(128, 128, heads, /*least=*/5, kTarget,
+                                              /*max_splits=*/128);
+    for (const int pages : {0, 1, 11, 12, 13, 59, 60, 61, 300, 467, 1557, 2043, 16000}) {
+      SCOPED_TRACE(testing::Message() << pages << " pages");
+      const cuda::MixedSplit::Rounds rounds = split.RoundsOf(pages, kWarps);
+      int all = 0;
+      uint64_t most = 0, bytes = 0;
+      for (const cuda::HeadBlock& of : heads) {
+        const int size = cuda::MixedSplit::SizeOf(of), splits = split.Splits(rounds, size);
+        const auto per_split = static_cast<int>(split.SplitRounds(rounds, size)) * kWarps;
+        all += splits;
+        EXPECT_GE(splits * per_split, pages);
+        EXPECT_LT((splits - 1) * per_split, std::max(pages, 1));
+        const uint64_t block = of.Layout(128, 128).block_bytes();
+        bytes += block * static_cast<uint64_t>(pages);
+        most = std::max(most, block * static_cast<uint64_t>(std::min(per_split, pages)));
+      }
+      EXPECT_EQ(split.AllSplits(rounds), all);
+      if (pages < 1557) continue;
+      // Full items fill the blocks; a short last split a head comes on top.
+      EXPECT_LE(all, kTarget + 8 + kTarget / 12);
+      EXPECT_LE(static_cast<double>(most),
+                1.15 * static_cast<double>(bytes) / static_cast<double>(kTarget));
+    }
+  }
 }
 
 // A budget taken from the card's free bytes must not ask for more of them than there are: three

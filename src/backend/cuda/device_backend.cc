@@ -8,6 +8,7 @@
 
 #include "base/check.h"
 #include "base/progress.h"
+#include "cuda/attention/head_blocks.h"
 #include "cuda/cuda_backend.h"
 #include "cuda/device/cuda_status.h"
 #include "cuda/gemm/blas.h"
@@ -22,11 +23,16 @@ constexpr uint64_t kReserve = uint64_t{1} << 30;
 constexpr int kMinLogitRows = 64;
 constexpr int kDefaultBatchTokens = 4096;
 
+// Of the layers whose heads are alike, which is one kind: the plan's methods give layers different
+// ones by a bit map alone, and then only those of 2 bits count as alike.
 AttentionShape ShapeOf(const AttentionSpec& attention, const KvPlan& plan) {
   AttentionShape shape;
-  const BlockLayout& sealed = plan.cache().sealed.block(0, 0);
+  const PageLayout& page = plan.cache().sealed;
+  const BlockLayout& sealed = page.block(0, 0);
   const bool plain = !plan.cache().seals();
-  shape.history_kind = plain ? BlockKind::kBf16 : sealed.kind();
+  shape.history_kind = plain               ? BlockKind::kBf16
+                       : page.is_uniform() ? sealed.kind()
+                                           : BlockKind::kInt2;
   shape.head_dim = attention.head_dim;
   shape.group_dims =
       shape.history_kind == BlockKind::kBf16 ? attention.head_dim : sealed.group_dims();
@@ -57,6 +63,7 @@ DeviceBackend::~DeviceBackend() {
     cudaFreeHost(flight.ids);
     cudaFreeHost(flight.sampling);
     cudaFreeHost(flight.sample_rows);
+    cudaFreeHost(flight.masks);
     if (flight.done != nullptr) cudaEventDestroy(static_cast<cudaEvent_t>(flight.done));
   }
   if (stream_ != nullptr) cudaStreamDestroy(stream_);
@@ -78,11 +85,20 @@ void DeviceBackend::CarveWork(DeviceCarver& carver) {
   ids_ = carver.Take<int32_t>(logit_rows);
   sampling_ = carver.Take<SampleParams>(logit_rows);
   sample_rows_ = carver.Take<int32_t>(logit_rows);
-  attention_workspace_ = carver.Take<std::byte>(decode_->workspace_bytes());
+  masks_ = carver.Take<uint32_t>(logit_rows * mask_words());
+  attention_workspace_ = carver.Take<std::byte>(AttentionWorkspace());
   blas_workspace_ = carver.Take<std::byte>(Blas::kWorkspaceBytes);
   weight_scratch_ = carver.Take<Bf16>(weights_.largest_fp8);
   table_memory_ = carver.Take<int32_t>(table_shape_.bytes() / sizeof(int32_t));
   table_updates_ = carver.Take<TableUpdate>(PageTables::kStaged);
+}
+
+size_t DeviceBackend::AttentionWorkspace() const {
+  size_t bytes = 0;
+  for (const auto& decode : {decode_, mixed_decode_}) {
+    if (decode.has_value()) bytes = std::max(bytes, decode->workspace_bytes());
+  }
+  return bytes;
 }
 
 Status DeviceBackend::TakeMemory(const WeightSource& source) {
@@ -120,7 +136,7 @@ Status DeviceBackend::TakeMemory(const WeightSource& source) {
       weights_, CarveWeights(spec_, plan_, source, positions_, options_.portable, carve_weights));
   CarveWork(carve_work);
   OSCAR_RETURN_IF_ERROR(
-      CudaStatus(cudaMemsetAsync(attention_workspace_, 0, decode_->workspace_bytes(), stream_),
+      CudaStatus(cudaMemsetAsync(attention_workspace_, 0, AttentionWorkspace(), stream_),
                  "clearing the attention workspace"));
   OSCAR_ASSIGN_OR_RETURN(pages_, DevicePages::Create(config, shape_, plan_, page_memory_.data(),
                                                      arena, page_memory_.data() + arena, stream_));
@@ -128,10 +144,11 @@ Status DeviceBackend::TakeMemory(const WeightSource& source) {
                                                      table_updates_, *pages_, stream_));
   OSCAR_ASSIGN_OR_RETURN(planner_, PassPlanner::Create(options_.max_batch_tokens, *tables_, *pages_,
                                                        inputs_, stream_));
-  const auto pinned = [&](auto** to) {
+  const auto pinned = [&](auto** to, size_t per_row = 1) {
     void* memory = nullptr;
     Status status = CudaStatus(
-        cudaMallocHost(&memory, static_cast<size_t>(logit_rows_) * sizeof(**to)), "pinned memory");
+        cudaMallocHost(&memory, static_cast<size_t>(logit_rows_) * per_row * sizeof(**to)),
+        "pinned memory");
     *to = static_cast<std::remove_reference_t<decltype(*to)>>(memory);
     return status;
   };
@@ -139,6 +156,7 @@ Status DeviceBackend::TakeMemory(const WeightSource& source) {
     OSCAR_RETURN_IF_ERROR(pinned(&flight.ids));
     OSCAR_RETURN_IF_ERROR(pinned(&flight.sampling));
     OSCAR_RETURN_IF_ERROR(pinned(&flight.sample_rows));
+    OSCAR_RETURN_IF_ERROR(pinned(&flight.masks, mask_words()));
     cudaEvent_t done = nullptr;
     OSCAR_RETURN_IF_ERROR(
         CudaStatus(cudaEventCreateWithFlags(&done, cudaEventDisableTiming), "creating an event"));
@@ -166,7 +184,23 @@ Status DeviceBackend::Load(const WeightSource& source) {
   // A step that generates holds at most this much in BF16: see SequenceCache::SealForGeneration.
   const int window =
       !config.seals() ? 2 * kPageTokens : config.sink + config.recent + 2 * kPageTokens;
-  OSCAR_ASSIGN_OR_RETURN(decode_, DecodeAttention::Create(shape_, options_.max_sequences, window));
+  const PageLayout& sealed = config.sealed;
+  bool has_uniform = false;
+  for (int slot = 0; slot < sealed.num_layers(); ++slot) {
+    const bool alike = !config.seals() || (IsUniformLayer(sealed, slot) &&
+                                           sealed.block(slot, 0).kind() == shape_.history_kind);
+    heads_.push_back(alike ? HeadBlocks() : HeadBlocksOf(sealed, slot));
+    if (!alike) mixed_layers_.push_back(heads_.back());
+    has_uniform = has_uniform || alike;
+  }
+  if (has_uniform) {
+    OSCAR_ASSIGN_OR_RETURN(decode_,
+                           DecodeAttention::Create(shape_, options_.max_sequences, window));
+  }
+  if (!mixed_layers_.empty()) {
+    OSCAR_ASSIGN_OR_RETURN(mixed_decode_, DecodeAttention::Create(shape_, options_.max_sequences,
+                                                                  window, mixed_layers_));
+  }
   OSCAR_RETURN_IF_ERROR(CreateKernels());
   table_shape_ = PageTables::ShapeFor(config, table_rows, positions_, options_.max_batch_tokens);
   OSCAR_RETURN_IF_ERROR(TakeMemory(source));
@@ -233,6 +267,20 @@ Status DeviceBackend::Sample(int flight_index, std::span<const SampleParams> sam
   if (!sampling.empty()) {
     std::ranges::copy(sampling, flight.sampling);
     std::ranges::copy(rows, flight.sample_rows);
+    // Masked rows come one after another, whichever rows they are.
+    size_t masked = 0;
+    for (size_t i = 0; i < sampling.size(); ++i) {
+      if (sampling[i].mask == nullptr) continue;
+      const size_t at = masked++ * mask_words();
+      std::copy_n(sampling[i].mask, mask_words(), flight.masks + at);
+      flight.sampling[i].mask = masks_ + at;
+    }
+    if (masked > 0) {
+      OSCAR_RETURN_IF_ERROR(
+          CudaStatus(cudaMemcpyAsync(masks_, flight.masks, masked * mask_words() * sizeof(uint32_t),
+                                     cudaMemcpyHostToDevice, stream_),
+                     "sending masks"));
+    }
     OSCAR_RETURN_IF_ERROR(
         CudaStatus(cudaMemcpyAsync(sampling_, flight.sampling, sampling.size_bytes(),
                                    cudaMemcpyHostToDevice, stream_),

@@ -11,6 +11,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <vector>
 
 #include "backend/backend.h"
 #include "backend/device_info.h"
@@ -80,6 +81,12 @@ class DeviceBackend : public Backend {
   const DeviceLayer& layer(int index) const { return weights_.layers[static_cast<size_t>(index)]; }
   // Where a layer's blocks lie.
   CacheView ViewOf(int slot) const;
+  // Layers whose heads differ in bits have kernels apart from those whose heads are alike.
+  bool IsMixed(int slot) const { return !heads_[static_cast<size_t>(slot)].empty(); }
+  std::span<const HeadBlock> HeadsOf(int slot) const { return heads_[static_cast<size_t>(slot)]; }
+  const DecodeAttention& DecodeOf(int slot) const {
+    return IsMixed(slot) ? *mixed_decode_ : *decode_;
+  }
   // Floats of the device to the host.
   Status Fetch(float* to, const float* from, size_t count, const char* what) const;
 
@@ -99,7 +106,9 @@ class DeviceBackend : public Backend {
   Bf16* weight_scratch_ = nullptr;  // [weights_.largest_fp8]
   void* attention_workspace_ = nullptr;
   void* blas_workspace_ = nullptr;
-  std::optional<DecodeAttention> decode_;
+  std::optional<DecodeAttention> decode_, mixed_decode_;  // none: no layer is like that
+  std::vector<HeadBlocks> heads_;                         // [slots]; empty: alike
+  std::vector<HeadBlocks> mixed_layers_;                  // those of heads_ that are not empty
 
  private:
   // A pass that was launched, from its end on the device to Await.
@@ -107,11 +116,14 @@ class DeviceBackend : public Backend {
     int32_t* ids = nullptr;            // pinned, [logit_rows_]
     SampleParams* sampling = nullptr;  // pinned, [logit_rows_]
     int32_t* sample_rows = nullptr;    // pinned, [logit_rows_]
+    uint32_t* masks = nullptr;         // pinned, [logit_rows_, mask_words()]
     void* done = nullptr;              // event
     size_t count = 0;
   };
 
+  size_t mask_words() const { return (static_cast<size_t>(spec_.vocab_size) + 31) / 32; }
   void CarveWork(DeviceCarver& carver);
+  size_t AttentionWorkspace() const;
   Status TakeMemory(const WeightSource& source);
 
   DeviceInfo device_;
@@ -128,6 +140,7 @@ class DeviceBackend : public Backend {
   int32_t* ids_ = nullptr;                // [logit_rows_]
   SampleParams* sampling_ = nullptr;      // [logit_rows_]
   int32_t* sample_rows_ = nullptr;        // [logit_rows_]
+  uint32_t* masks_ = nullptr;             // [logit_rows_, mask_words()]
   TableUpdate* table_updates_ = nullptr;  // [PageTables::kStaged]
   int32_t* table_memory_ = nullptr;
 };

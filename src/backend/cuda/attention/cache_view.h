@@ -4,7 +4,7 @@
 //
 //   position   [0, sink)            [sink, sink + 64 history)     the newest `recent` tokens
 //   pages      window_table[0..]    history_table[0..]            window_table[sink_pages + ring]
-//   kind       BF16                 INT2, INT4 or BF16            BF16
+//   kind       BF16                 2, 3 or 4 bits, or BF16       BF16
 //
 // All pages are in tensor-core order (cache/block_layout.h) and begin at multiples of 64 positions.
 // Page p of the ring is that of positions [64 j, 64 j + 64) with j % ring_pages == p, so appending
@@ -13,6 +13,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include "base/half.h"
 #include "cache/block_layout.h"
@@ -36,7 +37,24 @@ struct alignas(16) SequenceView {
   }
 };
 
-// One layer's cache. Block (page, head) lies at pool + page * page_stride + head * block_bytes.
+// The block of one KV head in a page of history, where heads differ in bits.
+struct HeadBlock {
+  uint32_t offset = 0;  // bytes from the block of head 0
+  BlockKind k = BlockKind::kInt2, v = BlockKind::kInt2;
+
+  OSCAR_HD constexpr BlockLayout Layout(int head_dim, int group_dims) const {
+    return {k, v, CodeOrder::kTensorCore, head_dim, group_dims};
+  }
+  // 4 to 8: what a block's size follows from.
+  OSCAR_HD constexpr int bits() const { return BitsOf(k) + BitsOf(v); }
+};
+// All KV heads of one layer.
+using HeadBlocks = std::vector<HeadBlock>;
+// As many go to a kernel by value, where reading them costs no access to memory.
+inline constexpr int kMaxMixedHeads = 128;
+
+// One layer's cache. Block (page, head) lies at pool + page * page_stride + head * block_bytes, or,
+// of history whose heads differ in bits, HeadBlock::offset further than head 0's.
 struct CacheView {
   const std::byte* history_pool = nullptr;
   const std::byte* window_pool = nullptr;
@@ -59,7 +77,8 @@ struct CacheView {
   }
 };
 
-// Shape of an attention layer; what a kernel is chosen by.
+// Shape of an attention layer; what a kernel is chosen by. Where heads differ in bits, HeadBlocks
+// come beside it and history_kind means nothing.
 struct AttentionShape {
   BlockKind history_kind = BlockKind::kInt2;
   int head_dim = 128;

@@ -3,10 +3,13 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <type_traits>
+#include <utility>
 
 #include "cache/block_codec.h"
 #include "cuda/attention/decode_kernels.h"
 #include "cuda/attention/decode_params.h"
+#include "cuda/attention/head_blocks.h"
 #include "cuda/device/cuda_status.h"
 #include "cuda/device/launch.h"
 
@@ -18,16 +21,35 @@ constexpr int kMaxBatch = 1024;  // the plan takes 24 bytes of shared memory a r
 constexpr int kMaxSplits = 128;
 constexpr int kSplitRounds = 5;  // pages a consumer warp reads in a split, at least
 
-const DecodeKernelInfo* FindKernel(const AttentionShape& shape, int heads) {
+const DecodeKernelInfo* FindKernel(const AttentionShape& shape, bool mixed, int heads) {
   const auto* table = DispatchHeadDim<const DecodeKernelInfo*>(
-      shape.head_dim, nullptr, []<int kDim>() { return DecodeKernels<kDim>(); });
+      shape.head_dim, nullptr,
+      [&]<int kDim>() { return mixed ? MixedDecodeKernels<kDim>() : DecodeKernels<kDim>(); });
   for (; table != nullptr && table->function != nullptr; ++table) {
-    if (table->kind == shape.history_kind && table->heads == heads &&
-        (shape.history_kind == BlockKind::kBf16 || table->group_dims == shape.group_dims)) {
+    const bool fits = mixed || table->kind == shape.history_kind;
+    const bool has_groups = mixed || shape.history_kind != BlockKind::kBf16;
+    if (fits && table->heads == heads && (!has_groups || table->group_dims == shape.group_dims)) {
       return table;
     }
   }
   return nullptr;
+}
+
+// The most splits that a head of these layers has in a history of any length. Beyond kRounds rounds
+// numbers are rounded less, so that splits are not more.
+int MostSplits(const DecodeAttention& decode, std::span<const HeadBlocks> layers, int warps) {
+  constexpr int kRounds = 4096;
+  int most = 1;
+  for (const HeadBlocks& heads : layers) {
+    const MixedSplit split = decode.SplitOf(heads);
+    for (int rounds = 1; rounds <= kRounds; ++rounds) {
+      const MixedSplit::Rounds of = split.RoundsOf(rounds * warps, warps);
+      for (int size = 0; size < MixedSplit::kSizes; ++size) {
+        if (split.heads[size] > 0) most = std::max(most, split.Splits(of, size));
+      }
+    }
+  }
+  return most;
 }
 
 // Partial states, their (R, l), arrival counters, the queue: byte offsets in the workspace.
@@ -46,7 +68,8 @@ struct Workspace {
 }  // namespace
 
 Result<DecodeAttention> DecodeAttention::Create(const AttentionShape& shape, int max_batch,
-                                                int max_window_tokens) {
+                                                int max_window_tokens,
+                                                std::span<const HeadBlocks> layers) {
   OSCAR_RETURN_IF_ERROR(CheckBlockShape(
       shape.head_dim, shape.history_kind == BlockKind::kBf16 ? shape.head_dim : shape.group_dims));
   if (shape.num_kv_heads < 1 || shape.num_q_heads % shape.num_kv_heads != 0 ||
@@ -59,15 +82,17 @@ Result<DecodeAttention> DecodeAttention::Create(const AttentionShape& shape, int
     return Unexpected(
         InvalidArgument(fmt::format("decode batch {}: 1 to {} rows", max_batch, kMaxBatch)));
   }
+  for (const HeadBlocks& heads : layers) OSCAR_RETURN_IF_ERROR(CheckHeads(shape, heads));
   OSCAR_ASSIGN_OR_RETURN(const DeviceLimits limits, CurrentDeviceLimits());
 
   DecodeAttention self;
   self.shape_ = shape;
   self.max_batch_ = max_batch;
+  self.mixed_ = !layers.empty();
   const DecodeKernelInfo* kernel = nullptr;
-  if (shape.group_size() <= 4) kernel = FindKernel(shape, 4);
-  if (shape.group_size() > 8) kernel = FindKernel(shape, 16);
-  if (kernel == nullptr) kernel = FindKernel(shape, 8);
+  if (shape.group_size() <= 4) kernel = FindKernel(shape, self.mixed_, 4);
+  if (shape.group_size() > 8) kernel = FindKernel(shape, self.mixed_, 16);
+  if (kernel == nullptr) kernel = FindKernel(shape, self.mixed_, 8);
   if (kernel == nullptr) {
     return Unexpected(Unimplemented(fmt::format("no decode kernel for head dim {}, group {}",
                                                 shape.head_dim, shape.group_dims)));
@@ -75,6 +100,10 @@ Result<DecodeAttention> DecodeAttention::Create(const AttentionShape& shape, int
   self.kernel_ = kernel->function;
   self.heads_ = kernel->heads;
   self.head_blocks_ = (shape.group_size() + kernel->heads - 1) / kernel->heads;
+  self.stage_bytes_ = kernel->stage_bytes;
+  if (self.mixed_) {
+    self.stage_bytes_ = std::max(kUnitTokens * shape.head_dim * 2, LargestBlock(shape, layers));
+  }
 
   // As many blocks an SM as the registers allow, if each still gets two stages; then the deepest
   // rings that fit.
@@ -85,7 +114,7 @@ Result<DecodeAttention> DecodeAttention::Create(const AttentionShape& shape, int
         std::min(limits.shared_per_block,
                  limits.shared_per_multiprocessor / ctas_per_sm - limits.shared_reserved);
     for (int stages = kMaxStages; stages >= (ctas_per_sm > 1 ? 2 : 1); --stages) {
-      const int bytes = kernel->shared_bytes(stages, heads, max_batch);
+      const int bytes = kernel->shared_bytes(stages, self.stage_bytes_, heads, max_batch);
       if (bytes > budget) continue;
       self.stages_ = stages;
       self.shared_bytes_ = bytes;
@@ -94,10 +123,11 @@ Result<DecodeAttention> DecodeAttention::Create(const AttentionShape& shape, int
     }
   }
   if (self.stages_ == 0) {
-    return Unexpected(Unimplemented(fmt::format(
-        "decode attention at head dim {}: needs {} bytes of shared memory per block; "
-        "the device has {}",
-        shape.head_dim, kernel->shared_bytes(1, heads, max_batch), limits.shared_per_block)));
+    return Unexpected(Unimplemented(
+        fmt::format("decode attention at head dim {}: needs {} bytes of shared memory per block; "
+                    "the device has {}",
+                    shape.head_dim, kernel->shared_bytes(1, self.stage_bytes_, heads, max_batch),
+                    limits.shared_per_block)));
   }
   // One long sequence alone fills every block: its splits and its window.
   const int window_items =
@@ -105,10 +135,17 @@ Result<DecodeAttention> DecodeAttention::Create(const AttentionShape& shape, int
   self.max_splits_ =
       std::clamp(self.blocks_ / (shape.num_kv_heads * self.head_blocks_) - 1, 1, kMaxSplits);
   // BF16 pages are dealt to warps in four units.
-  const bool bf16 = shape.history_kind == BlockKind::kBf16;
+  const bool bf16 = !self.mixed_ && shape.history_kind == BlockKind::kBf16;
   self.warps_ = bf16 ? 1 : kernel->warps;
   self.split_pages_ = bf16 ? kSplitRounds : kSplitRounds * kernel->warps;
   self.threads_ = kernel->threads;
+  if (self.mixed_) {
+    // As above: all blocks but one of each head, which are left for the windows.
+    self.target_splits_ =
+        std::max(self.blocks_ / self.head_blocks_ - shape.num_kv_heads, shape.num_kv_heads);
+    self.max_splits_ = kMaxSplits;
+    self.max_splits_ = MostSplits(self, layers, self.warps_);
+  }
   self.slots_ = self.max_splits_ + window_items;
   OSCAR_RETURN_IF_ERROR(
       CudaStatus(cudaFuncSetAttribute(self.kernel_, cudaFuncAttributeMaxDynamicSharedMemorySize,
@@ -121,6 +158,11 @@ int DecodeAttention::NumSplits(int history_pages) const {
   SequenceView sequence;
   sequence.history_pages = history_pages;
   return ItemsOf(sequence, split_pages_, max_splits_, warps_).history;
+}
+
+MixedSplit DecodeAttention::SplitOf(const HeadBlocks& heads) const {
+  return MixedSplit::Make(shape_.head_dim, shape_.group_dims, heads, kSplitRounds, target_splits_,
+                          max_splits_);
 }
 
 size_t DecodeAttention::workspace_bytes() const {
@@ -145,7 +187,8 @@ Status DecodeAttention::Launch(const DecodeArguments& args, Stream stream) const
   const Workspace at(heads_in_batch, static_cast<size_t>(slots_), static_cast<size_t>(heads_),
                      static_cast<size_t>(shape_.head_dim));
   auto* workspace = static_cast<std::byte*>(args.workspace);
-  DecodeKernelParams params{};
+  if (mixed_) OSCAR_RETURN_IF_ERROR(CheckHeads(shape_, args.heads));
+  MixedDecodeParams params{};
   params.cache = args.cache;
   params.sequences = args.sequences;
   params.q = reinterpret_cast<const uint16_t*>(args.q);
@@ -165,7 +208,15 @@ Status DecodeAttention::Launch(const DecodeArguments& args, Stream stream) const
   params.max_splits = max_splits_;
   params.out_fp32 = args.out_fp32;
 
-  void* kernel_args[] = {&params};
+  if (mixed_) {
+    std::ranges::copy(args.heads, params.heads);
+    params.stage_bytes = stage_bytes_;
+    params.split = SplitOf({args.heads.begin(), args.heads.end()});
+  }
+
+  // Kernels of heads alike take the first part of it.
+  void* kernel_args[] = {static_cast<DecodeKernelParams*>(&params)};
+  static_assert(std::is_standard_layout_v<DecodeKernelParams>);
   return LaunchOverlapping(kernel_, {blocks_, threads_, shared_bytes_, args.overlap_predecessor},
                            kernel_args, stream, "launching decode attention");
 }

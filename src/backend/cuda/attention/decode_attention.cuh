@@ -1,13 +1,14 @@
 // Decode attention over a paged cache: one query token a sequence against its BF16 windows and its
-// INT2, INT4 or BF16 history, in one launch.
+// history of 2, 3, 4 or 16 bits, in one launch.
 //
 // Grid       persistent: one block an SM of 12 consumer warps (two of 6 for BF16), a scheduler and
 // a
 //            merger. Work items are (sequence, KV head, split); their number follows from lengths
 //            alone, so each scheduler lays the plan out itself (a scan over the batch, nothing over
 //            the context) and takes items off one counter, one ahead. Splits depend on a sequence's
-//            own length and the device. History comes first, then the windows, whose shorter items
-//            fill the last wave.
+//            own length and the device (and, where heads differ in bits, on their map: a head's
+//            share of the splits is its share of the bytes). History comes first, then the windows,
+//            whose shorter items fill the last wave.
 // Shared     a ring of `stages` blocks a consumer (one page of codes, or 16 BF16 rows of K or V, a
 //            stage), a partial state [heads, D] fp32 a consumer, two item slots with their Q, the
 //            plan (24 B a row). INT2, D 128, 4 heads: 196 KiB.
@@ -17,8 +18,8 @@
 // 32 x
 //            30K at 85 % (docs/lab/2026-11-16-benchmarks.md).
 //
-// Quantised pages (DecodeConsumer; DecodeConsumerInt2 has integers): a pair of codes masked out of
-// a word is a pair of fp16 subnormals,
+// Quantised pages (DecodeConsumer; DecodeConsumerPacked has integers): a pair of codes masked out
+// of a word is a pair of fp16 subnormals,
 //     bit  15..8         7 6     5 4     3 2     1 0        (and the same 16 bits above)
 //          other half    pos 3   pos 2   pos 1   pos 0      value = code * 2^(2 pos - 24)
 // which tensor cores take at full speed. 2^(2 pos) is folded into Q for K, into the epilogue for V;
@@ -34,7 +35,7 @@
 #include <type_traits>
 
 #include "cuda/attention/decode_consumer.cuh"
-#include "cuda/attention/decode_consumer_int2.cuh"
+#include "cuda/attention/decode_consumer_packed.cuh"
 #include "cuda/attention/decode_merger.cuh"
 #include "cuda/attention/decode_scheduler.cuh"
 #include "cuda/attention/decode_traits.cuh"
@@ -43,9 +44,9 @@ namespace oscar::cuda {
 
 template <typename T>
 __global__ void __maxnreg__(T::kRegisters)
-    DecodeAttentionKernel(const __grid_constant__ DecodeKernelParams p) {
+    DecodeAttentionKernel(const __grid_constant__ typename T::Params p) {
   extern __shared__ __align__(128) uint8_t shared[];
-  const DecodeShared<T> at(p.stages, min(p.group_size, T::kHeads), p.batch);
+  const DecodeShared<T> at(p.stages, T::StageBytes(p), min(p.group_size, T::kHeads), p.batch);
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   if (lane == 0) {
     const uint32_t bars = SharedAddress(shared + at.bars);
@@ -75,7 +76,7 @@ __global__ void __maxnreg__(T::kRegisters)
   if (warp == T::kWarps + 1) {
     DecodeMerger<T>(p, shared, at, lane).Run();
   } else {
-    using Consumer = std::conditional_t<T::kPacked, DecodeConsumerInt2<T>, DecodeConsumer<T>>;
+    using Consumer = std::conditional_t<T::kPacked, DecodeConsumerPacked<T>, DecodeConsumer<T>>;
     Consumer(p, shared, at, warp, lane).Run();
   }
   // Everybody but the scheduler merges what only this block is left to merge.

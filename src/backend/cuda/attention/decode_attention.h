@@ -5,8 +5,10 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "cuda/attention/cache_view.h"
+#include "cuda/attention/mixed_split.h"
 #include "oscar/status.h"
 
 namespace oscar::cuda {
@@ -25,6 +27,7 @@ struct DecodeArguments {
   // workspace_bytes() of device memory, zeroed once; every launch leaves it ready for the next.
   // Launches that may overlap need one each.
   void* workspace = nullptr;
+  std::span<const HeadBlock> heads;  // host; of the layer, where heads differ in bits
   // Launch with programmatic dependence: blocks may start while the predecessor drains, which may
   // write q and the windows, but neither lengths nor tables nor history.
   bool overlap_predecessor = false;
@@ -32,10 +35,12 @@ struct DecodeArguments {
 
 class DecodeAttention {
  public:
-  // `max_window_tokens`: the most BF16 tokens (sink and recent) a sequence may have. Fails where
-  // the current device has no kernel for the shape or too little shared memory.
+  // `max_window_tokens`: the most BF16 tokens (sink and recent) a sequence may have. `layers`:
+  // those it will be launched for, where heads differ in bits; else empty. Fails where the current
+  // device has no kernel for the shape or too little shared memory.
   static Result<DecodeAttention> Create(const AttentionShape& shape, int max_batch,
-                                        int max_window_tokens);
+                                        int max_window_tokens,
+                                        std::span<const HeadBlocks> layers = {});
 
   size_t workspace_bytes() const;
   // Asynchronous; allocates nothing and waits for nothing, so it may be captured in a graph.
@@ -43,8 +48,10 @@ class DecodeAttention {
 
   int blocks() const { return blocks_; }
   int stages() const { return stages_; }
-  // Splits of the history depend on its length alone (and the device).
+  // Splits of the history depend on its length alone (and the device), where heads differ in bits
+  // on their map, too.
   int NumSplits(int history_pages) const;
+  MixedSplit SplitOf(const HeadBlocks& heads) const;
 
  private:
   DecodeAttention() = default;
@@ -57,6 +64,9 @@ class DecodeAttention {
   int head_blocks_ = 1;
   int max_splits_ = 1;
   int split_pages_ = 1;
+  bool mixed_ = false;
+  int target_splits_ = 1;  // of a sequence, all heads, where heads differ in bits
+  int stage_bytes_ = 0;
   int warps_ = 1;
   int threads_ = 0;
   int slots_ = 1;

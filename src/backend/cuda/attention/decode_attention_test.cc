@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstring>
 #include <iterator>
+#include <span>
 #include <vector>
 
 #include "cache/attention_reference.h"
@@ -24,13 +25,22 @@ AttentionShape ShapeOf(const AttentionCase& c) {
 
 int SinkPages(const AttentionCase& c) { return std::max(1, (c.sink_tokens + 63) / 64); }
 
-TestCache MakeCache(const AttentionCase& c, int rows) {
-  return {ShapeOf(c), rows, c.num_pages, (c.recent_tokens + 63) / 64 + 2, SinkPages(c)};
+// Empty: of a kind that kernels for heads alike read.
+HeadBlocks CaseHeads(const AttentionCase& c) {
+  if (!c.v_kind.has_value() && c.kind != BlockKind::kInt3) return {};
+  return HeadsOf(
+      std::vector<BlockLayout>(static_cast<size_t>(c.kv_heads), c.layout(CodeOrder::kTensorCore)));
 }
 
-// Lays one sequence of the case into row `row`; q comes back rounded to BF16.
+TestCache MakeCache(const AttentionCase& c, int rows) {
+  return {ShapeOf(c),   rows,        c.num_pages, (c.recent_tokens + 63) / 64 + 2,
+          SinkPages(c), CaseHeads(c)};
+}
+
+// Lays one sequence of the case into row `row`, its heads from `first_head` on; q comes back
+// rounded to BF16.
 AttentionInputs Place(const AttentionCase& c, uint64_t seed, int row, TestCache* cache,
-                      std::vector<Bf16>* q) {
+                      std::vector<Bf16>* q, int first_head = 0) {
   AttentionInputs in = MakeAttentionInputs(c, CodeOrder::kTensorCore, seed);
   for (float& x : in.q) {
     const Bf16 rounded = ToBf16(x);
@@ -42,11 +52,11 @@ AttentionInputs Place(const AttentionCase& c, uint64_t seed, int row, TestCache*
   for (int h = 0; h < c.kv_heads; ++h) {
     for (int t = 0; t < c.sink_tokens; ++t) {
       const size_t at = static_cast<size_t>(h * c.sink_tokens + t) * dims;
-      cache->SetWindowRow(row, t / 64, t % 64, h, &in.sink_k[at], &in.sink_v[at]);
+      cache->SetWindowRow(row, t / 64, t % 64, first_head + h, &in.sink_k[at], &in.sink_v[at]);
     }
     for (int p = 0; p < c.num_pages; ++p) {
       const size_t block = in.layout.block_bytes();
-      std::memcpy(cache->history_block(row, p, h),
+      std::memcpy(cache->history_block(row, p, first_head + h),
                   in.blocks.data() + static_cast<size_t>(h * c.num_pages + p) * block, block);
     }
     for (int t = 0; t < c.recent_tokens; ++t) {
@@ -55,7 +65,7 @@ AttentionInputs Place(const AttentionCase& c, uint64_t seed, int row, TestCache*
       const int64_t page = ring_begin + t / 64;
       const int64_t ring =
           page < SinkPages(c) ? page + 1000 * ((c.recent_tokens + 63) / 64 + 2) : page;
-      cache->SetWindowRow(row, ring, t % 64, h, &in.recent_k[at], &in.recent_v[at]);
+      cache->SetWindowRow(row, ring, t % 64, first_head + h, &in.recent_k[at], &in.recent_v[at]);
     }
   }
   cache->sequence(row) = {c.sink_tokens, c.num_pages, c.recent_tokens, row};
@@ -63,8 +73,9 @@ AttentionInputs Place(const AttentionCase& c, uint64_t seed, int row, TestCache*
 }
 
 struct Decoder {
-  Decoder(const AttentionShape& shape, int batch)
-      : kernel(Unwrap(DecodeAttention::Create(shape, batch, 1024))),
+  Decoder(const AttentionShape& shape, int batch, const HeadBlocks& heads = {})
+      : kernel(Unwrap(DecodeAttention::Create(
+            shape, batch, 1024, std::span(&heads, heads.empty() ? size_t{0} : size_t{1})))),
         workspace(Unwrap(DeviceBuffer<std::byte>::Allocate(kernel.workspace_bytes()))),
         out(Unwrap(DeviceBuffer<float>::Allocate(
             static_cast<size_t>(batch * shape.num_q_heads * shape.head_dim)))) {
@@ -82,6 +93,7 @@ struct Decoder {
     args.softmax_scale = scale;
     args.batch = batch;
     args.workspace = workspace.data();
+    args.heads = cache.heads();
     return args;
   }
   std::vector<float> Run(const DecodeArguments& args) {
@@ -109,7 +121,7 @@ TEST_P(DecodeConformance, MatchesTheReference) {
   }
   cache.Upload();
   const auto device_q = Unwrap(DeviceBuffer<Bf16>::Copy(q));
-  Decoder decoder(ShapeOf(c), 3);
+  Decoder decoder(ShapeOf(c), 3, cache.heads());
   const DecodeArguments args = decoder.Arguments(cache, device_q, inputs[0].softmax_scale, 3);
   const std::vector<float> out = decoder.Run(args);
   const auto per_row = static_cast<size_t>(c.q_heads() * c.head_dim);
@@ -132,16 +144,7 @@ TEST_P(DecodeConformance, MatchesTheReference) {
   EXPECT_EQ(std::memcmp(out.data(), again.data(), out.size() * sizeof(float)), 0);
 }
 
-// Those whose pages the kernels read: K and V alike, of 2, 4 or 16 bits.
-std::vector<AttentionCase> UniformCases() {
-  std::vector<AttentionCase> out;
-  std::ranges::copy_if(AttentionCases(), std::back_inserter(out), [](const AttentionCase& c) {
-    return !c.v_kind.has_value() && c.kind != BlockKind::kInt3;
-  });
-  return out;
-}
-
-INSTANTIATE_TEST_SUITE_P(Cases, DecodeConformance, testing::ValuesIn(UniformCases()),
+INSTANTIATE_TEST_SUITE_P(Cases, DecodeConformance, testing::ValuesIn(AttentionCases()),
                          [](const auto& test) { return test.param.Name(); });
 
 // Long enough for several splits. Over thousands of equally likely tokens the output is the small
@@ -153,6 +156,11 @@ INSTANTIATE_TEST_SUITE_P(
         AttentionCase{.kv_heads = 1, .num_pages = 301},
         AttentionCase{.kind = BlockKind::kInt4, .kv_heads = 1, .num_pages = 211},
         AttentionCase{.kind = BlockKind::kBf16, .kv_heads = 1, .num_pages = 50},
+        AttentionCase{.kind = BlockKind::kInt3, .kv_heads = 1, .num_pages = 150},
+        AttentionCase{.kind = BlockKind::kInt3,
+                      .kv_heads = 1,
+                      .num_pages = 150,
+                      .pattern = AttentionPattern::kEqualLogits},
         AttentionCase{.kv_heads = 1, .queries_per_kv = 16, .num_pages = 100},
         AttentionCase{.kv_heads = 3, .num_pages = 130},
         AttentionCase{.kv_heads = 1, .num_pages = 300, .pattern = AttentionPattern::kSharpLogits},
@@ -182,7 +190,7 @@ TEST_P(DecodeDraws, MeetTheBudget) {
   }
   cache.Upload();
   const auto device_q = Unwrap(DeviceBuffer<Bf16>::Copy(q));
-  Decoder decoder(ShapeOf(c), kDraws);
+  Decoder decoder(ShapeOf(c), kDraws, cache.heads());
   const std::vector<float> out =
       decoder.Run(decoder.Arguments(cache, device_q, inputs[0].softmax_scale, kDraws));
   const auto dims = static_cast<size_t>(c.head_dim);
@@ -200,7 +208,8 @@ TEST_P(DecodeDraws, MeetTheBudget) {
 
 std::vector<AttentionCase> DrawCases() {
   std::vector<AttentionCase> cases;
-  for (const BlockKind kind : {BlockKind::kInt2, BlockKind::kInt4, BlockKind::kBf16}) {
+  for (const BlockKind kind :
+       {BlockKind::kInt2, BlockKind::kInt3, BlockKind::kInt4, BlockKind::kBf16}) {
     for (const auto pattern : {AttentionPattern::kGaussian, AttentionPattern::kSharpLogits,
                                AttentionPattern::kOneHugeLogit, AttentionPattern::kEqualLogits,
                                AttentionPattern::kMixedScales, AttentionPattern::kOutlierQuery}) {
@@ -221,6 +230,92 @@ std::vector<AttentionCase> DrawCases() {
 
 INSTANTIATE_TEST_SUITE_P(Cases, DecodeDraws, testing::ValuesIn(DrawCases()),
                          [](const auto& test) { return test.param.Name(); });
+
+// Heads with every pair of bits side by side, sequences of lengths around the edges of pages,
+// rounds of the block's warps and splits.
+struct MixedCase {
+  int head_dim, group_dims, queries_per_kv;
+  AttentionPattern pattern = AttentionPattern::kGaussian;
+};
+class MixedDecode : public testing::TestWithParam<MixedCase> {
+ protected:
+  // One sequence of one head.
+  AttentionCase Case(const HeadBlock& head, int pages) const {
+    const MixedCase& m = GetParam();
+    return {.kind = head.k,
+            .head_dim = m.head_dim,
+            .group_dims = m.group_dims,
+            .kv_heads = 1,
+            .queries_per_kv = m.queries_per_kv,
+            .sink_tokens = pages == 1 ? 0 : 64,
+            .num_pages = pages,
+            .recent_tokens = pages == 0 ? 64 : 1 + pages % 64,
+            .pattern = m.pattern,
+            .v_kind = head.v};
+  }
+};
+
+TEST_P(MixedDecode, MatchesTheReference) {
+  const MixedCase& m = GetParam();
+  constexpr int kPages[] = {1, 0, 11, 12, 13, 73, 133};
+  constexpr int kRows = std::size(kPages);
+  HeadBlocks heads = NinePairs(m.head_dim, m.group_dims);
+  const AttentionShape shape{.head_dim = m.head_dim,
+                             .group_dims = m.group_dims,
+                             .num_q_heads = 9 * m.queries_per_kv,
+                             .num_kv_heads = 9};
+  TestCache cache(shape, kRows, 133, 4, 1, heads);
+  std::vector<Bf16> q;
+  std::vector<std::vector<double>> expected;
+  float scale = 0.0f;
+  for (int row = 0; row < kRows; ++row) {
+    for (int h = 0; h < 9; ++h) {
+      const AttentionCase c = Case(heads[static_cast<size_t>(h)], kPages[row]);
+      const AttentionInputs in = Place(c, static_cast<uint64_t>(row * 9 + h), row, &cache, &q, h);
+      expected.push_back(ReferenceDecodeAttention(c, in));
+      scale = in.softmax_scale;
+    }
+  }
+  cache.Upload();
+  const auto device_q = Unwrap(DeviceBuffer<Bf16>::Copy(q));
+  Decoder decoder(shape, kRows, heads);
+  const std::vector<float> out = decoder.Run(decoder.Arguments(cache, device_q, scale, kRows));
+  const auto dims = static_cast<size_t>(m.head_dim);
+  size_t at = 0;
+  for (int row = 0; row < kRows; ++row) {
+    for (int h = 0; h < 9; ++h) {
+      const std::vector<double>& of_head = expected[static_cast<size_t>(row * 9 + h)];
+      for (size_t i = 0; i < of_head.size(); i += dims, at += dims) {
+        EXPECT_LE(RelativeL2({&out[at], dims}, {&of_head[i], dims}), AttentionCase().budget)
+            << kPages[row] << " pages, head " << h << " with "
+            << BitsOf(heads[static_cast<size_t>(h)].k) << " and "
+            << BitsOf(heads[static_cast<size_t>(h)].v) << " bits";
+      }
+    }
+  }
+  // A sequence alone gives the same bits.
+  const auto per_row = static_cast<size_t>(9 * m.queries_per_kv) * dims;
+  DecodeArguments one = decoder.Arguments(cache, device_q, scale, 1);
+  one.sequences = cache.device_sequences() + 5;
+  one.q = device_q.data() + 5 * per_row;
+  const std::vector<float> alone = decoder.Run(one);
+  EXPECT_EQ(std::memcmp(alone.data(), out.data() + 5 * per_row, per_row * sizeof(float)), 0);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Shapes, MixedDecode,
+    testing::Values(MixedCase{128, 128, 4}, MixedCase{128, 128, 1}, MixedCase{128, 128, 7},
+                    MixedCase{128, 128, 12}, MixedCase{128, 64, 4}, MixedCase{128, 32, 3},
+                    MixedCase{64, 64, 4}, MixedCase{64, 32, 8}, MixedCase{256, 256, 4},
+                    MixedCase{256, 128, 2}, MixedCase{256, 64, 2}, MixedCase{256, 32, 2},
+                    MixedCase{128, 128, 4, AttentionPattern::kSharpLogits},
+                    MixedCase{128, 128, 4, AttentionPattern::kOutlierQuery},
+                    MixedCase{128, 128, 4, AttentionPattern::kMixedScales},
+                    MixedCase{64, 64, 2, AttentionPattern::kSharpLogits}),
+    [](const auto& test) {
+      const MixedCase& m = test.param;
+      return fmt::format("{}_d{}_g{}_q{}", test.index, m.head_dim, m.group_dims, m.queries_per_kv);
+    });
 
 // So many heads that a sequence is one split, so many pages that a warp sums more than 256 of them:
 // 32-bit sums must be scaled on the way. Repeating every page changes no output.
@@ -334,6 +429,8 @@ TEST(DecodeAttention, RefusesWhatItCannotDo) {
   EXPECT_EQ(DecodeAttention::Create({.num_q_heads = 136, .num_kv_heads = 8}, 1, 320).error().code(),
             StatusCode::kInvalidArgument);
   EXPECT_EQ(DecodeAttention::Create({}, 0, 320).error().code(), StatusCode::kInvalidArgument);
+  const std::vector<HeadBlocks> nine = {NinePairs(128, 128)};
+  EXPECT_EQ(DecodeAttention::Create({}, 1, 320, nine).error().code(), StatusCode::kInvalidArgument);
 }
 
 }  // namespace

@@ -9,17 +9,22 @@ namespace oscar::cuda {
 template <typename T>
 class DecodeConsumer : DecodeRing<T> {
  public:
-  __device__ DecodeConsumer(const DecodeKernelParams& p, uint8_t* shared, const DecodeShared<T>& at,
+  __device__ DecodeConsumer(const typename T::Params& p, uint8_t* shared, const DecodeShared<T>& at,
                             int warp, int lane)
       : DecodeRing<T>(p, shared, at, warp, lane) {}
 
-  __device__ void Run() {
-    this->ForEachItem([&](const DecodeItem& item, const uint8_t* q, int rank) {
+  __device__ __forceinline__ void Run() {
+    // A call would put the ring's state into local memory.
+    this->ForEachItem([&](const DecodeItem& item, const uint8_t* q,
+                          int rank) __attribute__((always_inline)) {
       const bool pages = T::kQuantised && item.kind == kItemPages;
+      if constexpr (T::kMixed) head_ = this->p_.heads[item.kv_head];
       LoadQ(item, q, pages);
       Reset();
       if (pages) {
-        if constexpr (T::kQuantised) {
+        if constexpr (T::kMixed) {
+          for (int i = rank; i < item.count; i += T::kWarps) MixedPage();
+        } else if constexpr (T::kQuantised) {
           for (int i = rank; i < item.count; i += T::kWarps) Page();
         }
       } else {
@@ -27,7 +32,11 @@ class DecodeConsumer : DecodeRing<T> {
           Unit(this->ValidRows(item, item.first + i));
       }
       this->WaitForState();
-      WriteState(item, rank, pages);
+      if constexpr (T::kMixed) {
+        ForKind(head_.v, [&]<BlockKind kV>() { WriteState<SideWords<kV>>(item, rank, pages); });
+      } else {
+        WriteState<SideWords<T::kKind>>(item, rank, pages);
+      }
     });
   }
 
@@ -72,7 +81,7 @@ class DecodeConsumer : DecodeRing<T> {
         const float down = Power2(-exponent);
 #pragma unroll
         for (int s = 0; s < T::kSteps; ++s) {
-          const float f = down * Power2(4 - T::Exponent(s));
+          const float f = down * Power2(4 - KeyExponent(s));
 #pragma unroll
           for (int j = 0; j < 2; ++j) {
             q_[nb][s][j] = PackHalf(Bf16Low(q_[nb][s][j]) * f, Bf16High(q_[nb][s][j]) * f);
@@ -90,6 +99,16 @@ class DecodeConsumer : DecodeRing<T> {
       }
       factor_[nb][0] = __shfl_sync(~0u, factor, quad_ * 8);
       factor_[nb][1] = __shfl_sync(~0u, factor, quad_ * 8 + 4);
+    }
+  }
+
+  __device__ __forceinline__ int KeyExponent(int step) const {
+    if constexpr (T::kMixed) {
+      // 3 bits have the places of 2.
+      return head_.k == BlockKind::kInt4 ? SideWords<BlockKind::kInt4>::Exponent(step)
+                                         : SideWords<BlockKind::kInt2>::Exponent(step);
+    } else {
+      return SideWords<T::kKind>::Exponent(step);
     }
   }
 
@@ -139,51 +158,70 @@ class DecodeConsumer : DecodeRing<T> {
     }
   }
 
+  // Words of a fragment plane; `high`: of 3-bit codes' high bits.
+  struct Words {
+    uint4 w, shifted, high;
+  };
   // Code pairs at position `step` of a fragment word, as fp16 subnormals.
-  template <int kStep>
-  __device__ static __forceinline__ uint32_t Pick(uint32_t word, uint32_t shifted) {
-    constexpr int kPos = kStep % T::kPerWord, kHalf = T::kPerWord / 2;
-    constexpr uint32_t kMask = ((1u << T::kBits) - 1u) * 0x00010001u;
-    return (kPos < kHalf ? word : shifted) & (kMask << (T::kBits * (kPos % kHalf)));
+  template <typename S, int kStep>
+  __device__ static __forceinline__ uint32_t Pick(uint32_t word, uint32_t shifted, uint32_t high) {
+    constexpr int kPos = kStep % S::kPerWord, kHalf = S::kPerWord / 2;
+    constexpr int kAt = S::kLowBits * (kPos % kHalf);
+    constexpr uint32_t kMask = ((1u << S::kLowBits) - 1u) * 0x00010001u;
+    const uint32_t low = (kPos < kHalf ? word : shifted) & (kMask << kAt);
+    if constexpr (!S::kSplit) return low;
+    constexpr int kUp = kAt + 2 - kStep % 16;  // the high bit goes above the low ones
+    return low | ((kUp >= 0 ? high << (kUp & 31) : high >> (-kUp & 31)) & (0x00040004u << kAt));
   }
 
-  template <int kStep>
-  __device__ static __forceinline__ void LoadWords(uint4& w, uint4& shifted, const uint8_t* codes,
-                                                   int lane) {
-    if constexpr (kStep % T::kPerWord == 0) {
-      w = *reinterpret_cast<const uint4*>(
-          codes + kStep / T::kPerWord * BlockLayout::kFragmentPlaneBytes + lane * 16);
-      shifted = {w.x >> 8, w.y >> 8, w.z >> 8, w.w >> 8};
+  // `codes`: of one side and sub-block; `high`: its high bits, of 3-bit codes.
+  template <typename S, int kStep>
+  __device__ static __forceinline__ void LoadWords(Words& x, const uint8_t* codes,
+                                                   const uint8_t* high, int lane) {
+    if constexpr (kStep % S::kPerWord == 0) {
+      x.w = *reinterpret_cast<const uint4*>(
+          codes + kStep / S::kPerWord * BlockLayout::kFragmentPlaneBytes + lane * 16);
+      x.shifted = {x.w.x >> 8, x.w.y >> 8, x.w.z >> 8, x.w.w >> 8};
+      if constexpr (S::kSplit) {
+        x.high = *reinterpret_cast<const uint4*>(
+            high + kStep / 16 * BlockLayout::kFragmentPlaneBytes + lane * 16);
+      }
     }
   }
+  // Bytes of a side's sub-block, of codes or of 3-bit codes' low two bits; where high bits begin.
+  template <typename S>
+  static constexpr int kSubBytes = kPageTokens* T::kLayout.sub_dims() * S::kLowBits / 8;
+  template <typename S>
+  static constexpr int kHighAt = T::kDim / T::kLayout.sub_dims() * kSubBytes<S>;
 
-  // k-steps [kStep, kEnd) of tile kTile, all of one group.
-  template <int kTile, int kStep, int kEnd>
-  __device__ __forceinline__ void KeySteps(float (&c)[T::kNB][4], uint4& w, uint4& shifted,
-                                           const uint8_t* codes) {
+  // k-steps [kStep, kEnd) of tile kTile, all of one group. S: SideWords of K.
+  template <typename S, int kTile, int kStep, int kEnd>
+  __device__ __forceinline__ void KeySteps(float (&c)[T::kNB][4], Words& x, const uint8_t* codes) {
     if constexpr (kStep < kEnd) {
       constexpr int kSub = kStep / T::kSubSteps;
       constexpr int kWordStep = kTile * T::kSubSteps + kStep % T::kSubSteps;
-      LoadWords<kWordStep>(w, shifted, codes + kSub * kSubBytes, lane_);
-      const uint32_t a0 = Pick<kWordStep>(w.x, shifted.x), a1 = Pick<kWordStep>(w.z, shifted.z),
-                     a2 = Pick<kWordStep>(w.y, shifted.y), a3 = Pick<kWordStep>(w.w, shifted.w);
+      LoadWords<S, kWordStep>(x, codes + kSub * kSubBytes<S>,
+                              codes + kHighAt<S> + kSub * (kSubBytes<S> / 2), lane_);
+      const uint32_t a0 = Pick<S, kWordStep>(x.w.x, x.shifted.x, x.high.x),
+                     a1 = Pick<S, kWordStep>(x.w.z, x.shifted.z, x.high.z),
+                     a2 = Pick<S, kWordStep>(x.w.y, x.shifted.y, x.high.y),
+                     a3 = Pick<S, kWordStep>(x.w.w, x.shifted.w, x.high.w);
 #pragma unroll
       for (int nb = 0; nb < T::kNB; ++nb) {
         MmaFp16(c[nb], a0, a1, a2, a3, q_[nb][kStep][0], q_[nb][kStep][1]);
       }
-      KeySteps<kTile, kStep + 1, kEnd>(c, w, shifted, codes);
+      KeySteps<S, kTile, kStep + 1, kEnd>(c, x, codes);
     }
   }
-  template <int kTile, int kGroup>
-  __device__ __forceinline__ void KeyGroups(float (&s)[T::kNB][4], uint4& w, uint4& shifted,
-                                            const uint8_t* block) {
+  template <typename S, int kTile, int kGroup>
+  __device__ __forceinline__ void KeyGroups(float (&s)[T::kNB][4], Words& x, const uint8_t* codes,
+                                            const uint8_t* metas) {
     if constexpr (kGroup < T::kGroups) {
       float c[T::kNB][4] = {};
-      KeySteps<kTile, kGroup * T::kStepsPerGroup, (kGroup + 1) * T::kStepsPerGroup>(
-          c, w, shifted, block + T::kLayout.k_codes_offset());
-      const uint2 meta = *reinterpret_cast<const uint2*>(block + T::kLayout.KMetaPlane(kGroup) +
-                                                         row_ * BlockLayout::kMetaRowBytes +
-                                                         kTile * (2 * BlockLayout::kMetaPairBytes));
+      KeySteps<S, kTile, kGroup * T::kStepsPerGroup, (kGroup + 1) * T::kStepsPerGroup>(c, x, codes);
+      const uint2 meta = *reinterpret_cast<const uint2*>(
+          metas + kGroup * BlockLayout::kMetaPlaneBytes + row_ * BlockLayout::kMetaRowBytes +
+          kTile * (2 * BlockLayout::kMetaPairBytes));
       const float2 a = HalfPair(meta.x), b = HalfPair(meta.y);
 #pragma unroll
       for (int nb = 0; nb < T::kNB; ++nb) {
@@ -200,41 +238,45 @@ class DecodeConsumer : DecodeRing<T> {
           s[nb][3] = fmaf(c[nb][3], b.x, fmaf(b.y, q1, s[nb][3]));
         }
       }
-      KeyGroups<kTile, kGroup + 1>(s, w, shifted, block);
+      KeyGroups<S, kTile, kGroup + 1>(s, x, codes, metas);
     }
   }
-  template <int kTile>
-  __device__ __forceinline__ void KeyTiles(float (&s)[4][T::kNB][4], uint4& w, uint4& shifted,
-                                           const uint8_t* block) {
+  template <typename S, int kTile>
+  __device__ __forceinline__ void KeyTiles(float (&s)[4][T::kNB][4], Words& x, const uint8_t* codes,
+                                           const uint8_t* metas) {
     if constexpr (kTile < 4) {
-      KeyGroups<kTile, 0>(s[kTile], w, shifted, block);
-      KeyTiles<kTile + 1>(s, w, shifted, block);
+      KeyGroups<S, kTile, 0>(s[kTile], x, codes, metas);
+      KeyTiles<S, kTile + 1>(s, x, codes, metas);
     }
   }
 
-  template <int kTile, int kStep, int kEnd>
-  __device__ __forceinline__ void ValueSteps(const uint32_t (&b)[T::kNB][2], uint4& w,
-                                             uint4& shifted, const uint8_t* codes) {
+  // S: SideWords of V.
+  template <typename S, int kTile, int kStep, int kEnd>
+  __device__ __forceinline__ void ValueSteps(const uint32_t (&b)[T::kNB][2], Words& x,
+                                             const uint8_t* codes) {
     if constexpr (kStep < kEnd) {
       constexpr int kSub = kStep / T::kSubSteps;
       constexpr int kWordStep = kTile * T::kSubSteps + kStep % T::kSubSteps;
-      LoadWords<kWordStep>(w, shifted, codes + kSub * kSubBytes, lane_);
-      const uint32_t a0 = Pick<kWordStep>(w.x, shifted.x), a1 = Pick<kWordStep>(w.y, shifted.y),
-                     a2 = Pick<kWordStep>(w.z, shifted.z), a3 = Pick<kWordStep>(w.w, shifted.w);
+      LoadWords<S, kWordStep>(x, codes + kSub * kSubBytes<S>,
+                              codes + kHighAt<S> + kSub * (kSubBytes<S> / 2), lane_);
+      const uint32_t a0 = Pick<S, kWordStep>(x.w.x, x.shifted.x, x.high.x),
+                     a1 = Pick<S, kWordStep>(x.w.y, x.shifted.y, x.high.y),
+                     a2 = Pick<S, kWordStep>(x.w.z, x.shifted.z, x.high.z),
+                     a3 = Pick<S, kWordStep>(x.w.w, x.shifted.w, x.high.w);
 #pragma unroll
       for (int nb = 0; nb < T::kNB; ++nb) {
         MmaFp16(o_[nb][kStep], a0, a1, a2, a3, b[nb][0], b[nb][1]);
       }
-      ValueSteps<kTile, kStep + 1, kEnd>(b, w, shifted, codes);
+      ValueSteps<S, kTile, kStep + 1, kEnd>(b, x, codes);
     }
   }
-  template <int kTile, int kGroup>
-  __device__ __forceinline__ void ValueGroups(const float (&p)[T::kNB][4], uint4& w, uint4& shifted,
-                                              const uint8_t* block) {
+  template <typename S, int kTile, int kGroup>
+  __device__ __forceinline__ void ValueGroups(const float (&p)[T::kNB][4], Words& words,
+                                              const uint8_t* codes, const uint8_t* metas) {
     if constexpr (kGroup < T::kGroups) {
-      const uint2 meta = *reinterpret_cast<const uint2*>(block + T::kLayout.VMetaPlane(kGroup) +
-                                                         row_ * BlockLayout::kMetaRowBytes +
-                                                         kTile * (2 * BlockLayout::kMetaPairBytes));
+      const uint2 meta = *reinterpret_cast<const uint2*>(
+          metas + kGroup * BlockLayout::kMetaPlaneBytes + row_ * BlockLayout::kMetaRowBytes +
+          kTile * (2 * BlockLayout::kMetaPairBytes));
       const float2 a = HalfPair(meta.x), d = HalfPair(meta.y);
       uint32_t b[T::kNB][2];
 #pragma unroll
@@ -247,20 +289,20 @@ class DecodeConsumer : DecodeRing<T> {
         // what is left of codes and minima that cancel, and there only this part adds up.
         const float2 low_rounded = HalfPair(low), high_rounded = HalfPair(high);
         z_[nb][kGroup][0] =
-            fmaf((x[0] - low_rounded.x) + (x[2] - high_rounded.x), T::kMeanCode, z_[nb][kGroup][0]);
+            fmaf((x[0] - low_rounded.x) + (x[2] - high_rounded.x), S::kMeanCode, z_[nb][kGroup][0]);
         z_[nb][kGroup][1] =
-            fmaf((x[1] - low_rounded.y) + (x[3] - high_rounded.y), T::kMeanCode, z_[nb][kGroup][1]);
+            fmaf((x[1] - low_rounded.y) + (x[3] - high_rounded.y), S::kMeanCode, z_[nb][kGroup][1]);
         b[nb][0] = Transpose8x8(low);
         b[nb][1] = Transpose8x8(high);
       }
-      ValueSteps<kTile, kGroup * T::kStepsPerGroup, (kGroup + 1) * T::kStepsPerGroup>(
-          b, w, shifted, block + T::kLayout.v_codes_offset());
-      ValueGroups<kTile, kGroup + 1>(p, w, shifted, block);
+      ValueSteps<S, kTile, kGroup * T::kStepsPerGroup, (kGroup + 1) * T::kStepsPerGroup>(b, words,
+                                                                                         codes);
+      ValueGroups<S, kTile, kGroup + 1>(p, words, codes, metas);
     }
   }
-  template <int kTile>
-  __device__ __forceinline__ void ValueTiles(const float (&s)[4][T::kNB][4], uint4& w,
-                                             uint4& shifted, const uint8_t* block) {
+  template <typename S, int kTile>
+  __device__ __forceinline__ void ValueTiles(const float (&s)[4][T::kNB][4], Words& x,
+                                             const uint8_t* codes, const uint8_t* metas) {
     if constexpr (kTile < 4) {
       float p[T::kNB][4];
 #pragma unroll
@@ -272,20 +314,19 @@ class DecodeConsumer : DecodeRing<T> {
         l_[nb][0] += p[nb][0] + p[nb][2];
         l_[nb][1] += p[nb][1] + p[nb][3];
       }
-      ValueGroups<kTile, 0>(p, w, shifted, block);
-      ValueTiles<kTile + 1>(s, w, shifted, block);
+      ValueGroups<S, kTile, 0>(p, x, codes, metas);
+      ValueTiles<S, kTile + 1>(s, x, codes, metas);
     }
   }
 
   // The largest V scale of this lane's rows.
-  __device__ __forceinline__ float LargestScale(const uint8_t* block) const {
-    constexpr BlockLayout kLayout = T::kLayout;
+  __device__ __forceinline__ float LargestScale(const uint8_t* metas) const {
     __half2 largest;
 #pragma unroll
     for (int g = 0; g < T::kGroups; ++g) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const uint4 m = *reinterpret_cast<const uint4*>(block + kLayout.VMetaPlane(g) +
+        const uint4 m = *reinterpret_cast<const uint4*>(metas + g * BlockLayout::kMetaPlaneBytes +
                                                         row_ * BlockLayout::kMetaRowBytes + i * 16);
         const __half2 x =
             __hmax2(__hmax2(AsHalf2(m.x), AsHalf2(m.y)), __hmax2(AsHalf2(m.z), AsHalf2(m.w)));
@@ -300,13 +341,42 @@ class DecodeConsumer : DecodeRing<T> {
 
   // One page of 64 quantised tokens.
   __device__ __forceinline__ void Page() {
+    using S = SideWords<T::kKind>;
     this->WaitStage();
     this->LoadId();
     const uint8_t* block = shared_ + this->StageOffset();
     float s[4][T::kNB][4];
-    uint4 w, shifted;
-    KeyTiles<0>(s, w, shifted, block);
-    const float scale = LargestScale(block);
+    Words words;
+    KeyTiles<S, 0>(s, words, block + T::kLayout.k_codes_offset(),
+                   block + T::kLayout.k_meta_offset());
+    const uint8_t* v_metas = block + T::kLayout.v_meta_offset();
+    Reference(s, v_metas);
+    ValueTiles<S, 0>(s, words, block + T::kLayout.v_codes_offset(), v_metas);
+    this->ReleaseStage();
+  }
+  // The same of a head whose K and V have the bits that head_ says.
+  __device__ __forceinline__ void MixedPage() {
+    this->WaitStage();
+    this->LoadId();
+    const BlockLayout layout = head_.Layout(T::kDim, T::kGroup);
+    const uint8_t* block = shared_ + this->StageOffset();
+    float s[4][T::kNB][4];
+    ForKind(head_.k, [&]<BlockKind kK>() {
+      Words words;
+      KeyTiles<SideWords<kK>, 0>(s, words, block, block + layout.k_meta_offset());
+    });
+    const uint8_t* v_metas = block + layout.v_meta_offset();
+    Reference(s, v_metas);
+    ForKind(head_.v, [&]<BlockKind kV>() {
+      Words words;
+      ValueTiles<SideWords<kV>, 0>(s, words, block + layout.v_codes_offset(), v_metas);
+    });
+    this->ReleaseStage();
+  }
+  // Moves the softmax's reference where a page's logits or V scales ask for it.
+  __device__ __forceinline__ void Reference(const float (&s)[4][T::kNB][4],
+                                            const uint8_t* v_metas) {
+    const float scale = LargestScale(v_metas);
     bool moves = scale > largest_scale_;
     float n[T::kNB][2];
 #pragma unroll
@@ -328,8 +398,6 @@ class DecodeConsumer : DecodeRing<T> {
       }
       Rescale(n);
     }
-    ValueTiles<0>(s, w, shifted, block);
-    this->ReleaseStage();
   }
 
   // 16 BF16 tokens, of which the first `valid` count.
@@ -391,7 +459,8 @@ class DecodeConsumer : DecodeRing<T> {
     this->ReleaseStage();
   }
 
-  // Hands this warp's state to the merger.
+  // Hands this warp's state to the merger. S: SideWords of V.
+  template <typename S>
   __device__ void WriteState(const DecodeItem& item, int rank, bool pages) {
     float* states = reinterpret_cast<float*>(shared_ + this->at_.state);
     float2* ml = reinterpret_cast<float2*>(shared_ + this->at_.ml);
@@ -409,7 +478,7 @@ class DecodeConsumer : DecodeRing<T> {
         float* state = states + (rank * item.heads + head) * T::kStateStride;
 #pragma unroll
         for (int i = 0; i < T::kSteps; ++i) {
-          const float up = pages ? Power2(24 - T::Exponent(i)) : 1.0f;
+          const float up = pages ? Power2(24 - S::Exponent(i)) : 1.0f;
           const float add = pages ? z_[nb][i / T::kStepsPerGroup][c] : 0.0f;
           state[i * 16 + row_] = fmaf(o_[nb][i][c], up, add);
           state[i * 16 + row_ + 8] = fmaf(o_[nb][i][c + 2], up, add);
@@ -418,8 +487,8 @@ class DecodeConsumer : DecodeRing<T> {
       }
     }
   }
-  static constexpr int kSubBytes = T::kLayout.sub_bytes();
 
+  HeadBlock head_;  // of the item, where heads differ in bits
   uint32_t q_[T::kNB][T::kSteps][2];
   float q_sum_[T::kNB][T::kGroups][2];
   float factor_[T::kNB][2];  // raw logit -> log2 units, columns 2 quad_ + {0, 1}

@@ -6,20 +6,28 @@
 
 namespace oscar::cuda {
 
+template <typename T>
+DecodeKernelInfo DecodeKernelOf() {
+  return {T::kKind,
+          T::kDim,
+          T::kGroup,
+          T::kHeads,
+          T::kCtasPerSm,
+          T::kWarps,
+          T::kThreads,
+          T::kStageBytes,
+          reinterpret_cast<const void*>(&DecodeAttentionKernel<T>),
+          [](int stages, int stage_bytes, int heads, int batch) {
+            return DecodeShared<T>(stages, stage_bytes, heads, batch).total;
+          }};
+}
 template <BlockKind kKind, int kDim, int kGroup, int kHeads>
 DecodeKernelInfo DecodeKernel() {
-  using T = DecodeTraits<kKind, kDim, kGroup, kHeads>;
-  return {
-      kKind,
-      kDim,
-      kGroup,
-      T::kHeads,
-      T::kCtasPerSm,
-      T::kWarps,
-      T::kThreads,
-      T::kStageBytes,
-      reinterpret_cast<const void*>(&DecodeAttentionKernel<T>),
-      [](int stages, int heads, int batch) { return DecodeShared<T>(stages, heads, batch).total; }};
+  return DecodeKernelOf<DecodeTraits<kKind, kDim, kGroup, kHeads>>();
+}
+template <int kDim, int kGroup, int kHeads>
+DecodeKernelInfo MixedDecodeKernel() {
+  return DecodeKernelOf<MixedDecodeTraits<kDim, kGroup, kHeads>>();
 }
 
 }  // namespace oscar::cuda

@@ -16,11 +16,14 @@ struct DecodeKernelInfo {
   int threads;
   int stage_bytes;
   const void* function;
-  int (*shared_bytes)(int stages, int heads, int batch);
+  int (*shared_bytes)(int stages, int stage_bytes, int heads, int batch);
 };
 
 // Null-terminated (function == nullptr). A translation unit per head dim defines its own.
 template <int kDim>
 const DecodeKernelInfo* DecodeKernels();
+// Of layers whose heads differ in bits: `kind` means nothing.
+template <int kDim>
+const DecodeKernelInfo* MixedDecodeKernels();
 
 }  // namespace oscar::cuda

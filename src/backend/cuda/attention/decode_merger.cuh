@@ -11,7 +11,7 @@ namespace oscar::cuda {
 template <typename T>
 class DecodeMerger {
  public:
-  __device__ DecodeMerger(const DecodeKernelParams& p, uint8_t* shared, const DecodeShared<T>& at,
+  __device__ DecodeMerger(const typename T::Params& p, uint8_t* shared, const DecodeShared<T>& at,
                           int lane)
       : p_(p), shared_(shared), at_(at), lane_(lane), base_(SharedAddress(shared)) {}
 
@@ -52,7 +52,7 @@ class DecodeMerger {
   // kSums sums of four dims in flight. The result depends on neither: every state is weighed
   // against the largest reference of all and added in slot order.
   template <int kSums>
-  __device__ static __forceinline__ void Merge(const DecodeKernelParams& p, const DecodeItem& item,
+  __device__ static __forceinline__ void Merge(const typename T::Params& p, const DecodeItem& item,
                                                int thread, int threads) {
     constexpr int kBatch = 16 / kSums;  // slots loaded before any is used
     const int64_t first = HeadIndex(p, item) * p.slots * T::kHeads;
@@ -110,7 +110,7 @@ class DecodeMerger {
   static constexpr int kColumns = T::kDim / 4;  // of float4
 
   __device__ const DecodeItem& Item(int slot) const { return *at_.Item(shared_, slot); }
-  __device__ static int64_t HeadIndex(const DecodeKernelParams& p, const DecodeItem& item) {
+  __device__ static int64_t HeadIndex(const typename T::Params& p, const DecodeItem& item) {
     return (int64_t{item.row} * p.num_kv_heads + item.kv_head) * p.head_blocks + item.head_block;
   }
   __device__ static __forceinline__ void Accumulate(float4& sum, const float4& o, float f) {
@@ -166,7 +166,7 @@ class DecodeMerger {
     return 1;
   }
 
-  __device__ static __forceinline__ void Store(const DecodeKernelParams& p, const DecodeItem& item,
+  __device__ static __forceinline__ void Store(const typename T::Params& p, const DecodeItem& item,
                                                int head, int column, float4 sum, float l) {
     const float f = l > 0.0f ? 1.0f / l : 0.0f;
     const int64_t row = (int64_t{item.row} * p.num_kv_heads + item.kv_head) * p.group_size +
@@ -181,7 +181,7 @@ class DecodeMerger {
     }
   }
 
-  const DecodeKernelParams& p_;
+  const typename T::Params& p_;
   uint8_t* shared_;
   const DecodeShared<T>& at_;
   const int lane_;

@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "cuda/attention/cache_view.h"
+#include "cuda/attention/mixed_split.h"
 
 namespace oscar::cuda {
 
@@ -54,5 +55,12 @@ OSCAR_HD inline DecodeItems ItemsOf(const SequenceView& sequence, int split_page
   return {(units + kUnitsPerItem - 1) / kUnitsPerItem,
           pages == 0 ? 0 : (sequence.history_pages + pages - 1) / pages, pages};
 }
+
+// Of layers whose heads differ in bits.
+struct MixedDecodeParams : DecodeKernelParams {
+  MixedSplit split;
+  int32_t stage_bytes;  // the largest block, or 16 BF16 rows
+  HeadBlock heads[kMaxMixedHeads];
+};
 
 }  // namespace oscar::cuda

@@ -13,7 +13,7 @@ namespace oscar::cuda {
 template <typename T>
 class DecodeRing {
  protected:
-  __device__ DecodeRing(const DecodeKernelParams& p, uint8_t* shared, const DecodeShared<T>& at,
+  __device__ DecodeRing(const typename T::Params& p, uint8_t* shared, const DecodeShared<T>& at,
                         int warp, int lane)
       : p_(p),
         shared_(shared),
@@ -96,7 +96,7 @@ class DecodeRing {
     return min(left, kUnitTokens);
   }
   // Rows beyond the sequence's end may hold anything, and 0 * NaN is NaN.
-  __device__ void ClearRows(int valid) {
+  __device__ __forceinline__ void ClearRows(int valid) {
     uint8_t* rows = shared_ + StageOffset();
     for (int i = lane_; i < T::kDim / 64 * (kUnitTokens - valid) * 8; i += 32) {
       const int plane = i / ((kUnitTokens - valid) * 8), at = i % ((kUnitTokens - valid) * 8);
@@ -122,7 +122,7 @@ class DecodeRing {
     return x;
   }
 
-  const DecodeKernelParams& p_;
+  const typename T::Params& p_;
   uint8_t* shared_;
   const DecodeShared<T>& at_;
   const int warp_, lane_, row_, quad_;  // row_: token or dim row of a fragment; quad_: its columns
@@ -140,7 +140,7 @@ class DecodeRing {
     return base_ + at_.bars + (warp_ * p_.stages + stage) * 8;
   }
   __device__ __forceinline__ int StageOffset(int stage) const {
-    return at_.ring + (warp_ * p_.stages + stage) * T::kStageBytes;
+    return at_.ring + (warp_ * p_.stages + stage) * T::StageBytes(p_);
   }
 
   // ---- copies: page or unit i of an item belongs to the warp of rank i % kWarps ----
@@ -149,16 +149,17 @@ class DecodeRing {
   __device__ __forceinline__ void CopyPage(int stage) {
     const uint64_t page =
         uint64_t{static_cast<uint32_t>(id_)} * static_cast<uint32_t>(p_.cache.history_page_stride);
-    const StageFill copy(StageBar(stage), T::kBlockBytes, lane_);
+    const uint32_t bytes = T::kMixed ? static_cast<uint32_t>(unit_) : T::kBlockBytes;
+    const StageFill copy(StageBar(stage), bytes, lane_);
     copy.CopyOnce(base_ + static_cast<uint32_t>(StageOffset(stage)),
-                  p_.cache.history_pool + (page + head_offset_), T::kBlockBytes);
+                  p_.cache.history_pool + (page + head_offset_), bytes);
     copy.End();
     --page_copies_;
     entry_ += T::kWarps;
   }
   // Fills free stages as far as items are known. Never waits: the next item may need this warp's
   // own arrival on one before it. Pages are left to copy only if no stage is free.
-  __device__ void BeginCopies() {
+  __device__ __forceinline__ void BeginCopies() {
     while (free_stages_ > 0) {
       LoadId();
       if (page_copies_ == 0 && unit_copies_ == 0 && !OpenNextItem()) return;
@@ -173,7 +174,7 @@ class DecodeRing {
     }
   }
   // The next item that has copies for this warp; false if it is not known yet, or at the end.
-  __device__ bool OpenNextItem() {
+  __device__ __forceinline__ bool OpenNextItem() {
     while (true) {
       const int slot = items_opened_ & 1;
       const bool known = BarrierTest(at_.Bar(base_, p_.stages, at_.kItemFull + slot),
@@ -188,7 +189,13 @@ class DecodeRing {
       next_id_ = *at_.FirstIds(shared_, slot, rank + T::kWarps);
       if (T::kQuantised && item.kind == kItemPages) {
         page_copies_ = copies;
-        head_offset_ = static_cast<uint32_t>(item.kv_head * T::kBlockBytes);
+        if constexpr (T::kMixed) {
+          const HeadBlock head = p_.heads[item.kv_head];
+          head_offset_ = head.offset;
+          unit_ = static_cast<int>(head.Layout(T::kDim, T::kGroup).block_bytes());
+        } else {
+          head_offset_ = static_cast<uint32_t>(item.kv_head * T::kBlockBytes);
+        }
         entry_ = static_cast<uint32_t>(item.table_row * p_.cache.history_table_stride + item.first +
                                        rank);
       } else {
@@ -232,7 +239,7 @@ class DecodeRing {
   int page_copies_ = 0, unit_copies_ = 0;  // left of the item opened last
   int id_ = 0, next_id_ = 0;               // page of the next copy; of the unit after it
   uint32_t head_offset_ = 0, entry_ = 0;   // bytes in a page; where the next page's id is
-  int unit_ = 0;
+  int unit_ = 0;                           // of pages whose heads differ in bits: bytes of a block
 };
 
 }  // namespace oscar::cuda

@@ -3,7 +3,7 @@
 // describes the whole.
 #pragma once
 
-#include "cuda/attention/decode_query_int2.cuh"
+#include "cuda/attention/decode_query_packed.cuh"
 #include "cuda/attention/decode_traits.cuh"
 
 namespace oscar::cuda {
@@ -14,7 +14,7 @@ class DecodeScheduler {
   // What the full barrier of an item slot expects.
   __device__ static uint32_t ItemArrivals() { return T::kPacked ? 32u : FullArrivals() + 1; }
 
-  __device__ DecodeScheduler(const DecodeKernelParams& p, uint8_t* shared,
+  __device__ DecodeScheduler(const typename T::Params& p, uint8_t* shared,
                              const DecodeShared<T>& at, int lane)
       : p_(p), shared_(shared), at_(at), lane_(lane), base_(SharedAddress(shared)) {}
 
@@ -34,7 +34,7 @@ class DecodeScheduler {
       const uint32_t full = at_.Bar(base_, p_.stages, at_.kItemFull + slot);
       BarrierWait(at_.Bar(base_, p_.stages, at_.kItemEmpty + slot), slot_parity);
       uint8_t* query = shared_ + at_.q + slot * at_.QueryBytes(min(p_.group_size, T::kHeads));
-      [[maybe_unused]] typename DecodeQueryInt2<T>::Rows rows;
+      [[maybe_unused]] typename DecodeQueryPacked<T>::Rows rows;
       if constexpr (T::kPacked) {
         // Before the ids are used, so that both loads are on their way at once.
         if (waited) LoadQuery(item, rows);
@@ -49,9 +49,11 @@ class DecodeScheduler {
           LoadQuery(item, rows);
         }
         if (item.kind == kItemPages) {
-          DecodeQueryInt2<T>::WriteForPages(rows, p_.scale_log2, query, lane_);
+          BlockKind keys = T::kKind;
+          if constexpr (T::kMixed) keys = p_.heads[item.kv_head].k;
+          DecodeQueryPacked<T>::WriteForPages(rows, keys, p_.scale_log2, query, lane_);
         } else if (item.kind == kItemUnits) {
-          DecodeQueryInt2<T>::WriteForWindows(rows, query, lane_);
+          DecodeQueryPacked<T>::WriteForWindows(rows, query, lane_);
         }
         BarrierArrive(at_.Bar(base_, p_.stages, at_.kQueryFull + slot));
       } else {
@@ -83,13 +85,16 @@ class DecodeScheduler {
     return p_.q + head * T::kDim;
   }
 
-  __device__ void LoadQuery(const DecodeItem& item, typename DecodeQueryInt2<T>::Rows& rows) const {
+  __device__ void LoadQuery(const DecodeItem& item,
+                            typename DecodeQueryPacked<T>::Rows& rows) const {
     if (item.kind == kItemEnd) return;
-    DecodeQueryInt2<T>::Load(Query(item), item.heads, item.kind == kItemPages, lane_, rows);
+    BlockKind keys = T::kKind;
+    if constexpr (T::kMixed) keys = p_.heads[item.kv_head].k;
+    DecodeQueryPacked<T>::Load(Query(item), item.heads, item.kind == kItemPages, keys, lane_, rows);
   }
 
   // Exclusive prefix sums over the batch: window items, then history items, a (KV head, head
-  // block).
+  // block); history items of all of them where heads differ in bits.
   __device__ void Plan() {
     auto* views = reinterpret_cast<SequenceView*>(shared_ + at_.plan);
     int* windows = reinterpret_cast<int*>(views + p_.batch);
@@ -102,6 +107,10 @@ class DecodeScheduler {
         const SequenceView view = Load(row);
         views[row] = view;
         n = ItemsOf(view, p_.split_pages, p_.max_splits, T::kQuantised ? T::kWarps : 1);
+        if constexpr (T::kMixed) {
+          n.history =
+              p_.head_blocks * p_.split.AllSplits(p_.split.RoundsOf(view.history_pages, T::kWarps));
+        }
       }
       int w = n.window, s = n.history;
       for (int step = 1; step < 32; step *= 2) {
@@ -136,8 +145,14 @@ class DecodeScheduler {
     const int* windows = reinterpret_cast<const int*>(views + p_.batch);
     const int* prefix = windows + p_.batch + 1;
     int at = static_cast<int>(id / per_split);
-    const int head = static_cast<int>(id % per_split);
+    int head = static_cast<int>(id % per_split);
     item.kind = kItemPages;
+    if constexpr (T::kMixed) {
+      // History items are counted for all heads at once, window items for each (KV head, block).
+      const auto items = static_cast<uint32_t>(prefix[p_.batch]);
+      at = static_cast<int>(id < items ? id : items + (id - items) / per_split);
+      head = static_cast<int>((id - items) % per_split);
+    }
     if (at >= prefix[p_.batch]) {
       at -= prefix[p_.batch];
       prefix = windows;
@@ -172,9 +187,15 @@ class DecodeScheduler {
     item.ring_begin = sequence.sink_tokens / kPageTokens + sequence.history_pages;
     if (item.kind == kItemUnits) {
       const int units = item.sink_units + (sequence.recent_tokens + kUnitTokens - 1) / kUnitTokens;
+      if constexpr (T::kMixed) {
+        const MixedSplit::Rounds rounds = p_.split.RoundsOf(sequence.history_pages, T::kWarps);
+        item.slots = n.window + p_.split.Splits(rounds, MixedSplit::SizeOf(p_.heads[item.kv_head]));
+      }
       item.slot = index;
       item.first = index * kUnitsPerItem;
       item.count = min(kUnitsPerItem, units - item.first);
+    } else if constexpr (T::kMixed) {
+      LocateSplit(sequence, n.window, index, item);
     } else {
       item.slot = n.window + index;
       item.first = index * n.split_pages;
@@ -189,13 +210,52 @@ class DecodeScheduler {
     return item;
   }
 
+  // History item `index` of a sequence whose heads differ in bits: by head, then by position. Lanes
+  // look at a head each.
+  __device__ void LocateSplit(const SequenceView& sequence, int windows, int index,
+                              DecodeItem& item) const {
+    item.head_block = index % p_.head_blocks;
+    item.heads = min(T::kHeads, p_.group_size - item.head_block * T::kHeads);
+    index /= p_.head_blocks;
+    const MixedSplit::Rounds rounds = p_.split.RoundsOf(sequence.history_pages, T::kWarps);
+    for (int begin = 0; begin < p_.num_kv_heads; begin += 32) {
+      const int head = begin + lane_;
+      int pages = 0, splits = 0;
+      if (head < p_.num_kv_heads) {
+        const int size = MixedSplit::SizeOf(p_.heads[head]);
+        pages = static_cast<int>(p_.split.SplitRounds(rounds, size)) * T::kWarps;
+        splits = p_.split.Splits(rounds, size);
+      }
+      int up_to = splits;  // this head and those before it
+      for (int step = 1; step < 32; step *= 2) {
+        const int below = __shfl_up_sync(~0u, up_to, step);
+        if (lane_ >= step) up_to += below;
+      }
+      const uint32_t beyond = __ballot_sync(~0u, index < up_to);
+      if (beyond == 0) {
+        index -= __shfl_sync(~0u, up_to, 31);
+        continue;
+      }
+      const int found = __ffs(static_cast<int>(beyond)) - 1;
+      splits = __shfl_sync(~0u, splits, found);
+      pages = __shfl_sync(~0u, pages, found);
+      index -= __shfl_sync(~0u, up_to, found) - splits;
+      item.kv_head = begin + found;
+      item.slot = windows + index;
+      item.slots = windows + splits;
+      item.first = index * pages;
+      item.count = min(pages, sequence.history_pages - item.first);
+      return;
+    }
+  }
+
   // Id of the page that holds page or unit `index` of the item; of the first two of every consumer.
   __device__ __forceinline__ int FirstId(const DecodeItem& item, int index) const {
     if (item.kind == kItemEnd || index >= item.count) return 0;
     return item.PageId<T>(p_.cache, index);
   }
 
-  const DecodeKernelParams& p_;
+  const typename T::Params& p_;
   uint8_t* shared_;
   const DecodeShared<T>& at_;
   const int lane_;

@@ -10,22 +10,37 @@
 
 namespace oscar::cuda {
 
+// How codes of one side lie in the words of a fragment plane.
+template <BlockKind kKindV>
+struct SideWords {
+  static constexpr BlockKind kKind = kKindV;
+  static constexpr int kBits = BitsOf(kKind);
+  static constexpr bool kSplit = kKind == BlockKind::kInt3;  // low two bits, then high ones
+  static constexpr int kLowBits = kSplit ? 2 : kBits;
+  static constexpr int kPerWord = kBits == 16 ? 2 : 16 / kLowBits;  // code pairs a word
+  static constexpr float kMeanCode = static_cast<float>((1 << kBits) - 1) * 0.5f;
+  // Power of two that position `step` of a word carries, relative to 2^-24.
+  OSCAR_HD static constexpr int Exponent(int step) {
+    return kLowBits * (step % kPerWord % (kPerWord / 2));
+  }
+};
+
 template <BlockKind kKindV, int kDimV, int kGroupV, int kHeadsV>
 struct DecodeTraits {
+  using Params = DecodeKernelParams;
+  static constexpr bool kMixed = false;  // heads differ in bits
   static constexpr BlockKind kKind = kKindV;
   static constexpr int kDim = kDimV;
   static constexpr int kHeads = kHeadsV;        // query heads a block handles: 4, 8 or 16
   static constexpr int kNB = (kHeads + 7) / 8;  // in blocks of 8 columns
-  static constexpr bool kPacked = kHeads == 4;  // DecodeConsumerInt2
+  static constexpr bool kPacked = kHeads == 4;  // DecodeConsumerPacked
   static constexpr bool kQuantised = kKind != BlockKind::kBf16;
-  static constexpr BlockLayout kLayout{kKind, CodeOrder::kTensorCore, kDim, kGroupV};
+  static constexpr int kGroup = kGroupV;
+  static constexpr BlockLayout kLayout{kKind, CodeOrder::kTensorCore, kDim, kGroup};
   static constexpr int kGroups = kQuantised ? kDim / kGroupV : 1;
   static constexpr int kSteps = kDim / 16;  // k-steps of QK, dim slices of PV
   static constexpr int kStepsPerGroup = kSteps / kGroups;
   static constexpr int kSubSteps = kDim < 128 ? kDim / 16 : 8;
-  static constexpr int kBits = kLayout.bits();
-  static constexpr float kMeanCode = static_cast<float>((1 << kBits) - 1) * 0.5f;
-  static constexpr int kPerWord = kQuantised ? 16 / kBits : 2;  // code pairs a word
   static constexpr int kUnitBytes = kUnitTokens * kDim * 2;
   static constexpr int kBlockBytes = static_cast<int>(kLayout.block_bytes());
   static constexpr int kStageBytes =
@@ -48,9 +63,29 @@ struct DecodeTraits {
     return warp < first_warp ? warp - first_warp + kWarps : warp - first_warp;
   }
 
-  // Power of two that position `step` of a word carries, relative to 2^-24.
-  static constexpr int Exponent(int step) { return kBits * (step % kPerWord % (kPerWord / 2)); }
+  OSCAR_HD static constexpr int StageBytes(const Params&) { return kStageBytes; }
 };
+
+// Heads of a layer have different bits, K and V apart: one kernel has the code of every pair, and a
+// block takes one path for an item. What depends on bits here is that of the largest.
+template <int kDimV, int kGroupV, int kHeadsV>
+struct MixedDecodeTraits : DecodeTraits<BlockKind::kInt4, kDimV, kGroupV, kHeadsV> {
+  using Params = MixedDecodeParams;
+  static constexpr bool kMixed = true;
+  OSCAR_HD static int StageBytes(const Params& p) { return p.stage_bytes; }
+};
+
+// body.operator()<kKind>() for one of 2, 3 or 4 bits.
+template <typename Body>
+__device__ __forceinline__ void ForKind(BlockKind kind, const Body& body) {
+  if (kind == BlockKind::kInt2) {
+    body.template operator()<BlockKind::kInt2>();
+  } else if (kind == BlockKind::kInt3) {
+    body.template operator()<BlockKind::kInt3>();
+  } else {
+    body.template operator()<BlockKind::kInt4>();
+  }
+}
 
 inline constexpr int kItemEnd = -1, kItemUnits = 0, kItemPages = 1;
 
@@ -87,9 +122,9 @@ struct alignas(16) DecodeItem {
 template <typename T>
 struct DecodeShared {
   int ring, state, ml, item, q, plan, bars, total;
-  OSCAR_HD constexpr DecodeShared(int stages, int heads, int batch)
+  OSCAR_HD constexpr DecodeShared(int stages, int stage_bytes, int heads, int batch)
       : ring(0),
-        state(ring + T::kWarps * stages * T::kStageBytes),
+        state(ring + T::kWarps * stages * stage_bytes),
         ml(state + T::kWarps * heads * T::kStateStride * 4),
         item((ml + T::kWarps * heads * 8 + 15) / 16 * 16),
         q(item + 2 * kItemBytes),
@@ -100,7 +135,7 @@ struct DecodeShared {
   // A slot: the item, and the ids of the first two pages or units of each warp.
   static constexpr int kItemBytes =
       static_cast<int>(sizeof(DecodeItem)) + (2 * T::kWarps * 4 + 15) / 16 * 16;
-  // The query rows, or what DecodeQueryInt2 makes of them.
+  // The query rows, or what DecodeQueryPacked makes of them.
   OSCAR_HD static constexpr int QueryBytes(int heads) {
     return T::kPacked ? T::kSteps / 2 * 512 + 256 + 16 : heads * T::kDim * 2;
   }

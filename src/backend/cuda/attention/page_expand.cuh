@@ -7,8 +7,8 @@
 //
 // V is code * scale + min, rounded once. K so rounded costs 2^-12 of a key, which is 5e-3 of the
 // output where logits reach +-40; hence K is scale * (code - 1), which fp16 holds exactly for two
-// bits, and four bits are two such products: 4 scale * (code / 4 - 1) and scale * (code % 4 - 1).
-// What that leaves out of a logit is, for each group, m = min + scale (INT4: + 5 scale) times the
+// bits, and more bits are two such products: 4 scale * (code / 4 - 1) and scale * (code % 4 - 1).
+// What that leaves out of a logit is, for each group, m = min + scale (else + 5 scale) times the
 // query's sum over the group: further k-steps of a product, with four slots a group,
 //   K  m high, m high, m low, m low        Q  sum high, sum low, sum high, sum low
 // where high is fp16 and low what that rounding took.
@@ -39,12 +39,28 @@ __device__ __forceinline__ __half2 CodePair(uint32_t word, int bit, float offset
   return __hfma2(BitsAsHalf2(biased), __float2half2_rn(down),
                  __float2half2_rn(-1024.0f * down - offset));
 }
-// K: (two bits of a code - 1) * scale. V: code * scale + min.
+// The same of three bits, the low two in `word`, the high one at bit `from` of `high`.
+__device__ __forceinline__ __half2 CodePair3(uint32_t word, uint32_t high, int bit, int from) {
+  const float down = 1.0f / static_cast<float>(1 << bit);
+  const int up = bit + 2 - from;
+  const uint32_t moved = up >= 0 ? high << up : high >> -up;
+  const uint32_t biased =
+      (word & (0x00030003u << bit)) | (moved & (0x00040004u << bit)) | 0x64006400u;
+  return __hfma2(BitsAsHalf2(biased), __float2half2_rn(down), __float2half2_rn(-1024.0f * down));
+}
+
+// K: (one or two bits of a code - 1) * scale. V: code * scale + min.
 template <int kBits, bool kIsK>
-__device__ __forceinline__ uint32_t ScaledCodes(uint32_t word, int bit, __half2 scale,
-                                                __half2 minimum) {
-  const __half2 value = kIsK ? __hmul2(CodePair<2>(word, bit, 1.0f), scale)
-                             : __hfma2(CodePair<kBits>(word, bit, 0.0f), scale, minimum);
+__device__ __forceinline__ uint32_t ScaledCodes(uint32_t word, uint32_t high, int bit, int step,
+                                                __half2 scale, __half2 minimum) {
+  __half2 value;
+  if constexpr (kIsK) {
+    value = __hmul2(CodePair < kBits == 1 ? 1 : 2 > (word, bit, 1.0f), scale);
+  } else if constexpr (kBits == 3) {
+    value = __hfma2(CodePair3(word, high, bit, step), scale, minimum);
+  } else {
+    value = __hfma2(CodePair<kBits>(word, bit, 0.0f), scale, minimum);
+  }
   return *reinterpret_cast<const uint32_t*>(&value);
 }
 
@@ -59,42 +75,51 @@ __device__ __forceinline__ void StorePair(uint32_t base, uint32_t flip, uint32_t
       : "memory");
 }
 
-// Of the pages that are expanded; the group size is data here, hence not this layout's.
-template <int kBits, int kDim>
-constexpr BlockLayout ExpandLayout() {
-  return {kBits == 2 ? BlockKind::kInt2 : BlockKind::kInt4, CodeOrder::kTensorCore, kDim, 32};
+// Words of 1-bit codes, shifted so that 16-dim step `first` of their sub-block is bit 0.
+__device__ __forceinline__ uint4 OneBitWords(const uint8_t* codes, int first) {
+  const uint4 w =
+      *reinterpret_cast<const uint4*>(codes + first / 16 * BlockLayout::kFragmentPlaneBytes);
+  const int shift = first % 16;
+  return {w.x >> shift, w.y >> shift, w.z >> shift, w.w >> shift};
 }
 
-// `target`: a shared-memory address, a multiple of 1024. `group_steps_log2`: log2(group dims / 16).
-// kOneGroup: the row is one group, which leaves no branch. `part`: of INT4's K, 0 for the high two
-// bits of the codes, 1 for the low ones.
+// `codes`, `meta`: of this side. `target`: a shared-memory address, a multiple of 1024.
+// `group_steps_log2`: log2(group dims / 16). kOneGroup: the row is one group, which leaves no
+// branch. kBits: 2, 3 or 4. K of three bits takes two calls, one with kBits = 1 and `codes` its
+// high bits, then one with kBits = 2. `part`: of K's four bits, 0 for the high two of the codes, 1
+// for the low ones.
 template <int kBits, int kDim, bool kIsK, bool kOneGroup>
-__device__ __forceinline__ void ExpandPage(const uint8_t* block, int block_bytes,
+__device__ __forceinline__ void ExpandPage(const uint8_t* codes, const uint8_t* meta,
                                            int group_steps_log2, uint32_t target, int plane_stride,
                                            int thread, int part = 0) {
-  constexpr BlockLayout kLayout = ExpandLayout<kBits, kDim>();
-  constexpr int kSubSteps = kLayout.sub_dims() / 16, kSubBytes = kLayout.sub_bytes();
-  constexpr int kPerWord = 16 / kBits, kHalfWord = kPerWord / 2;
+  static_assert(!(kIsK && kBits == 3) && (kIsK || kBits > 1));
+  constexpr int kLowBits = kBits == 3 ? 2 : kBits;  // those that lie together
+  constexpr int kSubDims = kDim < 128 ? kDim : 128, kSubSteps = kSubDims / 16;
+  constexpr int kSubBytes = kPageTokens * kSubDims * kLowBits / 8;
+  constexpr int kPerWord = 16 / kLowBits, kHalfWord = kPerWord / 2;
   const int lane = thread % 32, quad = lane & 3, row = lane >> 2, tile = thread / 32;
-  const uint8_t* codes =
-      block + (kIsK ? 0 : static_cast<int>(kLayout.v_codes_offset())) + lane * 16;
-  const uint8_t* meta =
-      block +
-      (kIsK ? static_cast<int>(kLayout.k_meta_offset()) : kLayout.VMetaOffsetOf(block_bytes)) +
-      tile * (2 * BlockLayout::kMetaPairBytes);
+  codes += lane * 16;
+  meta += tile * (2 * BlockLayout::kMetaPairBytes);
   // K: chunks 2 step, 2 step + 1 of the rows. V: the tokens of this tile are chunks 2 tile, + 1.
   const uint32_t at =
       target + static_cast<uint32_t>(quad * 4 + (kIsK ? tile * 16 + row : row) * 128 +
                                      ((kIsK ? row : (tile * 2) ^ row) << 4));
-  const bool high = kIsK && kBits == 4 && part == 0;
+  const bool high = kIsK && (kBits == 1 || (kBits == 4 && part == 0));
   const int shift = high ? 2 : 0;
-  uint4 w{};
+  uint4 w{}, h{};
   __half2 scale0{}, min0{}, scale1{}, min1{};
 #pragma unroll 1
   for (int sub = 0; sub < kDim / (kSubSteps * 16); ++sub) {
+    if constexpr (kBits == 1) {
+      w = OneBitWords(codes + sub * kSubBytes, tile * kSubSteps);
+    } else if constexpr (kBits == 3) {
+      h = OneBitWords(codes + kDim / kSubDims * kSubBytes + sub * (kSubBytes / 2),
+                      tile * kSubSteps);
+    }
 #pragma unroll
     for (int s = 0; s < kSubSteps; ++s) {
-      if (s % kPerWord == 0) {
+      if (kBits == 1) {
+      } else if (s % kPerWord == 0) {
         w = *reinterpret_cast<const uint4*>(codes + sub * kSubBytes +
                                             (tile * kSubSteps + s) / kPerWord *
                                                 BlockLayout::kFragmentPlaneBytes);
@@ -127,11 +152,11 @@ __device__ __forceinline__ void ExpandPage(const uint8_t* block, int block_bytes
           min1 = __highs2half2(BitsAsHalf2(even.y), BitsAsHalf2(odd.y));
         }
       }
-      const int bit = kBits * (s % kHalfWord);
-      const uint32_t v0 = ScaledCodes<kBits, kIsK>(w.x, bit, scale0, min0);
-      const uint32_t v1 = ScaledCodes<kBits, kIsK>(w.y, bit, scale0, min0);
-      const uint32_t v2 = ScaledCodes<kBits, kIsK>(w.z, bit, scale1, min1);
-      const uint32_t v3 = ScaledCodes<kBits, kIsK>(w.w, bit, scale1, min1);
+      const int bit = kLowBits * (s % kHalfWord);
+      const uint32_t v0 = ScaledCodes<kBits, kIsK>(w.x, h.x, bit, s, scale0, min0);
+      const uint32_t v1 = ScaledCodes<kBits, kIsK>(w.y, h.y, bit, s, scale0, min0);
+      const uint32_t v2 = ScaledCodes<kBits, kIsK>(w.z, h.z, bit, s, scale1, min1);
+      const uint32_t v3 = ScaledCodes<kBits, kIsK>(w.w, h.w, bit, s, scale1, min1);
       if constexpr (kIsK) {
         const auto flip = static_cast<uint32_t>(step % 4 * 32);
         const auto plane = static_cast<uint32_t>(step / 4 * plane_stride);
@@ -169,21 +194,22 @@ __device__ __forceinline__ HalfSum SplitToHalf(float x) {
   return {__half_as_ushort(high), __half_as_ushort(low)};
 }
 
-// Slots of one token's groups `group`, `group` + `step`, ... that are there. `target`: of the
-// page's first token.
-template <int kBits, int kDim>
-__device__ __forceinline__ void ExpandMinima(const uint8_t* block, int group_steps_log2,
-                                             uint8_t* target, int step_bytes, int token, int group,
-                                             int step) {
-  constexpr float kOffset = kBits == 2 ? 1.0f : 5.0f;
-  constexpr auto kMeta = static_cast<int>(ExpandLayout<kBits, kDim>().k_meta_offset());
-  const uint8_t* meta = block + kMeta + token % 8 * BlockLayout::kMetaRowBytes +
-                        token / 8 * BlockLayout::kMetaPairBytes;
+// What ExpandPage leaves out of a key, in scales.
+__device__ constexpr float KeyOffset(BlockKind kind) {
+  return kind == BlockKind::kInt2 ? 1.0f : 5.0f;
+}
+// Slots of one token's groups `group`, `group` + `step`, ... that are there. `meta`: of K.
+// `offset`: KeyOffset(). `target`: of the page's first token.
+template <int kDim>
+__device__ __forceinline__ void ExpandMinima(const uint8_t* meta, float offset,
+                                             int group_steps_log2, uint8_t* target, int step_bytes,
+                                             int token, int group, int step) {
+  meta += token % 8 * BlockLayout::kMetaRowBytes + token / 8 * BlockLayout::kMetaPairBytes;
 #pragma unroll 1
   for (; group < (kDim / 16) >> group_steps_log2; group += step) {
     const float2 x = __half22float2(
         *reinterpret_cast<const __half2*>(meta + group * BlockLayout::kMetaPlaneBytes));
-    const HalfSum m = SplitToHalf(fmaf(x.x, kOffset, x.y));
+    const HalfSum m = SplitToHalf(fmaf(x.x, offset, x.y));
     *reinterpret_cast<uint2*>(target + MinimumSlots(token, group, step_bytes)) = {
         m.high * 0x00010001u, m.low * 0x00010001u};
   }

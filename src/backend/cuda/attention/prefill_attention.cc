@@ -2,15 +2,18 @@
 
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <bit>
 
 #include "cache/block_codec.h"
+#include "cuda/attention/head_blocks.h"
 #include "cuda/attention/prefill_kernels.h"
 #include "cuda/device/cuda_status.h"
 
 namespace oscar::cuda {
 
-Result<PrefillAttention> PrefillAttention::Create(const AttentionShape& shape, PrefillPath path) {
+Result<PrefillAttention> PrefillAttention::Create(const AttentionShape& shape, PrefillPath path,
+                                                  std::span<const HeadBlocks> layers) {
   OSCAR_RETURN_IF_ERROR(CheckBlockShape(
       shape.head_dim, shape.history_kind == BlockKind::kBf16 ? shape.head_dim : shape.group_dims));
   if (shape.num_kv_heads < 1 || shape.num_q_heads % shape.num_kv_heads != 0) {
@@ -18,20 +21,26 @@ Result<PrefillAttention> PrefillAttention::Create(const AttentionShape& shape, P
         InvalidArgument(fmt::format("{} query and {} KV heads: the ratio must be a whole number",
                                     shape.num_q_heads, shape.num_kv_heads)));
   }
+  const bool mixed = !layers.empty();
+  for (const HeadBlocks& heads : layers) OSCAR_RETURN_IF_ERROR(CheckHeads(shape, heads));
   OSCAR_ASSIGN_OR_RETURN(const DeviceLimits limits, CurrentDeviceLimits());
   const bool wgmma = path == PrefillPath::kBest && limits.major == 9;
   PrefillAttention self;
   self.shape_ = shape;
+  self.mixed_ = mixed;
   self.rows_ = wgmma ? kPrefillRows : kGenericRows;
   const PrefillKernelInfo* kernel = wgmma ? kPrefillKernelsSm90 : kPrefillKernelsGeneric;
   for (; kernel->function != nullptr; ++kernel) {
-    if (kernel->kind != shape.history_kind || kernel->head_dim != shape.head_dim) continue;
+    const bool fits = mixed ? kernel->mixed : !kernel->mixed && kernel->kind == shape.history_kind;
+    if (!fits || kernel->head_dim != shape.head_dim) continue;
     self.kernel_ = kernel->function;
     self.threads_ = kernel->threads;
     self.shared_bytes_ = kernel->shared_bytes;
     if (kernel->raw_pages == 0) continue;
     // Raw blocks of two tiles where they fit, so that one is fetched while the other is expanded.
-    const int raw = kernel->raw_pages * static_cast<int>(shape.history_layout().block_bytes());
+    const int block = mixed ? LargestBlock(shape, layers)
+                            : static_cast<int>(shape.history_layout().block_bytes());
+    const int raw = kernel->raw_pages * block;
     self.raw_slots_log2_ = self.shared_bytes_ + 2 * raw <= limits.shared_per_block ? 1 : 0;
     self.shared_bytes_ += raw << self.raw_slots_log2_;
   }
@@ -58,7 +67,8 @@ Status PrefillAttention::Launch(const PrefillArguments& args, Stream stream) con
     return InvalidArgument(
         fmt::format("prefill of {} chunks of up to {} tokens", args.batch, args.max_query_tokens));
   }
-  PrefillKernelParams params{};
+  if (mixed_) OSCAR_RETURN_IF_ERROR(CheckHeads(shape_, args.heads));
+  MixedPrefillParams params{};
   params.cache = args.cache;
   params.sequences = args.sequences;
   params.chunks = args.chunks;
@@ -68,15 +78,17 @@ Status PrefillAttention::Launch(const PrefillArguments& args, Stream stream) con
   params.num_q_heads = shape_.num_q_heads;
   params.num_kv_heads = shape_.num_kv_heads;
   params.history_block_bytes = static_cast<int32_t>(shape_.history_layout().block_bytes());
-  params.group_steps_log2 =
-      std::countr_zero(static_cast<unsigned>(shape_.history_layout().group_dims() / 16));
+  params.group_steps_log2 = std::countr_zero(static_cast<unsigned>(
+      (mixed_ ? shape_.group_dims : shape_.history_layout().group_dims()) / 16));
   params.raw_slots_log2 = raw_slots_log2_;
   params.out_fp32 = args.out_fp32;
   params.precise = args.precision == PrefillPrecision::kPrecise;
+  if (mixed_) std::ranges::copy(args.heads, params.heads);
   const dim3 grid(static_cast<unsigned>(shape_.num_q_heads),
                   static_cast<unsigned>((args.max_query_tokens + rows_ - 1) / rows_),
                   static_cast<unsigned>(args.batch));
-  void* kernel_args[] = {&params};
+  // Kernels of heads alike take the first part of it.
+  void* kernel_args[] = {static_cast<PrefillKernelParams*>(&params)};
   return CudaStatus(cudaLaunchKernel(kernel_, grid, dim3(static_cast<unsigned>(threads_)),
                                      kernel_args, static_cast<size_t>(shared_bytes_), stream),
                     "launching prefill attention");

@@ -18,6 +18,8 @@ namespace oscar::cuda {
 
 template <BlockKind kKindV, int kDimV>
 struct GenericPrefillTraits {
+  using Params = PrefillKernelParams;
+  static constexpr bool kMixed = false;  // heads differ in bits
   static constexpr BlockKind kKind = kKindV;
   static constexpr bool kQuantised = kKind != BlockKind::kBf16;
   static constexpr int kDim = kDimV;
@@ -35,11 +37,18 @@ struct GenericPrefillTraits {
       kMinimaOffset + (kQuantised ? kMinimumSteps<kDim> * kMinimaBytes : 0);
 };
 
+// Room for the largest blocks; what a head has is data.
+template <int kDimV>
+struct MixedGenericPrefillTraits : GenericPrefillTraits<BlockKind::kInt4, kDimV> {
+  using Params = MixedPrefillParams;
+  static constexpr bool kMixed = true;
+};
+
 template <typename T>
 class GenericPrefill {
  public:
-  __device__ GenericPrefill(const PrefillKernelParams& p, uint8_t* shared,
-                            const PrefillTiles& tiles, int q_head)
+  __device__ GenericPrefill(const typename T::Params& p, uint8_t* shared, const PrefillTiles& tiles,
+                            int q_head)
       : p_(p),
         shared_(shared),
         base_(SharedAddress(shared)),
@@ -70,21 +79,18 @@ class GenericPrefill {
       if constexpr (T::kQuantised) {
         if (half) {
           ExpandKeys(stage, 0);
-          const uint8_t* raw = shared_ + T::kRawOffset + stage * T::kRawBytes;
-          ExpandMinima<T::kBits, T::kDim>(raw, p_.group_steps_log2, shared_ + T::kMinimaOffset,
-                                          T::kMinimaBytes, thread_ % kPageTokens,
-                                          thread_ / kPageTokens, 2);
-          ExpandPage<T::kBits, T::kDim, false, false>(
-              raw, p_.history_block_bytes, p_.group_steps_log2,
-              base_ + static_cast<uint32_t>((stage * 2 + 1) * T::kSideBytes), 0, thread_);
+          ExpandMinima<T::kDim>(Raw(stage) + Layout().k_meta_offset(), KeyOffset(Layout().k_kind()),
+                                p_.group_steps_log2, shared_ + T::kMinimaOffset, T::kMinimaBytes,
+                                thread_ % kPageTokens, thread_ / kPageTokens, 2);
+          ExpandValues(stage);
           __syncthreads();
         }
       }
       if (T::kStages > 1 && j + 1 < num_tiles) Fetch(j + 1);
-      if (T::kQuantised && half) {
-        Tile<true>(tile, stage, first_position);
-      } else {
+      if (!half) {
         Tile<false>(tile, stage, first_position);
+      } else if constexpr (T::kQuantised) {
+        Tile<true>(tile, stage, first_position);
       }
       if (T::kStages == 1 && j + 1 < num_tiles) {
         __syncthreads();
@@ -110,11 +116,11 @@ class GenericPrefill {
     if (tile.region == 1) {
       const int64_t id =
           __ldg(cache.history_table + table_row * cache.history_table_stride + tile.page);
-      const std::byte* block = cache.history_pool + id * cache.history_page_stride +
-                               int64_t{kv_head_} * p_.history_block_bytes;
+      const std::byte* block =
+          cache.history_pool + id * cache.history_page_stride + HistoryOffset();
       const uint32_t target = base_ + (T::kQuantised ? T::kRawOffset + stage * T::kRawBytes
                                                      : stage * 2 * T::kSideBytes);
-      for (int i = thread_; i < p_.history_block_bytes / 16; i += kGenericThreads) {
+      for (int i = thread_; i < HistoryBytes() / 16; i += kGenericThreads) {
         Copy(target + i * 16, block + i * 16, true);
       }
       return;
@@ -133,11 +139,79 @@ class GenericPrefill {
     }
   }
 
+  // ---- the head's blocks ----
+
+  __device__ __forceinline__ BlockLayout Layout() const {
+    const int group_dims = 16 << p_.group_steps_log2;
+    if constexpr (T::kMixed) {
+      return p_.heads[kv_head_].Layout(T::kDim, group_dims);
+    } else {
+      return {T::kKind, CodeOrder::kTensorCore, T::kDim, group_dims};
+    }
+  }
+  __device__ __forceinline__ int HistoryBytes() const {
+    if constexpr (T::kMixed) {
+      return static_cast<int>(Layout().block_bytes());
+    } else {
+      return p_.history_block_bytes;
+    }
+  }
+  __device__ __forceinline__ int64_t HistoryOffset() const {
+    if constexpr (T::kMixed) {
+      return p_.heads[kv_head_].offset;
+    } else {
+      return int64_t{kv_head_} * p_.history_block_bytes;
+    }
+  }
+  // Keys of more than two bits take two products.
+  __device__ __forceinline__ bool HasTwoParts() const {
+    return Layout().k_kind() != BlockKind::kInt2;
+  }
+  __device__ __forceinline__ const uint8_t* Raw(int stage) const {
+    return shared_ + T::kRawOffset + stage * T::kRawBytes;
+  }
+
   __device__ __forceinline__ void ExpandKeys(int stage, int part) const {
-    ExpandPage<T::kBits, T::kDim, true, false>(
-        shared_ + T::kRawOffset + stage * T::kRawBytes, p_.history_block_bytes, p_.group_steps_log2,
-        base_ + static_cast<uint32_t>(stage * 2 * T::kSideBytes), BlockLayout::kBf16PlaneBytes,
-        thread_, part);
+    const uint32_t target = base_ + static_cast<uint32_t>(stage * 2 * T::kSideBytes);
+    const uint8_t* codes = Raw(stage);
+    const uint8_t* meta = codes + Layout().k_meta_offset();
+    const auto expand = [&]<int kBits>(const uint8_t* from) {
+      ExpandPage<kBits, T::kDim, true, false>(from, meta, p_.group_steps_log2, target,
+                                              BlockLayout::kBf16PlaneBytes, thread_, part);
+    };
+    if constexpr (T::kMixed) {
+      const BlockKind kind = Layout().k_kind();
+      if (kind == BlockKind::kInt4) {
+        expand.template operator()<4>(codes);
+      } else if (kind == BlockKind::kInt3 && part == 0) {
+        expand.template operator()<1>(codes + Layout().k_high_offset());
+      } else {
+        expand.template operator()<2>(codes);
+      }
+    } else {
+      expand.template operator()<T::kBits>(codes);
+    }
+  }
+  __device__ __forceinline__ void ExpandValues(int stage) const {
+    const uint32_t target = base_ + static_cast<uint32_t>((stage * 2 + 1) * T::kSideBytes);
+    const uint8_t* codes = Raw(stage) + Layout().v_codes_offset();
+    const uint8_t* meta = Raw(stage) + Layout().v_meta_offset();
+    const auto expand = [&]<int kBits>() {
+      ExpandPage<kBits, T::kDim, false, false>(codes, meta, p_.group_steps_log2, target, 0,
+                                               thread_);
+    };
+    if constexpr (T::kMixed) {
+      const BlockKind kind = Layout().v_kind();
+      if (kind == BlockKind::kInt2) {
+        expand.template operator()<2>();
+      } else if (kind == BlockKind::kInt3) {
+        expand.template operator()<3>();
+      } else {
+        expand.template operator()<4>();
+      }
+    } else {
+      expand.template operator()<T::kBits>();
+    }
   }
 
   // A operand: rows row_, row_ + 8.
@@ -263,7 +337,7 @@ class GenericPrefill {
     float s[8][4] = {};  // 64 tokens in tiles of 8
     Scores<kHalf>(s, stage);
     if constexpr (kHalf) {
-      if constexpr (T::kBits == 4) {  // the low two bits of the codes, where the high ones were
+      if (HasTwoParts()) {  // the low two bits of the codes, where the high ones were
         __syncthreads();
         ExpandKeys(stage, 1);
         __syncthreads();
@@ -364,7 +438,7 @@ class GenericPrefill {
     }
   }
 
-  const PrefillKernelParams& p_;
+  const typename T::Params& p_;
   uint8_t* shared_;
   const uint32_t base_;
   const PrefillTiles& tiles_;
@@ -378,7 +452,7 @@ class GenericPrefill {
 
 template <typename T>
 __global__ void __launch_bounds__(kGenericThreads)
-    PrefillAttentionKernel(const __grid_constant__ PrefillKernelParams p) {
+    PrefillAttentionKernel(const __grid_constant__ typename T::Params p) {
   extern __shared__ __align__(128) uint8_t shared[];
   WaitForPredecessor();
   const SequenceView view = p.sequences[blockIdx.z];

@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "cuda/attention/cache_view.h"
 #include "cuda/attention/prefill_params.h"
@@ -30,7 +31,8 @@ struct PrefillArguments {
   PrefillPrecision precision = PrefillPrecision::kPrecise;
   float softmax_scale = 0.0f;
   int batch = 0;
-  int max_query_tokens = 0;  // of any chunk
+  int max_query_tokens = 0;          // of any chunk
+  std::span<const HeadBlock> heads;  // host; of the layer, where heads differ in bits
 };
 
 // Which kernel family; kBest takes wgmma on compute capability 9.0 and mma.sync elsewhere.
@@ -38,8 +40,10 @@ enum class PrefillPath : uint8_t { kBest, kGeneric };
 
 class PrefillAttention {
  public:
+  // `layers`: those it will be launched for, where heads differ in bits; else empty.
   static Result<PrefillAttention> Create(const AttentionShape& shape,
-                                         PrefillPath path = PrefillPath::kBest);
+                                         PrefillPath path = PrefillPath::kBest,
+                                         std::span<const HeadBlocks> layers = {});
   // Asynchronous; may be captured in a graph.
   Status Launch(const PrefillArguments& args, Stream stream) const;
 
@@ -49,6 +53,7 @@ class PrefillAttention {
   const void* kernel_ = nullptr;
   int shared_bytes_ = 0;
   int raw_slots_log2_ = 0;
+  bool mixed_ = false;
   int rows_ = 0;     // queries a block
   int threads_ = 0;  // of a block
 };

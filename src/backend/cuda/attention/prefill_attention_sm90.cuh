@@ -18,9 +18,13 @@
 // products, or one number and one product where `precise` is off (2^-9 of each P lost). Both parts
 // and the next scores fit into registers where there is one producer (BF16 history); else the next
 // scores wait for the product of the low parts.
+//
+// One file although it is long: producers and consumers share one shared-memory plan and one
+// protocol of barriers, which no half of it makes sense without.
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "cache/block_layout.h"
 #include "cuda/attention/page_expand.cuh"
@@ -32,6 +36,8 @@ namespace oscar::cuda {
 
 template <BlockKind kKindV, int kDimV>
 struct PrefillTraits {
+  using Params = PrefillKernelParams;
+  static constexpr bool kMixed = false;  // heads differ in bits
   static constexpr BlockKind kKind = kKindV;
   static constexpr bool kQuantised = kKind != BlockKind::kBf16;
   static constexpr int kDim = kDimV;
@@ -75,10 +81,25 @@ struct PrefillTraits {
   static constexpr int kSharedBytes = kRawOffset + 1024;
 };
 
-// Fills of K before tile j's first: a quantised tile has kKeyParts of them.
+// Room for the largest blocks; what a head has is data.
+template <int kDimV>
+struct MixedPrefillTraits : PrefillTraits<BlockKind::kInt4, kDimV> {
+  using Params = MixedPrefillParams;
+  static constexpr bool kMixed = true;
+};
+
+// Products that a quantised tile's K of a head takes.
 template <typename T>
-__device__ __forceinline__ int KeyFills(const PrefillTiles& tiles, int j) {
-  return j + (T::kKeyParts - 1) * min(max(j - tiles.sink_tiles, 0), tiles.history_tiles);
+__device__ __forceinline__ int KeyPartsOf(const typename T::Params& p, int kv_head) {
+  if constexpr (T::kMixed) {
+    return p.heads[kv_head].k == BlockKind::kInt2 ? 1 : 2;
+  } else {
+    return T::kKeyParts;
+  }
+}
+// Fills of K before tile j's first: a quantised tile has `parts` of them.
+__device__ __forceinline__ int KeyFills(const PrefillTiles& tiles, int parts, int j) {
+  return j + (parts - 1) * min(max(j - tiles.sink_tiles, 0), tiles.history_tiles);
 }
 
 // Barriers: K full, V full, K empty, V empty, raw K full, raw V full (two each).
@@ -98,7 +119,7 @@ struct PrefillBars {
 template <typename T, bool kFillsK, bool kFillsV>
 class PrefillProducer {
  public:
-  __device__ PrefillProducer(const PrefillKernelParams& p, uint8_t* shared,
+  __device__ PrefillProducer(const typename T::Params& p, uint8_t* shared,
                              const PrefillTiles& tiles, int kv_head, int num_tiles)
       : p_(p),
         shared_(shared),
@@ -141,6 +162,58 @@ class PrefillProducer {
  private:
   static constexpr int kOneGroupSteps = T::kDim == 64 ? 2 : T::kDim == 128 ? 3 : 4;
 
+  __device__ __forceinline__ int KeyParts() const { return KeyPartsOf<T>(p_, kv_head_); }
+  // ---- the head's blocks: bytes of codes of a side, of metadata of either, of all ----
+
+  __device__ __forceinline__ BlockLayout Layout() const {
+    const int group_dims = 16 << p_.group_steps_log2;
+    if constexpr (T::kMixed) {
+      return p_.heads[kv_head_].Layout(T::kDim, group_dims);
+    } else {
+      return {T::kKind, CodeOrder::kTensorCore, T::kDim, group_dims};
+    }
+  }
+  __device__ __forceinline__ int CodeBytes(int side) const {
+    if constexpr (T::kMixed) {
+      return static_cast<int>(side == 0 ? Layout().k_code_bytes() : Layout().v_code_bytes());
+    } else {
+      return T::kCodeBytes;
+    }
+  }
+  __device__ __forceinline__ int BlockBytes() const {
+    if constexpr (T::kMixed) {
+      return static_cast<int>(Layout().block_bytes());
+    } else {
+      return p_.history_block_bytes;
+    }
+  }
+  __device__ __forceinline__ int64_t BlockOffset() const {
+    if constexpr (T::kMixed) {
+      return p_.heads[kv_head_].offset;
+    } else {
+      return int64_t{kv_head_} * p_.history_block_bytes;
+    }
+  }
+  __device__ __forceinline__ int MetaBytes() const {
+    if constexpr (T::kMixed) {
+      return static_cast<int>(Layout().meta_bytes());
+    } else {
+      constexpr BlockLayout kLayout = T::kLayout;  // device code has no static members' addresses
+      return kLayout.MetaBytesOf(p_.history_block_bytes);
+    }
+  }
+  // Where codes and metadata of a side begin.
+  __device__ __forceinline__ int CodesAt(int side) const { return side == 0 ? 0 : CodeBytes(0); }
+  __device__ __forceinline__ int MetaAt(int side) const {
+    if constexpr (T::kMixed) {
+      return static_cast<int>(side == 0 ? Layout().k_meta_offset() : Layout().v_meta_offset());
+    } else {
+      constexpr BlockLayout kLayout = T::kLayout;  // device code has no static members' addresses
+      return side == 0 ? static_cast<int>(kLayout.k_meta_offset())
+                       : kLayout.VMetaOffsetOf(p_.history_block_bytes);
+    }
+  }
+
   __device__ uint32_t RawFull(int slot) const {
     return kFillsK ? bars_.RawK(slot) : bars_.RawV(slot);
   }
@@ -157,7 +230,7 @@ class PrefillProducer {
 #pragma unroll
     for (int i = 0; i < T::kTilePages; ++i) pages[i] = i < count ? Bf16Page(tile, i) : nullptr;
     if constexpr (kFillsK) {
-      const int fill = KeyFills<T>(tiles_, j), k_stage = fill % T::kStages;
+      const int fill = KeyFills(tiles_, KeyParts(), j), k_stage = fill % T::kStages;
       BarrierWait(bars_.KEmpty(k_stage), EmptyParity(fill));
       CopySide(pages, count, 0, T::kKOffset + k_stage * T::kSideBytes, bars_.KFull(k_stage));
     }
@@ -250,21 +323,20 @@ class PrefillProducer {
     const int count = PagesOf(t);
     constexpr int kSides = (kFillsK ? 1 : 0) + (kFillsV ? 1 : 0);
     const int slot = RawSlot(t);
-    constexpr BlockLayout kLayout = T::kLayout;  // device code has no static members' addresses
-    const int meta_bytes = kLayout.MetaBytesOf(p_.history_block_bytes);
+    const int meta_bytes = MetaBytes();
+    const int code_bytes = (kFillsK ? CodeBytes(0) : 0) + (kFillsV ? CodeBytes(1) : 0);
     const StageFill fill(RawFull(slot),
-                         static_cast<uint32_t>(kSides * count * (T::kCodeBytes + meta_bytes)), 0);
+                         static_cast<uint32_t>(count * (code_bytes + kSides * meta_bytes)), 0);
 #pragma unroll
     for (int i = 0; i < T::kTilePages; ++i) {
       if (i >= count) continue;
       const uint32_t target = base_ + static_cast<uint32_t>(RawBlock(slot, i));
-      const std::byte* source = p_.cache.history_pool +
-                                int64_t{ids_[i]} * p_.cache.history_page_stride +
-                                int64_t{kv_head_} * p_.history_block_bytes;
+      const std::byte* source =
+          p_.cache.history_pool + int64_t{ids_[i]} * p_.cache.history_page_stride + BlockOffset();
 #pragma unroll
       for (int side = kFillsK ? 0 : 1; side < (kFillsV ? 2 : 1); ++side) {
-        const int codes = side * T::kCodeBytes, meta = 2 * T::kCodeBytes + side * meta_bytes;
-        fill.Copy(target + codes, source + codes, T::kCodeBytes);
+        const int codes = CodesAt(side), meta = CodeBytes(0) + CodeBytes(1) + side * meta_bytes;
+        fill.Copy(target + codes, source + codes, static_cast<uint32_t>(CodeBytes(side)));
         fill.Copy(target + meta, source + meta, static_cast<uint32_t>(meta_bytes));
       }
     }
@@ -276,7 +348,7 @@ class PrefillProducer {
   }
   __device__ int RawSlot(int t) const { return t & ((1 << p_.raw_slots_log2) - 1); }
   __device__ int RawBlock(int slot, int page) const {
-    return T::kRawOffset + (slot * T::kTilePages + page) * p_.history_block_bytes;
+    return T::kRawOffset + (slot * T::kTilePages + page) * BlockBytes();
   }
 
   template <bool kOneGroup>
@@ -285,17 +357,31 @@ class PrefillProducer {
 #pragma unroll 1
     for (int page = 0; page < pages; ++page) {
       const uint8_t* block = shared_ + RawBlock(slot, page);
-      ExpandPage<T::kBits, T::kDim, true, kOneGroup>(
-          block, p_.history_block_bytes, p_.group_steps_log2,
-          base_ + target + page * (kPageTokens * 128), T::kTokens * 128, thread_, part);
+      const auto expand = [&]<int kBits>(const uint8_t* codes) {
+        ExpandPage<kBits, T::kDim, true, kOneGroup>(codes, block + MetaAt(0), p_.group_steps_log2,
+                                                    base_ + target + page * (kPageTokens * 128),
+                                                    T::kTokens * 128, thread_, part);
+      };
+      if constexpr (T::kMixed) {
+        const BlockKind kind = Layout().k_kind();
+        if (kind == BlockKind::kInt4) {
+          expand.template operator()<4>(block);
+        } else if (kind == BlockKind::kInt3 && part == 0) {
+          expand.template operator()<1>(block + Layout().k_high_offset());
+        } else {
+          expand.template operator()<2>(block);
+        }
+      } else {
+        expand.template operator()<T::kBits>(block);
+      }
     }
     // One thread per token, or two at D 256; the slots of groups that are not there were cleared.
     const int page = thread_ / kPageTokens % T::kTilePages;
     if (part == 0 && page < pages) {
-      ExpandMinima<T::kBits, T::kDim>(shared_ + RawBlock(slot, page), p_.group_steps_log2,
-                                      Minima(stage) + page * (kPageTokens * 32), T::kMinimaBytes,
-                                      thread_ % kPageTokens, thread_ / T::kTokens,
-                                      128 / T::kTokens);
+      ExpandMinima<T::kDim>(shared_ + RawBlock(slot, page) + MetaAt(0),
+                            KeyOffset(Layout().k_kind()), p_.group_steps_log2,
+                            Minima(stage) + page * (kPageTokens * 32), T::kMinimaBytes,
+                            thread_ % kPageTokens, thread_ / T::kTokens, 128 / T::kTokens);
     }
     ProxyFence();
   }
@@ -304,9 +390,24 @@ class PrefillProducer {
     const int target = T::kVOffset + stage * T::kSideBytes;
 #pragma unroll 1
     for (int page = 0; page < pages; ++page) {
-      ExpandPage<T::kBits, T::kDim, false, kOneGroup>(
-          shared_ + RawBlock(slot, page), p_.history_block_bytes, p_.group_steps_log2,
-          base_ + target + page * T::kPageSideBytes, T::kTokens * 128, thread_);
+      const uint8_t* block = shared_ + RawBlock(slot, page);
+      const auto expand = [&]<int kBits>() {
+        ExpandPage<kBits, T::kDim, false, kOneGroup>(
+            block + CodesAt(1), block + MetaAt(1), p_.group_steps_log2,
+            base_ + target + page * T::kPageSideBytes, T::kTokens * 128, thread_);
+      };
+      if constexpr (T::kMixed) {
+        const BlockKind kind = Layout().v_kind();
+        if (kind == BlockKind::kInt2) {
+          expand.template operator()<2>();
+        } else if (kind == BlockKind::kInt3) {
+          expand.template operator()<3>();
+        } else {
+          expand.template operator()<4>();
+        }
+      } else {
+        expand.template operator()<T::kBits>();
+      }
     }
     for (int page = pages; page < T::kTilePages; ++page) {
       ClearPage(shared_ + target + page * T::kPageSideBytes);
@@ -324,8 +425,8 @@ class PrefillProducer {
       BarrierWait(RawFull(slot), static_cast<uint32_t>(t >> p_.raw_slots_log2) & 1u);
       if constexpr (kFillsK) {
 #pragma unroll 1
-        for (int part = 0; part < T::kKeyParts; ++part) {
-          const int fill = KeyFills<T>(tiles_, j) + part, stage = fill % T::kStages;
+        for (int part = 0; part < KeyParts(); ++part) {
+          const int fill = KeyFills(tiles_, KeyParts(), j) + part, stage = fill % T::kStages;
           BarrierWait(bars_.KEmpty(stage), EmptyParity(fill));
           ExpandKeys<kOneGroup>(PagesOf(t), slot, stage, part);
           BarrierArrive(bars_.KFull(stage));
@@ -347,7 +448,7 @@ class PrefillProducer {
     }
   }
 
-  const PrefillKernelParams& p_;
+  const typename T::Params& p_;
   uint8_t* shared_;
   const uint32_t base_;
   const PrefillBars bars_;
@@ -362,7 +463,7 @@ class PrefillProducer {
 template <typename T>
 class PrefillConsumer {
  public:
-  __device__ PrefillConsumer(const PrefillKernelParams& p, uint8_t* shared,
+  __device__ PrefillConsumer(const typename T::Params& p, uint8_t* shared,
                              const PrefillTiles& tiles, int group)
       : p_(p),
         shared_(shared),
@@ -377,6 +478,9 @@ class PrefillConsumer {
   // first_query: row of the chunk; first_position: its position.
   __device__ void Run(const PrefillChunk& chunk, int first_query, int64_t first_position,
                       int q_head) {
+    if constexpr (T::kMixed) {
+      key_parts_ = KeyPartsOf<T>(p_, q_head / (p_.num_q_heads / p_.num_kv_heads));
+    }
     first_query += group_ * 64;
     first_position += group_ * 64;
     const int rows = min(64, chunk.query_tokens - first_query);
@@ -394,6 +498,12 @@ class PrefillConsumer {
 #pragma unroll 1
       for (int region = 0; region < 3; ++region) {
         if (region == 1) {
+          if constexpr (T::kMixed) {
+            if (KeyParts() == 1) {
+              Tiles<true, false, 1>(sink_end, history_end, first_position);
+              continue;
+            }
+          }
           Tiles<true, false>(sink_end, history_end, first_position);
         } else {
           Bf16Tiles(region == 0 ? 0 : history_end, region == 0 ? sink_end : num_tiles,
@@ -425,14 +535,22 @@ class PrefillConsumer {
       o_[i + 3] *= correction_[1];
     }
   }
-  // Tiles [begin, end) of one kind. kHalf: quantised, in fp16. kPrecise: P in two parts.
-  template <bool kHalf, bool kPrecise>
+  __device__ __forceinline__ int KeyParts() const {
+    if constexpr (T::kMixed) {
+      return key_parts_;
+    } else {
+      return T::kKeyParts;
+    }
+  }
+  // Tiles [begin, end) of one kind. kHalf: quantised, in fp16. kPrecise: P in two parts. kParts:
+  // products of quantised K.
+  template <bool kHalf, bool kPrecise, int kParts = T::kKeyParts>
   __device__ __forceinline__ void Tiles(int begin, int end, int64_t first_position) {
     if (begin >= end) return;
     constexpr bool kInTurn = kPrecise && !T::kOverlapsLow;
-    IssueScores<kHalf>(begin);
+    IssueScores<kHalf, kParts>(begin);
     WgmmaWait<0>();
-    ReleaseKeys<kHalf>(begin);
+    ReleaseKeys<kHalf, kParts>(begin);
     Softmax<kHalf>(tiles_[begin], first_position);
     ScaleOutput();
     PackP<kHalf, kPrecise>();
@@ -440,14 +558,14 @@ class PrefillConsumer {
       if constexpr (kInTurn) {
         IssueValues<kHalf, kPrecise>(j - 1);
         WgmmaWait<1>();  // the low parts have been read: registers for the next scores
-        IssueScores<kHalf>(j);
+        IssueScores<kHalf, kParts>(j);
         WgmmaWait<0>();
       } else {
-        IssueScores<kHalf>(j);
+        IssueScores<kHalf, kParts>(j);
         IssueValues<kHalf, kPrecise>(j - 1);
         WgmmaWait<1>();
       }
-      ReleaseKeys<kHalf>(j);
+      ReleaseKeys<kHalf, kParts>(j);
       Softmax<kHalf>(tiles_[j], first_position);
       WgmmaWait<0>();
       Release(bars_.VEmpty((j - 1) % T::kStages));
@@ -463,10 +581,10 @@ class PrefillConsumer {
     if (thread_ % 32 == 0) BarrierArrive(bar);
   }
   // Of the tile's last fill, or of all of them where each has a stage.
-  template <bool kHalf>
+  template <bool kHalf, int kParts>
   __device__ __forceinline__ void ReleaseKeys(int j) const {
-    const int fill = KeyFills<T>(tiles_, j);
-    constexpr int parts = kHalf ? T::kKeyParts : 1;
+    const int fill = KeyFills(tiles_, KeyParts(), j);
+    constexpr int parts = kHalf ? kParts : 1;
     for (int part = T::kStages == 1 ? parts - 1 : 0; part < parts; ++part) {
       Release(bars_.KEmpty((fill + part) % T::kStages));
     }
@@ -566,14 +684,14 @@ class PrefillConsumer {
   __device__ __forceinline__ void WaitForKeys(int fill) const {
     BarrierWait(bars_.KFull(fill % T::kStages), static_cast<uint32_t>(fill / T::kStages) & 1u);
   }
-  template <bool kHalf>
+  template <bool kHalf, int kParts>
   __device__ __forceinline__ void IssueScores(int j) {
-    const int fill = KeyFills<T>(tiles_, j);
+    const int fill = KeyFills(tiles_, KeyParts(), j);
     WaitForKeys(fill);
     Scores<kHalf, true>(fill % T::kStages);
     if constexpr (kHalf) MinimaScores(fill % T::kStages);
     WgmmaCommit();
-    if constexpr (kHalf && T::kKeyParts > 1) {
+    if constexpr (kHalf && kParts > 1) {
       WgmmaWait<0>();
       if constexpr (T::kStages == 1) Release(bars_.KEmpty(0));  // where the second part comes
       WaitForKeys(fill + 1);
@@ -691,13 +809,16 @@ class PrefillConsumer {
     }
   }
 
-  const PrefillKernelParams& p_;
+  const typename T::Params& p_;
   uint8_t* shared_;
   const uint32_t base_;
   const PrefillBars bars_;
   const PrefillTiles& tiles_;
   const int group_, thread_, row_, quad_;
   float half_scale_ = 0.0f;
+  // Of the head's K, where heads differ in bits.
+  struct Nothing {};
+  [[no_unique_address]] std::conditional_t<T::kMixed, int, Nothing> key_parts_ = {};
   float s_[kScores];
   float o_[T::kDim / 2];
   uint32_t p_fragments_[T::kTokens / 16][4];  // of BF16 P, the high part
@@ -707,7 +828,7 @@ class PrefillConsumer {
 
 template <typename T>
 __global__ void __launch_bounds__(T::kThreads, 1)
-    PrefillAttentionSm90Kernel(const __grid_constant__ PrefillKernelParams p) {
+    PrefillAttentionSm90Kernel(const __grid_constant__ typename T::Params p) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ uint8_t unaligned[];
   uint8_t* shared = unaligned + (1024 - SharedAddress(unaligned) % 1024) % 1024;

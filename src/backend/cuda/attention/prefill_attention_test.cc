@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <span>
 
 #include "cache/attention_reference.h"
 #include "cuda/attention/test_cache.h"
@@ -24,7 +25,8 @@ struct PrefillCase {
 
 std::vector<PrefillCase> Cases() {
   std::vector<PrefillCase> cases;
-  for (const BlockKind kind : {BlockKind::kInt2, BlockKind::kInt4, BlockKind::kBf16}) {
+  for (const BlockKind kind :
+       {BlockKind::kInt2, BlockKind::kInt3, BlockKind::kInt4, BlockKind::kBf16}) {
     const int smallest_group = kind == BlockKind::kBf16 ? 128 : 32;
     for (const int dim : {64, 128, 256}) {
       for (const int group : {32, 64, 128, 256}) {
@@ -73,6 +75,24 @@ std::vector<PrefillCase> Cases() {
     cases.push_back(
         {{.kind = kind, .kv_heads = 1, .sink_tokens = 0, .num_pages = 64, .recent_tokens = 8}, 8});
   }
+  // K and V apart, at every head dim.
+  constexpr BlockKind kPacked[] = {BlockKind::kInt2, BlockKind::kInt3, BlockKind::kInt4};
+  for (const BlockKind k : kPacked) {
+    for (const BlockKind v : kPacked) {
+      if (k == v) continue;
+      for (const int dim : {64, 128, 256}) {
+        cases.push_back({{.kind = k,
+                          .head_dim = dim,
+                          .group_dims = dim == 64 ? 32 : dim,
+                          .kv_heads = 1,
+                          .queries_per_kv = 2,
+                          .num_pages = 3,
+                          .recent_tokens = 70,
+                          .v_kind = v},
+                         70});
+      }
+    }
+  }
   return cases;
 }
 
@@ -90,7 +110,12 @@ void RunCase(const PrefillCase& test, PrefillPath path, PrefillPrecision precisi
                              .num_kv_heads = c.kv_heads};
   // Row 0 is padding; row 1 the case.
   const int ring = (c.recent_tokens + 63) / 64 + 2;
-  TestCache cache(shape, 2, c.num_pages, ring, 1);
+  HeadBlocks heads;
+  if (c.v_kind.has_value() || c.kind == BlockKind::kInt3) {
+    heads = HeadsOf(std::vector<BlockLayout>(static_cast<size_t>(c.kv_heads),
+                                             c.layout(CodeOrder::kTensorCore)));
+  }
+  TestCache cache(shape, 2, c.num_pages, ring, 1, heads);
   const AttentionInputs in = MakeAttentionInputs(c, CodeOrder::kTensorCore, seed);
   const auto dims = static_cast<size_t>(c.head_dim);
   const int ring_begin = c.sink_tokens / kPageTokens + c.num_pages;
@@ -127,7 +152,8 @@ void RunCase(const PrefillCase& test, PrefillPath path, PrefillPrecision precisi
   ASSERT_TRUE(d_out.Fill(0xff).ok());
   const auto d_chunks = Unwrap(
       DeviceBuffer<PrefillChunk>::Copy(std::vector<PrefillChunk>{{0, 0}, {kBegin, queries}}));
-  const PrefillAttention kernel = Unwrap(PrefillAttention::Create(shape, path));
+  const PrefillAttention kernel = Unwrap(PrefillAttention::Create(
+      shape, path, std::span(&heads, heads.empty() ? size_t{0} : size_t{1})));
   PrefillArguments args;
   args.cache = cache.view();
   args.sequences = cache.device_sequences();
@@ -139,6 +165,7 @@ void RunCase(const PrefillCase& test, PrefillPath path, PrefillPrecision precisi
   args.softmax_scale = in.softmax_scale;
   args.batch = 2;
   args.max_query_tokens = queries;
+  args.heads = heads;
   const Status launched = kernel.Launch(args, nullptr);
   ASSERT_TRUE(launched.ok()) << launched.ToString();
   const Status done = CudaStatus(cudaDeviceSynchronize(), "prefill");
@@ -210,7 +237,8 @@ TEST_P(PrefillDraws, MeetTheBudget) {
 
 std::vector<AttentionCase> DrawCases() {
   std::vector<AttentionCase> cases;
-  for (const BlockKind kind : {BlockKind::kInt2, BlockKind::kInt4, BlockKind::kBf16}) {
+  for (const BlockKind kind :
+       {BlockKind::kInt2, BlockKind::kInt3, BlockKind::kInt4, BlockKind::kBf16}) {
     for (const auto pattern : {AttentionPattern::kSharpLogits, AttentionPattern::kOneHugeLogit,
                                AttentionPattern::kMixedScales, AttentionPattern::kOutlierQuery}) {
       cases.push_back({.kind = kind, .num_pages = 5, .recent_tokens = 4, .pattern = pattern});
@@ -221,6 +249,89 @@ std::vector<AttentionCase> DrawCases() {
 
 INSTANTIATE_TEST_SUITE_P(Cases, PrefillDraws, testing::ValuesIn(DrawCases()),
                          [](const auto& test) { return test.param.Name(); });
+
+// Heads with every pair of bits side by side in one launch.
+TEST(MixedPrefill, EveryHeadMatchesTheReference) {
+  for (const int dim : {64, 128, 256}) {
+    constexpr int kPages = 3, kQueries = 66, kHeads = 9;
+    const HeadBlocks heads = NinePairs(dim, dim);
+    const AttentionShape shape{
+        .head_dim = dim, .group_dims = dim, .num_q_heads = kHeads, .num_kv_heads = kHeads};
+    TestCache cache(shape, 1, kPages, 4, 1, heads);
+    const auto dims = static_cast<size_t>(dim), per_row = kHeads * dims;
+    std::vector<Bf16> q(kQueries * per_row);
+    const Philox rng(9, 1);
+    for (size_t i = 0; i < q.size(); ++i) q[i] = ToBf16(rng.Normal(i));
+    std::vector<AttentionCase> cases;
+    std::vector<AttentionInputs> inputs;
+    for (int h = 0; h < kHeads; ++h) {
+      const HeadBlock& head = heads[static_cast<size_t>(h)];
+      const AttentionCase& c = cases.emplace_back(AttentionCase{.kind = head.k,
+                                                                .head_dim = dim,
+                                                                .group_dims = dim,
+                                                                .kv_heads = 1,
+                                                                .queries_per_kv = 1,
+                                                                .sink_tokens = 64,
+                                                                .num_pages = kPages,
+                                                                .recent_tokens = kQueries,
+                                                                .v_kind = head.v});
+      const AttentionInputs& in = inputs.emplace_back(
+          MakeAttentionInputs(c, CodeOrder::kTensorCore, static_cast<uint64_t>(h)));
+      for (int t = 0; t < 64; ++t) {
+        const size_t at = static_cast<size_t>(t) * dims;
+        cache.SetWindowRow(0, 0, t, h, &in.sink_k[at], &in.sink_v[at]);
+      }
+      for (int p = 0; p < kPages; ++p) {
+        const size_t block = in.layout.block_bytes();
+        std::memcpy(cache.history_block(0, p, h), &in.blocks[static_cast<size_t>(p) * block],
+                    block);
+      }
+      for (int t = 0; t < kQueries; ++t) {
+        const size_t at = static_cast<size_t>(t) * dims;
+        cache.SetWindowRow(0, 1 + kPages + t / 64, t % 64, h, &in.recent_k[at], &in.recent_v[at]);
+      }
+    }
+    cache.sequence(0) = {64, kPages, kQueries, 0};
+    cache.Upload();
+    const auto d_q = Unwrap(DeviceBuffer<Bf16>::Copy(q));
+    const auto d_chunks =
+        Unwrap(DeviceBuffer<PrefillChunk>::Copy(std::vector<PrefillChunk>{{0, kQueries}}));
+    for (const PrefillPath path : {PrefillPath::kBest, PrefillPath::kGeneric}) {
+      auto d_out = Unwrap(DeviceBuffer<float>::Allocate(q.size()));
+      const PrefillAttention kernel =
+          Unwrap(PrefillAttention::Create(shape, path, std::span(&heads, 1)));
+      PrefillArguments args;
+      args.cache = cache.view();
+      args.sequences = cache.device_sequences();
+      args.chunks = d_chunks.data();
+      args.q = d_q.data();
+      args.out = d_out.data();
+      args.out_fp32 = true;
+      args.softmax_scale = inputs[0].softmax_scale;
+      args.batch = 1;
+      args.max_query_tokens = kQueries;
+      args.heads = heads;
+      ASSERT_TRUE(kernel.Launch(args, nullptr).ok());
+      const Status done = CudaStatus(cudaDeviceSynchronize(), "prefill");
+      ASSERT_TRUE(done.ok()) << done.ToString();
+      const std::vector<float> out = Unwrap(d_out.ToHost());
+      for (int h = 0; h < kHeads; ++h) {
+        const DenseKv dense =
+            DecodeKvHead(cases[static_cast<size_t>(h)], inputs[static_cast<size_t>(h)], 0);
+        for (const int i : {0, 1, 63, 64, 65}) {
+          const size_t at = static_cast<size_t>(i) * per_row + static_cast<size_t>(h) * dims;
+          std::vector<float> row(dims);
+          for (size_t d = 0; d < dims; ++d) row[d] = ToFloat(q[at + d]);
+          std::vector<double> expected(dims);
+          ReferenceAttention(row, dense.k, dense.v, 64 + kPages * kPageTokens + i + 1,
+                             args.softmax_scale, expected);
+          EXPECT_LE(RelativeL2({&out[at], dims}, expected), kBudget)
+              << "dim " << dim << " head " << h << " query " << i;
+        }
+      }
+    }
+  }
+}
 
 }  // namespace
 }  // namespace oscar::cuda

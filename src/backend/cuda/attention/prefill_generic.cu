@@ -4,17 +4,24 @@
 namespace oscar::cuda {
 namespace {
 
-template <BlockKind kKind, int kDim>
+template <typename T>
 PrefillKernelInfo Kernel() {
-  using T = GenericPrefillTraits<kKind, kDim>;
-  return {kKind,           kDim, kGenericThreads,
-          T::kSharedBytes, 0,    reinterpret_cast<const void*>(&PrefillAttentionKernel<T>)};
+  return {T::kKind,
+          T::kMixed,
+          T::kDim,
+          kGenericThreads,
+          T::kSharedBytes,
+          0,
+          reinterpret_cast<const void*>(&PrefillAttentionKernel<T>)};
 }
 
 }  // namespace
 
-#define OSCAR_X(dim) \
-  Kernel<BlockKind::kInt2, dim>(), Kernel<BlockKind::kInt4, dim>(), Kernel<BlockKind::kBf16, dim>(),
+#define OSCAR_X(dim)                                         \
+  Kernel<GenericPrefillTraits<BlockKind::kInt2, dim>>(),     \
+      Kernel<GenericPrefillTraits<BlockKind::kInt4, dim>>(), \
+      Kernel<GenericPrefillTraits<BlockKind::kBf16, dim>>(), \
+      Kernel<MixedGenericPrefillTraits<dim>>(),
 const PrefillKernelInfo kPrefillKernelsGeneric[] = {OSCAR_HEAD_DIMS(OSCAR_X){}};
 #undef OSCAR_X
 

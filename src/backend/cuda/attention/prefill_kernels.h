@@ -7,6 +7,7 @@ namespace oscar::cuda {
 
 struct PrefillKernelInfo {
   BlockKind kind;
+  bool mixed;  // heads differ in bits; `kind` means nothing
   int head_dim;
   int threads;
   int shared_bytes;  // without the raw blocks

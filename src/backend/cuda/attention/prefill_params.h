@@ -29,6 +29,11 @@ struct PrefillKernelParams {
   bool precise;  // P against BF16 V: two BF16 numbers, not one
 };
 
+// Of layers whose heads differ in bits; history_block_bytes means nothing.
+struct MixedPrefillParams : PrefillKernelParams {
+  HeadBlock heads[kMaxMixedHeads];
+};
+
 // Tiles of `pages` pages; a tile never spans two regions, so the last of a region may be short.
 struct PrefillTile {
   int64_t position;  // of its first token

@@ -4,21 +4,25 @@
 namespace oscar::cuda {
 namespace {
 
-template <BlockKind kKind, int kDim>
+template <typename T>
 PrefillKernelInfo Kernel() {
-  using T = PrefillTraits<kKind, kDim>;
   constexpr int kRawPages = T::kQuantised ? T::kTilePages : 0;
   static_assert(T::kSharedBytes + kRawPages * static_cast<int>(T::kLayout.block_bytes()) <=
                 227 * 1024);
-  return {kKind,       kDim,
-          T::kThreads, T::kSharedBytes,
-          kRawPages,   reinterpret_cast<const void*>(&PrefillAttentionSm90Kernel<T>)};
+  return {T::kKind,
+          T::kMixed,
+          T::kDim,
+          T::kThreads,
+          T::kSharedBytes,
+          kRawPages,
+          reinterpret_cast<const void*>(&PrefillAttentionSm90Kernel<T>)};
 }
 
 }  // namespace
 
-#define OSCAR_X(dim) \
-  Kernel<BlockKind::kInt2, dim>(), Kernel<BlockKind::kInt4, dim>(), Kernel<BlockKind::kBf16, dim>(),
+#define OSCAR_X(dim)                                                                              \
+  Kernel<PrefillTraits<BlockKind::kInt2, dim>>(), Kernel<PrefillTraits<BlockKind::kInt4, dim>>(), \
+      Kernel<PrefillTraits<BlockKind::kBf16, dim>>(), Kernel<MixedPrefillTraits<dim>>(),
 const PrefillKernelInfo kPrefillKernelsSm90[] = {OSCAR_HEAD_DIMS(OSCAR_X){}};
 #undef OSCAR_X
 

@@ -7,11 +7,13 @@
 #include <algorithm>
 #include <cstring>
 #include <numeric>
+#include <utility>
 #include <vector>
 
 #include "base/rng.h"
 #include "cache/block_codec.h"
 #include "cuda/attention/cache_view.h"
+#include "cuda/attention/head_blocks.h"
 #include "cuda/device/device_buffer.h"
 
 namespace oscar::cuda {
@@ -23,11 +25,29 @@ T Unwrap(Result<T> result) {
   return std::move(result).value();
 }
 
+// Heads one after the other, as a page has them.
+inline HeadBlocks HeadsOf(const std::vector<BlockLayout>& layouts) {
+  return HeadBlocksOf(PageLayout({layouts}), 0);
+}
+// Every pair of bits of K and V, one pair per head.
+inline HeadBlocks NinePairs(int head_dim, int group_dims) {
+  std::vector<BlockLayout> layouts;
+  constexpr BlockKind kKinds[] = {BlockKind::kInt2, BlockKind::kInt3, BlockKind::kInt4};
+  for (const BlockKind k : kKinds) {
+    for (const BlockKind v : kKinds) {
+      layouts.emplace_back(k, v, CodeOrder::kTensorCore, head_dim, group_dims);
+    }
+  }
+  return HeadsOf(layouts);
+}
+
 class TestCache {
  public:
+  // `heads`: where they differ in bits.
   TestCache(const AttentionShape& shape, int rows, int max_history_pages, int max_window_pages,
-            int sink_pages)
+            int sink_pages, HeadBlocks heads = {})
       : shape_(shape),
+        heads_(std::move(heads)),
         rows_(rows),
         history_stride_(std::max(1, max_history_pages)),
         window_stride_(sink_pages + max_window_pages),
@@ -43,11 +63,19 @@ class TestCache {
   }
 
   size_t history_page_bytes() const {
+    if (!heads_.empty()) return heads_.back().offset + history_layout(-1).block_bytes();
     return static_cast<size_t>(shape_.num_kv_heads) * shape_.history_layout().block_bytes();
   }
   size_t window_page_bytes() const {
     return static_cast<size_t>(shape_.num_kv_heads) * shape_.window_layout().block_bytes();
   }
+  // -1: of the last head.
+  BlockLayout history_layout(int head) const {
+    if (heads_.empty()) return shape_.history_layout();
+    const HeadBlock& block = head < 0 ? heads_.back() : heads_[static_cast<size_t>(head)];
+    return block.Layout(shape_.head_dim, shape_.group_dims);
+  }
+  const HeadBlocks& heads() const { return heads_; }
   int history_id(int row, int page) const { return history_table_[row * history_stride_ + page]; }
   int window_id(int row, int64_t absolute_page) const {
     const int entry = absolute_page < sink_pages_
@@ -57,7 +85,8 @@ class TestCache {
   }
   std::byte* history_block(int row, int page, int head) {
     return history_.data() + static_cast<size_t>(history_id(row, page)) * history_page_bytes() +
-           static_cast<size_t>(head) * shape_.history_layout().block_bytes();
+           (heads_.empty() ? static_cast<size_t>(head) * shape_.history_layout().block_bytes()
+                           : heads_[static_cast<size_t>(head)].offset);
   }
   std::byte* window_block(int row, int64_t absolute_page, int head) {
     return window_.data() +
@@ -129,6 +158,7 @@ class TestCache {
   }
 
   AttentionShape shape_;
+  HeadBlocks heads_;
   int rows_, history_stride_, window_stride_, sink_pages_, ring_pages_;
   std::vector<std::byte> history_, window_;
   std::vector<int32_t> history_table_, window_table_;

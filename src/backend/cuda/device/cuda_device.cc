@@ -89,11 +89,11 @@ Status CheckCudaPlan(const ModelSpec& spec, const KvPlan& plan) {
                     "sizes up to {}; use --device cpu",
                     spec.hidden, middle, cuda::kMaxNormWidth));
   }
-  if (!config.sealed.is_uniform()) {
+  if (!config.sealed.is_uniform() && config.sealed.kv_heads() > cuda::kMaxMixedHeads) {
     return Unimplemented(
-        fmt::format("--kv {}: heads with different bits run on the CPU alone; use --device cpu, or "
-                    "--bits 2.25, which gives every head two",
-                    plan.method().name));
+        fmt::format("--kv {}: {} KV heads with different bits, the GPU takes {}; use --device cpu, "
+                    "or --bits 2.25, which gives every head two",
+                    plan.method().name, config.sealed.kv_heads(), cuda::kMaxMixedHeads));
   }
   for (int slot = 0; slot < spec.num_kv_layers(); ++slot) {
     if (plan.k(slot).kind != plan.k(0).kind) {

@@ -6,12 +6,20 @@
 
 #include "base/check.h"
 #include "base/log.h"
+#include "cuda/attention/head_blocks.h"
 #include "cuda/device/cuda_status.h"
 
 namespace oscar::cuda {
 namespace {
 
 constexpr size_t kMaxJobs = 1024;
+
+// Layers of `blocks` with that head alone; -1: as they are.
+std::vector<HeadBlocks> OneHead(std::vector<HeadBlocks> blocks, int head) {
+  if (head < 0) return blocks;
+  for (HeadBlocks& layer : blocks) layer = {layer[static_cast<size_t>(head)]};
+  return blocks;
+}
 
 bool SameRules(const BlockRules& a, const BlockRules& b) {
   return a.k_rule == b.k_rule && a.v_rule == b.v_rule && a.k_clip_ratio == b.k_clip_ratio &&
@@ -21,7 +29,9 @@ bool SameRules(const BlockRules& a, const BlockRules& b) {
 }  // namespace
 
 uint64_t DevicePages::ScratchBytes(const CacheConfig& config) {
-  return SizesOf(config).slot_bytes() + kUnit + 2 * kMaxJobs * sizeof(int32_t);
+  const auto heads = static_cast<uint64_t>(config.sealed.num_layers() * config.sealed.kv_heads());
+  return SizesOf(config).slot_bytes() + kUnit + 2 * kMaxJobs * sizeof(int32_t) +
+         heads * sizeof(HeadBlock);
 }
 
 Result<std::unique_ptr<DevicePages>> DevicePages::Create(const CacheConfig& config,
@@ -74,6 +84,24 @@ Status DevicePages::PrepareSealing(const CacheConfig& config, const AttentionSha
                                    const KvPlan& plan) {
   const auto& rules = plan.rules();
   const int layers = config.open.num_layers();
+  // One launch takes all layers, those of heads alike as well.
+  std::vector<HeadBlocks> blocks;
+  if (!config.sealed.is_uniform() || config.sealed.block(0, 0).kind() == BlockKind::kInt3) {
+    device_heads_ = reinterpret_cast<HeadBlock*>(device_jobs_ + 2 * kMaxJobs);
+    HeadBlocks all;
+    for (int layer = 0; layer < layers; ++layer) {
+      blocks.push_back(HeadBlocksOf(config.sealed, layer));
+      for (HeadBlock head : blocks.back()) {
+        head.offset += static_cast<uint32_t>(config.sealed.BlockOffset(layer, 0));
+        all.push_back(head);
+      }
+    }
+    // Waits: `all` goes.
+    OSCAR_RETURN_IF_ERROR(
+        CudaStatus(cudaMemcpy(device_heads_, all.data(), all.size() * sizeof(HeadBlock),
+                              cudaMemcpyHostToDevice),
+                   "sending the bits of heads"));
+  }
   for (int layer = 0; layer < layers; ++layer) {
     const auto& heads = rules[static_cast<size_t>(layer)];
     const bool uniform = std::ranges::all_of(
@@ -87,7 +115,8 @@ Status DevicePages::PrepareSealing(const CacheConfig& config, const AttentionSha
     if (!uniform) one.num_kv_heads = one.num_q_heads = 1;
     for (int head = 0; head < (uniform ? 1 : shape.num_kv_heads); ++head) {
       OSCAR_ASSIGN_OR_RETURN(const PageSeal seal,
-                             PageSeal::Create(one, heads[static_cast<size_t>(head)]));
+                             PageSeal::Create(one, heads[static_cast<size_t>(head)],
+                                              OneHead(blocks, uniform ? -1 : head)));
       runs_.push_back({seal, layer, 1, uniform ? -1 : head});
     }
   }
@@ -201,6 +230,11 @@ Status DevicePages::Flush() {
       args.saturated = saturated_;
       args.jobs = static_cast<int>(count);
       args.layers = run.layers;
+      if (device_heads_ != nullptr) {
+        args.history_pool = arena_;
+        args.heads_stride = sealed.kv_heads();
+        args.heads = device_heads_ + run.first_layer * sealed.kv_heads() + head;
+      }
       Keep(run.seal.Launch(args, stream_));
     }
     Keep(CudaStatus(cudaMemcpyAsync(seen_saturated_, saturated_, sizeof(*saturated_),

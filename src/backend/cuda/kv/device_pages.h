@@ -75,7 +75,7 @@ class DevicePages : public PageMemory {
     const std::byte* open;
     std::byte* sealed;
   };
-  // Layers (and heads) of one rule, sealed by one launch.
+  // Layers (and heads) of one rule, sealed by one launch whatever their bits.
   struct SealRun {
     PageSeal seal;
     int first_layer, layers, head;  // head: -1 all
@@ -97,8 +97,9 @@ class DevicePages : public PageMemory {
   std::unique_ptr<PageArena> places_;
   std::vector<SealJob> jobs_;
   std::vector<SealRun> runs_;
-  int32_t* device_jobs_ = nullptr;  // [2, kMaxJobs]
-  int32_t* host_jobs_ = nullptr;    // pinned, the same
+  int32_t* device_jobs_ = nullptr;     // [2, kMaxJobs]
+  int32_t* host_jobs_ = nullptr;       // pinned, the same
+  HeadBlock* device_heads_ = nullptr;  // [layers, KV heads] of a page whose heads differ in bits
   unsigned long long* saturated_ = nullptr;
   unsigned long long* seen_saturated_ = nullptr;  // pinned: as of some flush before
   bool warned_ = false;

@@ -2,6 +2,7 @@
 
 #include <fmt/core.h>
 
+#include "cuda/attention/head_blocks.h"
 #include "cuda/device/cuda_status.h"
 #include "cuda/kv/seal_kernels.h"
 #include "cuda/kv/seal_params.h"
@@ -18,24 +19,29 @@ SealSide Side(RowRule rule, float clip_ratio, int head_dim) {
 
 }  // namespace
 
-Result<PageSeal> PageSeal::Create(const AttentionShape& shape, const BlockRules& rules) {
+Result<PageSeal> PageSeal::Create(const AttentionShape& shape, const BlockRules& rules,
+                                  std::span<const HeadBlocks> layers) {
   OSCAR_RETURN_IF_ERROR(CheckBlockShape(shape.head_dim, shape.group_dims));
-  if (shape.history_kind == BlockKind::kBf16) {
+  const bool mixed = !layers.empty();
+  if (!mixed && shape.history_kind == BlockKind::kBf16) {
     return Unexpected(InvalidArgument("sealing into BF16 pages: nothing to quantise"));
   }
   PageSeal self;
   self.shape_ = shape;
   self.rules_ = rules;
+  self.mixed_ = mixed;
   const bool fits = Fits(rules.k_rule) || Fits(rules.v_rule);
-  self.kernel_ = shape.history_kind == BlockKind::kInt2
+  self.kernel_ = mixed ? FindMixedSealKernel(shape.head_dim, shape.group_dims)
+                 : shape.history_kind == BlockKind::kInt2
                      ? FindSealKernel<BlockKind::kInt2>(shape.head_dim, shape.group_dims, fits)
                      : FindSealKernel<BlockKind::kInt4>(shape.head_dim, shape.group_dims, fits);
   if (self.kernel_ == nullptr) {
     return Unexpected(Unimplemented(
         fmt::format("no seal kernel for head dim {}, group {}", shape.head_dim, shape.group_dims)));
   }
-  self.shared_bytes_ =
-      static_cast<int>(shape.window_layout().block_bytes() + shape.history_layout().block_bytes());
+  const int block =
+      mixed ? LargestBlock(shape, layers) : static_cast<int>(shape.history_layout().block_bytes());
+  self.shared_bytes_ = static_cast<int>(shape.window_layout().block_bytes()) + block;
   OSCAR_RETURN_IF_ERROR(
       CudaStatus(cudaFuncSetAttribute(self.kernel_, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                       self.shared_bytes_),
@@ -48,7 +54,12 @@ Status PageSeal::Launch(const SealArguments& args, Stream stream) const {
   if (args.jobs < 0 || args.layers < 1 || args.layers > 65535) {
     return InvalidArgument(fmt::format("sealing {} pages in {} layers", args.jobs, args.layers));
   }
-  SealKernelParams params{};
+  if (mixed_ && (args.heads == nullptr || args.heads_stride < shape_.num_kv_heads)) {
+    return InvalidArgument("sealing heads of different bits without saying which");
+  }
+  MixedSealParams params{};
+  params.heads = args.heads;
+  params.heads_stride = args.heads_stride;
   params.window_pool = args.window_pool;
   params.history_pool = args.history_pool;
   params.window_page_stride = args.window_page_stride;
@@ -61,7 +72,8 @@ Status PageSeal::Launch(const SealArguments& args, Stream stream) const {
   params.num_kv_heads = shape_.num_kv_heads;
   params.k = Side(rules_.k_rule, rules_.k_clip_ratio, shape_.head_dim);
   params.v = Side(rules_.v_rule, rules_.v_clip_ratio, shape_.head_dim);
-  void* kernel_args[] = {&params};
+  // Kernels of heads alike take the first part of it.
+  void* kernel_args[] = {static_cast<SealKernelParams*>(&params)};
   const dim3 grid(static_cast<unsigned>(args.jobs * shape_.num_kv_heads),
                   static_cast<unsigned>(args.layers));
   return CudaStatus(cudaLaunchKernel(kernel_, grid, dim3(kSealThreads), kernel_args,

@@ -68,13 +68,26 @@ struct RowTarget {
     return {kKind, CodeOrder::kTensorCore, kDim, kGroup};
   }
   static constexpr int kBits = kLayout.bits();
+  static constexpr bool kSplit = kBits == 3;  // low two bits, then high ones
+  static constexpr int kLowBits = kSplit ? 2 : kBits;
   static constexpr int kPairs = kDim / 2, kGroupPairs = kGroup / 2;
   static constexpr int kLevels = (1 << kBits) - 1;
   static constexpr float kInverseGroup = 1.0f / kGroup;  // exact: a power of two
 
-  uint8_t* block;
+  // Where the block would begin if this side's codes, or its metadata, lay in it as in one whose
+  // sides are alike: both the block itself, unless they are not.
+  uint8_t* codes;
+  uint8_t* meta;
   int token;
   bool is_k;
+
+  // One side of a block whose sides differ in bits.
+  __device__ static RowTarget Of(uint8_t* block, const BlockLayout& layout, int token, bool is_k) {
+    if (is_k)
+      return {block, block + layout.k_meta_offset() - Layout().k_meta_offset(), token, is_k};
+    return {block + layout.v_codes_offset() - Layout().v_codes_offset(),
+            block + layout.v_meta_offset() - Layout().v_meta_offset(), token, is_k};
+  }
 
   struct Choice {
     float score = 0.0f, slope = 0.0f, sqx = 0.0f, step = 0.0f;
@@ -111,7 +124,7 @@ struct RowTarget {
 
   __device__ void StoreMeta(int group, float scale, float minimum) const {
     const uint32_t at = is_k ? Layout().KScale(token, group) : Layout().VScale(token, group);
-    *reinterpret_cast<uint32_t*>(block + at) = PackHalf(scale, minimum);
+    *reinterpret_cast<uint32_t*>(meta + at) = PackHalf(scale, minimum);
   }
 
   __device__ void StoreFit(int group, RowRule rule, float mean, float sxx,
@@ -126,20 +139,32 @@ struct RowTarget {
     StoreMeta(group, scale, RoundFp16(__fsub_rn(mean, __fmul_rn(scale, mean_code))));
   }
 
-  // Codes of the pair (dim, dim + 1) and of those at the same place in the steps after it.
+  __device__ __forceinline__ void Or(CodePosition at, uint32_t bits) const {
+    atomicOr(reinterpret_cast<uint32_t*>(codes + at.offset), bits << at.shift);
+  }
+  // Codes of the pair (dim, dim + 1) and of those at the same place in the steps after it; of three
+  // bits the low two.
   __device__ __forceinline__ void StoreWord(int dim, uint32_t word) const {
     if (is_k) {
-      const CodePosition at = Layout().KCode(token, dim);
-      atomicOr(reinterpret_cast<uint32_t*>(block + at.offset), word << at.shift);
+      Or(Layout().KCode(token, dim), word);
     } else {
-      const CodePosition even = Layout().VCode(token, dim), odd = Layout().VCode(token, dim + 1);
-      atomicOr(reinterpret_cast<uint32_t*>(block + even.offset), (word & 0xffffu) << even.shift);
-      atomicOr(reinterpret_cast<uint32_t*>(block + odd.offset), (word >> 16) << odd.shift);
+      Or(Layout().VCode(token, dim), word & 0xffffu);
+      Or(Layout().VCode(token, dim + 1), word >> 16);
+    }
+  }
+  __device__ __forceinline__ void StoreHighWord(int dim, uint32_t word) const {
+    if (is_k) {
+      Or(Layout().KHighBit(token, dim), word);
+    } else {
+      Or(Layout().VHighBit(token, dim), word & 0xffffu);
+      Or(Layout().VHighBit(token, dim + 1), word >> 16);
     }
   }
   __device__ void StoreCode(int dim, uint32_t code) const {
-    const CodePosition at = is_k ? Layout().KCode(token, dim) : Layout().VCode(token, dim);
-    atomicOr(reinterpret_cast<uint32_t*>(block + at.offset), code << at.shift);
+    Or(is_k ? Layout().KCode(token, dim) : Layout().VCode(token, dim), kSplit ? code & 3u : code);
+    if constexpr (kSplit) {
+      Or(is_k ? Layout().KHighBit(token, dim) : Layout().VHighBit(token, dim), code >> 2);
+    }
   }
 };
 
@@ -210,8 +235,7 @@ struct PlainSealer {
                            : f == 2 ? 0.95f
                            : f == 3 ? 1.05f
                                     : 1.15f;
-      const float step =
-          __fmul_rn(__fmul_rn(factor, Target::kBits == 2 ? 1.0f : 0.3365f), deviation);
+      const float step = __fmul_rn(__fmul_rn(factor, MseStepScale(Target::kBits)), deviation);
       if (!(step > 0.0f)) break;
       int sum = 0, squares = 0;
       const float sqx = PlainSum(group, [&](float x) {
@@ -381,7 +405,7 @@ class RowSealer {
   static constexpr int kPairs = Target::kPairs, kGroupPairs = Target::kGroupPairs;
   static constexpr float kInverseGroup = Target::kInverseGroup;
 
-  __device__ RowSealer(uint8_t* block, int token, bool is_k) : target_{block, token, is_k} {}
+  __device__ explicit RowSealer(const Target& target) : target_(target) {}
 
   // Reads the row out of a BF16 page side in tensor-core order. Returns how many values were NaN
   // (now 0) or beyond the range (now +-65536, clamped later).
@@ -527,17 +551,28 @@ class RowSealer {
   template <int kIndex, typename Codes>
   __device__ __forceinline__ void Pack(Codes codes) {
     constexpr int kSteps = kGroup / 16;
-    constexpr int kPerWord = 16 / kBits < kSteps ? 16 / kBits : kSteps;
+    constexpr int kMost = 16 / Target::kLowBits;
+    constexpr int kPerWord = kMost < kSteps ? kMost : kSteps;
 #pragma unroll
     for (int first = 0; first < kSteps; first += kPerWord) {
 #pragma unroll
       for (int w = 0; w < 8; ++w) {
-        uint32_t word = 0;
+        uint32_t word = 0, high = 0;
 #pragma unroll
         for (int i = 0; i < kPerWord; ++i) {
-          word |= codes(kIndex * kGroupPairs + (first + i) * 8 + w, kBits * i);
+          const int pair = kIndex * kGroupPairs + (first + i) * 8 + w;
+          if constexpr (Target::kSplit) {
+            const uint32_t both = codes(pair, 0);
+            word |= (both & 0x00030003u) << (2 * i);
+            high |= (both >> 2 & 0x00010001u) << i;
+          } else {
+            word |= codes(pair, kBits * i);
+          }
         }
         target_.StoreWord(kIndex * kGroup + first * 16 + w * 2, word);
+        if constexpr (Target::kSplit) {
+          target_.StoreHighWord(kIndex * kGroup + first * 16 + w * 2, high);
+        }
       }
     }
   }
@@ -599,58 +634,125 @@ class RowSealer {
   uint32_t x_[kPairs];  // pairs of BF16 in dim order
 };
 
+// What a block of threads does around the rows, whatever their bits. All threads.
+template <int kDim>
+class SealJob {
+ public:
+  static constexpr BlockLayout kOpenLayout{BlockKind::kBf16, CodeOrder::kTensorCore, kDim, kDim};
+  static constexpr int kSideBytes = static_cast<int>(kOpenLayout.code_bytes());
+
+  // The source to the beginning of `shared`; the target block, which lies behind it, is cleared.
+  __device__ static __forceinline__ void Load(uint8_t* shared, uint64_t* bar,
+                                              const std::byte* source, int block_bytes) {
+    const auto thread = static_cast<int>(threadIdx.x);
+    const uint32_t full = SharedAddress(bar);
+    if (thread == 0) {
+      BarrierInit(full, FullArrivals());
+      BarrierInitFence();
+    }
+    __syncthreads();
+    if (thread < 32) {
+      const StageFill fill(full, 2 * kSideBytes, thread);
+      fill.Copy(SharedAddress(shared), source, 2 * kSideBytes);
+      fill.End();
+    }
+    uint8_t* block = shared + 2 * kSideBytes;
+    for (int i = thread; i < block_bytes / 16; i += kSealThreads) {
+      reinterpret_cast<uint4*>(block)[i] = uint4{0, 0, 0, 0};
+    }
+    __syncthreads();
+    BarrierWait(full, 0);
+  }
+  template <bool kFit, typename Sealer>
+  __device__ static __forceinline__ void Seal(const SealKernelParams& p, Sealer& row,
+                                              const uint8_t* source, bool is_k) {
+    const int changed = row.Load(source);
+    if (changed > 0 && p.saturated != nullptr) {
+      atomicAdd(p.saturated, static_cast<unsigned long long>(changed));
+    }
+    row.template Seal<kFit>(is_k ? p.k : p.v, source, changed);
+  }
+  __device__ static __forceinline__ void Store(const uint8_t* shared, std::byte* target,
+                                               int block_bytes) {
+    __syncthreads();
+    for (int i = static_cast<int>(threadIdx.x); i < block_bytes / 16; i += kSealThreads) {
+      reinterpret_cast<uint4*>(target)[i] =
+          reinterpret_cast<const uint4*>(shared + 2 * kSideBytes)[i];
+    }
+  }
+};
+
 // kFit: some side uses a least-squares rule, which needs twice the registers.
+template <int kDim, bool kFit>
+inline constexpr int kSealBlocksPerSm = kDim > 128 ? 2
+                                        : kFit     ? 3
+                                                   : 4;
+
 template <BlockKind kKind, int kDim, int kGroup, bool kFit>
-__global__ void __launch_bounds__(kSealThreads, kDim > 128 ? 2
-                                                : kFit     ? 3
-                                                           : 4)
+__global__ void __launch_bounds__(kSealThreads, kSealBlocksPerSm<kDim, kFit>)
     SealPagesKernel(const __grid_constant__ SealKernelParams p) {
   using Sealer = RowSealer<kKind, kDim, kGroup>;
-  constexpr BlockLayout kOpenLayout(BlockKind::kBf16, CodeOrder::kTensorCore, kDim, kDim);
-  constexpr int kSideBytes = static_cast<int>(kOpenLayout.code_bytes());
+  using Job = SealJob<kDim>;
   constexpr int kBlockBytes = static_cast<int>(Sealer::kLayout.block_bytes());
   extern __shared__ __align__(128) uint8_t shared[];
-  uint8_t* block = shared + 2 * kSideBytes;
   __shared__ uint64_t bar;
   WaitForPredecessor();
   const int job = static_cast<int>(blockIdx.x) / p.num_kv_heads;
   const int64_t head = static_cast<int>(blockIdx.x) % p.num_kv_heads, layer = blockIdx.y;
   const int64_t source_page = p.source_pages[job], target_page = p.target_pages[job];
   if (source_page < 0) return;
+  Job::Load(shared, &bar,
+            p.window_pool + layer * p.window_layer_stride + source_page * p.window_page_stride +
+                head * (2 * Job::kSideBytes),
+            kBlockBytes);
   const auto thread = static_cast<int>(threadIdx.x);
-  const uint32_t full = SharedAddress(&bar);
-  if (thread == 0) {
-    BarrierInit(full, FullArrivals());
-    BarrierInitFence();
-  }
-  __syncthreads();
-  if (thread < 32) {
-    const StageFill fill(full, 2 * kSideBytes, thread);
-    fill.Copy(SharedAddress(shared),
-              p.window_pool + layer * p.window_layer_stride + source_page * p.window_page_stride +
-                  head * (2 * kSideBytes),
-              2 * kSideBytes);
-    fill.End();
-  }
-  for (int i = thread; i < kBlockBytes / 16; i += kSealThreads) {
-    reinterpret_cast<uint4*>(block)[i] = uint4{0, 0, 0, 0};
-  }
-  __syncthreads();
-  BarrierWait(full, 0);
   const bool is_k = thread < kPageTokens;
-  Sealer row(block, thread % kPageTokens, is_k);
-  const uint8_t* source = shared + (is_k ? 0 : kSideBytes);
-  const int changed = row.Load(source);
-  if (changed > 0 && p.saturated != nullptr) {
-    atomicAdd(p.saturated, static_cast<unsigned long long>(changed));
+  uint8_t* block = shared + 2 * Job::kSideBytes;
+  Sealer row({block, block, thread % kPageTokens, is_k});
+  Job::template Seal<kFit>(p, row, shared + (is_k ? 0 : Job::kSideBytes), is_k);
+  Job::Store(shared,
+             p.history_pool + layer * p.history_layer_stride + target_page * p.history_page_stride +
+                 head * kBlockBytes,
+             kBlockBytes);
+}
+
+// Heads and sides differ in bits: the two warps of a side take the path of its kind.
+template <int kDim, int kGroup>
+__global__ void __launch_bounds__(kSealThreads, kSealBlocksPerSm<kDim, true>)
+    MixedSealPagesKernel(const __grid_constant__ MixedSealParams p) {
+  using Job = SealJob<kDim>;
+  extern __shared__ __align__(128) uint8_t shared[];
+  __shared__ uint64_t bar;
+  WaitForPredecessor();
+  const int job = static_cast<int>(blockIdx.x) / p.num_kv_heads;
+  const int64_t head = static_cast<int>(blockIdx.x) % p.num_kv_heads, layer = blockIdx.y;
+  const int64_t source_page = p.source_pages[job], target_page = p.target_pages[job];
+  if (source_page < 0) return;
+  const HeadBlock at = p.heads[layer * p.heads_stride + head];
+  const BlockLayout layout = at.Layout(kDim, kGroup);
+  const auto block_bytes = static_cast<int>(layout.block_bytes());
+  Job::Load(shared, &bar,
+            p.window_pool + layer * p.window_layer_stride + source_page * p.window_page_stride +
+                head * (2 * Job::kSideBytes),
+            block_bytes);
+  const auto thread = static_cast<int>(threadIdx.x);
+  const bool is_k = thread < kPageTokens;
+  uint8_t* block = shared + 2 * Job::kSideBytes;
+  // Inlined: a call would read the parameters through memory.
+  const auto seal = [&]<BlockKind kKind>() __attribute__((always_inline)) {
+    using Sealer = RowSealer<kKind, kDim, kGroup>;
+    Sealer row(Sealer::Target::Of(block, layout, thread % kPageTokens, is_k));
+    Job::template Seal<true>(p, row, shared + (is_k ? 0 : Job::kSideBytes), is_k);
+  };
+  const BlockKind kind = is_k ? at.k : at.v;
+  if (kind == BlockKind::kInt2) {
+    seal.template operator()<BlockKind::kInt2>();
+  } else if (kind == BlockKind::kInt3) {
+    seal.template operator()<BlockKind::kInt3>();
+  } else {
+    seal.template operator()<BlockKind::kInt4>();
   }
-  row.template Seal<kFit>(is_k ? p.k : p.v, source, changed);
-  __syncthreads();
-  auto* target = reinterpret_cast<uint4*>(p.history_pool + layer * p.history_layer_stride +
-                                          target_page * p.history_page_stride + head * kBlockBytes);
-  for (int i = thread; i < kBlockBytes / 16; i += kSealThreads) {
-    target[i] = reinterpret_cast<const uint4*>(block)[i];
-  }
+  Job::Store(shared, p.history_pool + at.offset + target_page * p.history_page_stride, block_bytes);
 }
 
 }  // namespace oscar::cuda

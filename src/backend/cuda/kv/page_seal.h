@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "cache/block_codec.h"
 #include "cuda/attention/cache_view.h"
@@ -22,11 +23,17 @@ struct SealArguments {
   unsigned long long* saturated = nullptr;  // device; += values that were NaN or beyond +-65504
   int jobs = 0;
   int layers = 1;
+  // Where heads differ in bits: [layers, heads_stride], device, offsets from history_pool;
+  // history_layer_stride means nothing then.
+  const HeadBlock* heads = nullptr;
+  int heads_stride = 0;
 };
 
 class PageSeal {
  public:
-  static Result<PageSeal> Create(const AttentionShape& shape, const BlockRules& rules);
+  // `layers`: those it will be launched for, where heads differ in bits; else empty.
+  static Result<PageSeal> Create(const AttentionShape& shape, const BlockRules& rules,
+                                 std::span<const HeadBlocks> layers = {});
   // Asynchronous; may be captured in a graph.
   Status Launch(const SealArguments& args, Stream stream) const;
 
@@ -35,6 +42,7 @@ class PageSeal {
   AttentionShape shape_;
   BlockRules rules_;
   const void* kernel_ = nullptr;
+  bool mixed_ = false;
   int shared_bytes_ = 0;
 };
 

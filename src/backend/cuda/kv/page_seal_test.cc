@@ -172,6 +172,117 @@ INSTANTIATE_TEST_SUITE_P(Rules, PageSealTest, testing::ValuesIn(Cases()), [](con
          std::to_string(static_cast<int>(c.k_rule)) + std::to_string(static_cast<int>(c.v_rule));
 });
 
+// Every pair of bits, in layers whose heads have them in different orders: the bytes of the scalar
+// encoder, one launch for both.
+class MixedSealTest : public testing::TestWithParam<SealCase> {};
+
+TEST_P(MixedSealTest, IsBitEqualToTheScalarEncoder) {
+  const SealCase& c = GetParam();
+  constexpr int kHeads = 9, kLayers = 2, kJobs = 2;
+  const AttentionShape shape{.head_dim = c.head_dim,
+                             .group_dims = c.group_dims,
+                             .num_q_heads = kHeads,
+                             .num_kv_heads = kHeads};
+  const BlockRules rules{c.k_rule, c.v_rule, c.k_clip, c.v_clip};
+  std::vector<std::vector<BlockLayout>> blocks(kLayers);
+  for (const HeadBlock& head : NinePairs(c.head_dim, c.group_dims)) {
+    const BlockLayout layout = head.Layout(c.head_dim, c.group_dims);
+    blocks[0].push_back(layout);
+    blocks[1].insert(blocks[1].begin(), layout);
+  }
+  const PageLayout page(blocks);
+  const BlockLayout open = shape.window_layout();
+  const size_t layer_bytes = open.block_bytes() * kHeads, open_bytes = layer_bytes * kLayers;
+  const auto rows = static_cast<size_t>(kPageTokens * c.head_dim);
+  std::vector<std::byte> window(open_bytes * kJobs);
+  std::vector<std::byte> expected(page.bytes() * kJobs, std::byte{0x5a});
+  std::vector<HeadBlocks> layers;
+  HeadBlocks table;
+  const Philox k_rng(7, 3), v_rng(7, 4);
+  unsigned long long saturated = 0;
+  size_t index = 0;
+  for (int layer = 0; layer < kLayers; ++layer) {
+    layers.push_back(HeadBlocksOf(page, layer));
+    for (int h = 0; h < kHeads; ++h) {
+      table.push_back({static_cast<uint32_t>(page.BlockOffset(layer, h)),
+                       page.block(layer, h).k_kind(), page.block(layer, h).v_kind()});
+      for (size_t job = 0; job < kJobs; ++job) {
+        std::vector<Bf16> k(rows), v(rows);
+        for (size_t i = 0; i < rows; ++i, ++index) {
+          const int t = static_cast<int>(i) / c.head_dim, d = static_cast<int>(i) % c.head_dim;
+          k[i] = TestValue(k_rng, t, d, index);
+          v[i] = TestValue(v_rng, t + 5, d, index);
+        }
+        const size_t at = job * open_bytes + static_cast<size_t>(layer) * layer_bytes +
+                          static_cast<size_t>(h) * open.block_bytes();
+        EncodeBlock(open, {}, k, v, {window.data() + at, open.block_bytes()});
+        const BlockLayout& sealed = page.block(layer, h);
+        saturated += static_cast<unsigned long long>(
+            EncodeBlock(sealed, rules, k, v,
+                        {expected.data() + job * page.bytes() + page.BlockOffset(layer, h),
+                         sealed.block_bytes()}));
+      }
+    }
+  }
+  const auto d_window = Unwrap(DeviceBuffer<std::byte>::Copy(window));
+  auto d_history = Unwrap(DeviceBuffer<std::byte>::Allocate(expected.size()));
+  ASSERT_TRUE(d_history.Fill(0x5a).ok());
+  const auto ids = Unwrap(DeviceBuffer<int32_t>::Copy(std::vector<int32_t>{0, 1}));
+  const auto d_table = Unwrap(DeviceBuffer<HeadBlock>::Copy(table));
+  auto count = Unwrap(DeviceBuffer<unsigned long long>::Allocate(1));
+  ASSERT_TRUE(count.Fill(0).ok());
+  const PageSeal seal = Unwrap(PageSeal::Create(shape, rules, layers));
+  SealArguments args;
+  args.window_pool = d_window.data();
+  args.history_pool = d_history.data();
+  args.window_page_stride = static_cast<int64_t>(open_bytes);
+  args.window_layer_stride = static_cast<int64_t>(layer_bytes);
+  args.history_page_stride = static_cast<int64_t>(page.bytes());
+  args.source_pages = ids.data();
+  args.target_pages = ids.data();
+  args.saturated = count.data();
+  args.jobs = kJobs;
+  args.layers = kLayers;
+  args.heads = d_table.data();
+  args.heads_stride = kHeads;
+  ASSERT_TRUE(seal.Launch(args, nullptr).ok());
+  const Status done = CudaStatus(cudaDeviceSynchronize(), "seal");
+  ASSERT_TRUE(done.ok()) << done.ToString();
+  EXPECT_EQ(Unwrap(count.ToHost())[0], saturated);
+  const std::vector<std::byte> actual = Unwrap(d_history.ToHost());
+  for (int layer = 0; layer < kLayers; ++layer) {
+    for (int h = 0; h < kHeads; ++h) {
+      const BlockLayout& sealed = page.block(layer, h);
+      for (size_t job = 0; job < kJobs; ++job) {
+        const size_t at = job * page.bytes() + page.BlockOffset(layer, h);
+        EXPECT_EQ(std::memcmp(&actual[at], &expected[at], sealed.block_bytes()), 0)
+            << "layer " << layer << " head " << h << ": " << sealed.k_bits() << " and "
+            << sealed.v_bits() << " bits";
+      }
+    }
+  }
+}
+
+std::vector<SealCase> MixedCases() {
+  std::vector<SealCase> cases;
+  for (const int dim : {64, 128, 256}) {
+    for (const int group : {32, 64, 128, 256}) {
+      if (!BlockLayout::IsSupported(dim, group)) continue;
+      cases.push_back(
+          {BlockKind::kInt2, dim, group, RowRule::kMseFitUnbiased, RowRule::kMinMax, 0.0f, 0.92f});
+    }
+  }
+  cases.push_back({BlockKind::kInt2, 128, 128, RowRule::kMinMax, RowRule::kMseFit, 0.96f, 0.0f});
+  cases.push_back({BlockKind::kInt2, 128, 64, RowRule::kSymmetric, RowRule::kMinMax, 0.9f, 0.0f});
+  return cases;
+}
+INSTANTIATE_TEST_SUITE_P(Rules, MixedSealTest, testing::ValuesIn(MixedCases()),
+                         [](const auto& test) {
+                           return std::to_string(test.index) + "_d" +
+                                  std::to_string(test.param.head_dim) + "_g" +
+                                  std::to_string(test.param.group_dims);
+                         });
+
 TEST(PageSeal, RefusesBf16) {
   EXPECT_EQ(PageSeal::Create({.history_kind = BlockKind::kBf16}, {}).error().code(),
             StatusCode::kInvalidArgument);

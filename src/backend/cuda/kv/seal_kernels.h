@@ -10,5 +10,7 @@ namespace oscar::cuda {
 // translation unit per kind defines its own. Null where there is none.
 template <BlockKind kKind>
 const void* FindSealKernel(int head_dim, int group_dims, bool fits);
+// Of pages whose heads differ in bits.
+const void* FindMixedSealKernel(int head_dim, int group_dims);
 
 }  // namespace oscar::cuda

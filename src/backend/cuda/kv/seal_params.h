@@ -26,6 +26,12 @@ struct SealKernelParams {
   SealSide k, v;
 };
 
+// Of pages whose heads differ in bits. Strides of layers mean nothing for history.
+struct MixedSealParams : SealKernelParams {
+  const HeadBlock* heads;  // [layers, heads_stride], device: offsets from history_pool
+  int32_t heads_stride;
+};
+
 inline constexpr int kSealThreads = 2 * kPageTokens;
 
 }  // namespace oscar::cuda

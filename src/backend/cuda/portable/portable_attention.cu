@@ -11,6 +11,7 @@
 #include <string>
 
 #include "cache/query_rounding.h"
+#include "cuda/attention/head_blocks.h"
 #include "cuda/device/cuda_status.h"
 #include "cuda/device/ptx.cuh"
 #include "cuda/portable/portable_attention.h"
@@ -31,7 +32,8 @@ struct Params {
   float* out;
   float factor;  // softmax scale times log2 e
   int32_t heads, kv_heads, tokens;
-  BlockLayout history, window;
+  BlockLayout history, window;  // history: of blocks that are alike
+  HeadBlock blocks[kMaxMixedHeads];
 };
 
 template <int kDim>
@@ -111,9 +113,10 @@ struct Steps {
 
 // QueryToInt16 of group [first, end): codes, step, sum, centre.
 template <int kDim, typename Value>
-__device__ void RoundQuery(const Params& p, typename Shared<kDim>::Part& out, int row, int group,
-                           int lane, bool is_rest, const Value& value) {
-  const int first = group * p.history.group_dims(), end = first + p.history.group_dims();
+__device__ void RoundQuery(const Params& p, const BlockLayout& history,
+                           typename Shared<kDim>::Part& out, int row, int group, int lane,
+                           bool is_rest, const Value& value) {
+  const int first = group * history.group_dims(), end = first + history.group_dims();
   float largest = 0.0f;
   for (int d = first + lane; d < end; d += 32) largest = fmaxf(largest, fabsf(value(d)));
   const Steps steps(MaxOfWarp(largest));
@@ -129,31 +132,54 @@ __device__ void RoundQuery(const Params& p, typename Shared<kDim>::Part& out, in
   if (is_rest) sum = 0.0f;
   out.step[row][group] = steps.step * p.factor;
   out.sum[row][group] = sum;
-  out.centre[row][group] = StatisticsOf(p.history).middle * (sum - rounded);
+  out.centre[row][group] = StatisticsOf(history).middle * (sum - rounded);
 }
 
 template <int kDim>
-__device__ void PrepareQuery(const Params& p, Shared<kDim>& s, int row, const float* q, int lane) {
+__device__ void PrepareQuery(const Params& p, const BlockLayout& history, Shared<kDim>& s, int row,
+                             const float* q, int lane) {
   for (int d = lane; d < kDim; d += 32) s.q[row][d] = q[d] * p.factor;
-  const float noise = StatisticsOf(p.history).Noise(p.history.group_dims());
-  for (int g = 0; g < p.history.num_groups(); ++g) {
-    RoundQuery<kDim>(p, s.rounded, row, g, lane, false, [&](int d) { return q[d]; });
-    s.limit[row][g] = ScaleLimit(p.history, s.rounded.step[row][g] * noise);
-    const int first = g * p.history.group_dims(), end = first + p.history.group_dims();
+  const float noise = StatisticsOf(history).Noise(history.group_dims());
+  for (int g = 0; g < history.num_groups(); ++g) {
+    RoundQuery<kDim>(p, history, s.rounded, row, g, lane, false, [&](int d) { return q[d]; });
+    s.limit[row][g] = ScaleLimit(history, s.rounded.step[row][g] * noise);
+    const int first = g * history.group_dims(), end = first + history.group_dims();
     float largest = 0.0f;
     for (int d = first + lane; d < end; d += 32) largest = fmaxf(largest, fabsf(q[d]));
     const Steps steps(MaxOfWarp(largest));
-    RoundQuery<kDim>(p, s.rest, row, g, lane, true,
+    RoundQuery<kDim>(p, history, s.rest, row, g, lane, true,
                      [&](int d) { return fmaf(rintf(q[d] * steps.inverse), -steps.step, q[d]); });
   }
 }
 
-// One side of a page, tokens [0, valid) of it; the rest is zero.
-template <BlockKind kKind, int kDim, bool kValues>
-__device__ void LoadSide(const Params& p, Shared<kDim>& s, const std::byte* block, int valid) {
+// One code of a side whose bits are data.
+template <bool kValues>
+__device__ uint32_t MixedCode(const BlockLayout& layout, const std::byte* block, int token,
+                              int dim) {
+  const auto read = [&](CodePosition at, int bits) {
+    const uint32_t word = *reinterpret_cast<const uint32_t*>(block + at.offset);
+    return word >> at.shift & ((1u << bits) - 1);
+  };
+  const int bits = kValues ? layout.v_bits() : layout.k_bits();
+  const uint32_t low =
+      read(kValues ? layout.VCode(token, dim) : layout.KCode(token, dim), bits == 3 ? 2 : bits);
+  if (bits != 3) return low;
+  return low | read(kValues ? layout.VHighBit(token, dim) : layout.KHighBit(token, dim), 1) << 2;
+}
+
+// One side of a page, tokens [0, valid) of it; the rest is zero. `history`: of packed pages.
+// kMixed: its bits are data, and kKind means nothing.
+template <BlockKind kKind, int kDim, bool kValues, bool kMixed = false>
+__device__ void LoadSide(const BlockLayout& history, Shared<kDim>& s, const std::byte* block,
+                         int valid) {
   constexpr BlockLayout kLayout(kKind, CodeOrder::kTensorCore, kDim, kDim);
   for (int i = static_cast<int>(threadIdx.x); i < kPageTokens * kDim; i += kWarps * 32) {
     const int token = i / kDim, dim = i % kDim;
+    if constexpr (kMixed) {
+      const uint32_t code = token < valid ? MixedCode<kValues>(history, block, token, dim) : 0u;
+      s.page.codes[token][dim] = static_cast<uint8_t>(code);
+      continue;
+    }
     const CodePosition at = kValues ? kLayout.VCode(token, dim) : kLayout.KCode(token, dim);
     uint32_t word = 0;
     if (token < valid) {
@@ -166,7 +192,7 @@ __device__ void LoadSide(const Params& p, Shared<kDim>& s, const std::byte* bloc
     }
   }
   if constexpr (kKind == BlockKind::kBf16) return;
-  const BlockLayout& layout = p.history;
+  const BlockLayout& layout = history;
   for (int i = static_cast<int>(threadIdx.x); i < layout.num_groups() * kPageTokens;
        i += kWarps * 32) {
     const int g = i / kPageTokens, t = i % kPageTokens;
@@ -194,11 +220,11 @@ __device__ float2 PlainLogits(const Shared<kDim>& s, int row, int lane) {
 }
 
 template <int kDim>
-__device__ float2 PackedLogits(const Params& p, const Shared<kDim>& s,
+__device__ float2 PackedLogits(const BlockLayout& history, const Shared<kDim>& s,
                                const typename Shared<kDim>::Part& q, int row, int lane,
                                float2 before) {
-  const int width = p.history.group_dims();
-  for (int g = 0; g < p.history.num_groups(); ++g) {
+  const int width = history.group_dims();
+  for (int g = 0; g < history.num_groups(); ++g) {
     int a = 0, b = 0;
 #pragma unroll 4
     for (int d = g * width; d < (g + 1) * width; d += 4) {
@@ -221,7 +247,7 @@ __device__ float2 PackedLogits(const Params& p, const Shared<kDim>& s,
   return before;
 }
 
-template <BlockKind kKind, int kDim>
+template <BlockKind kKind, int kDim, bool kMixed>
 __global__ void __launch_bounds__(kWarps * 32) PortableKernel(const Params p) {
   using S = Shared<kDim>;
   constexpr int kRowsPerWarp = S::kRows / kWarps, kDims = kDim / 32;
@@ -236,6 +262,8 @@ __global__ void __launch_bounds__(kWarps * 32) PortableKernel(const Params p) {
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   const int group = p.heads / p.kv_heads, rows = count * group;
   const int kv_head = static_cast<int>(blockIdx.y);
+  const BlockLayout history =
+      kMixed ? p.blocks[kv_head].Layout(kDim, p.history.group_dims()) : p.history;
   const int64_t start = view.length() - chunk.query_tokens + first;  // position of row 0's token
   const auto place = [&](int row) {                                  // token and head of a row
     return int2{chunk.query_begin + first + row / group, kv_head * group + row % group};
@@ -252,7 +280,7 @@ __global__ void __launch_bounds__(kWarps * 32) PortableKernel(const Params p) {
     const int row = warp + i * kWarps;
     if (row >= rows) continue;
     const int2 at = place(row);
-    PrepareQuery<kDim>(p, s, row, p.q + at.x * p.q_stride + int64_t{at.y} * kDim, lane);
+    PrepareQuery<kDim>(p, history, s, row, p.q + at.x * p.q_stride + int64_t{at.y} * kDim, lane);
   }
 
   const int sink_pages = (view.sink_tokens + kPageTokens - 1) / kPageTokens;
@@ -266,8 +294,9 @@ __global__ void __launch_bounds__(kWarps * 32) PortableKernel(const Params p) {
       const int32_t id =
           p.cache.history_table[int64_t{view.table_row} * p.cache.history_table_stride + page -
                                 sink_pages];
-      block = p.cache.history_pool + id * p.cache.history_page_stride +
-              int64_t{kv_head} * p.history.block_bytes();
+      block =
+          p.cache.history_pool + id * p.cache.history_page_stride +
+          (kMixed ? int64_t{p.blocks[kv_head].offset} : int64_t{kv_head} * p.history.block_bytes());
     } else {
       const int entry =
           page < p.cache.sink_pages ? page : p.cache.sink_pages + page % p.cache.ring_pages;
@@ -279,9 +308,9 @@ __global__ void __launch_bounds__(kWarps * 32) PortableKernel(const Params p) {
     const int valid = static_cast<int>(min(last + 1 - begin, int64_t{kPageTokens}));
     __syncthreads();
     if (packed) {
-      LoadSide<kKind, kDim, false>(p, s, block, valid);
+      LoadSide<kKind, kDim, false, kMixed>(history, s, block, valid);
     } else {
-      LoadSide<BlockKind::kBf16, kDim, false>(p, s, block, valid);
+      LoadSide<BlockKind::kBf16, kDim, false>(history, s, block, valid);
     }
     __syncthreads();
 #pragma unroll
@@ -291,13 +320,13 @@ __global__ void __launch_bounds__(kWarps * 32) PortableKernel(const Params p) {
       if (row >= rows || visible <= 0) continue;
       float2 logit{0.0f, 0.0f};
       if (packed) {
-        logit = PackedLogits<kDim>(p, s, s.rounded, row, lane, logit);
+        logit = PackedLogits<kDim>(history, s, s.rounded, row, lane, logit);
         bool needed = false;
-        for (int g = 0; g < p.history.num_groups(); ++g) {
+        for (int g = 0; g < history.num_groups(); ++g) {
           const float largest = MaxOfWarp(fmaxf(s.scale[g][lane], s.scale[g][lane + 32]));
           needed = needed || largest > s.limit[row][g];
         }
-        if (needed) logit = PackedLogits<kDim>(p, s, s.rest, row, lane, logit);
+        if (needed) logit = PackedLogits<kDim>(history, s, s.rest, row, lane, logit);
       } else {
         logit = PlainLogits<kDim>(s, row, lane);
       }
@@ -312,9 +341,9 @@ __global__ void __launch_bounds__(kWarps * 32) PortableKernel(const Params p) {
     }
     __syncthreads();
     if (packed) {
-      LoadSide<kKind, kDim, true>(p, s, block, valid);
+      LoadSide<kKind, kDim, true, kMixed>(history, s, block, valid);
     } else {
-      LoadSide<BlockKind::kBf16, kDim, true>(p, s, block, valid);
+      LoadSide<BlockKind::kBf16, kDim, true>(history, s, block, valid);
     }
     __syncthreads();
 #pragma unroll
@@ -334,8 +363,8 @@ __global__ void __launch_bounds__(kWarps * 32) PortableKernel(const Params p) {
         continue;
       }
       const Four w = ByLanes(weight[i].x, weight[i].y, lane);
-      const int width = p.history.group_dims() / 32;
-      for (int g = 0; g < p.history.num_groups(); ++g) {
+      const int width = history.group_dims() / 32;
+      for (int g = 0; g < history.num_groups(); ++g) {
         const float2 scaled{weight[i].x * s.scale[g][lane], weight[i].y * s.scale[g][lane + 32]};
         float minimum = 0.0f;
 #pragma unroll
@@ -376,28 +405,35 @@ __global__ void __launch_bounds__(kWarps * 32) PortableKernel(const Params p) {
 
 struct Kernel {
   BlockKind kind;
+  bool mixed;
   int head_dim, rows, shared_bytes;
   const void* function;
 };
-template <BlockKind kKind, int kDim>
+template <BlockKind kKind, int kDim, bool kMixed = false>
 constexpr Kernel KernelOf() {
-  return {kKind, kDim, Shared<kDim>::kRows, static_cast<int>(sizeof(Shared<kDim>)),
-          reinterpret_cast<const void*>(&PortableKernel<kKind, kDim>)};
+  return {kKind,
+          kMixed,
+          kDim,
+          Shared<kDim>::kRows,
+          static_cast<int>(sizeof(Shared<kDim>)),
+          reinterpret_cast<const void*>(&PortableKernel<kKind, kDim, kMixed>)};
 }
 
 }  // namespace
 
-Result<PortableAttention> PortableAttention::Create(const AttentionShape& shape) {
+Result<PortableAttention> PortableAttention::Create(const AttentionShape& shape, bool mixed) {
 #define OSCAR_X(dim)                                                    \
   KernelOf<BlockKind::kInt2, dim>(), KernelOf<BlockKind::kInt4, dim>(), \
-      KernelOf<BlockKind::kBf16, dim>(),
+      KernelOf<BlockKind::kBf16, dim>(), KernelOf<BlockKind::kInt4, dim, true>(),
   static const Kernel kKernels[] = {OSCAR_HEAD_DIMS(OSCAR_X)};
 #undef OSCAR_X
   for (const Kernel& kernel : kKernels) {
-    if (kernel.kind != shape.history_kind || kernel.head_dim != shape.head_dim) continue;
+    const bool fits = kernel.mixed == mixed && (mixed || kernel.kind == shape.history_kind);
+    if (!fits || kernel.head_dim != shape.head_dim) continue;
     if (shape.group_size() > kernel.rows) break;
     PortableAttention self;
     self.shape_ = shape;
+    self.mixed_ = mixed;
     self.kernel_ = kernel.function;
     self.shared_bytes_ = kernel.shared_bytes;
     self.tokens_ = kernel.rows / shape.group_size();
@@ -426,7 +462,12 @@ Status PortableAttention::Launch(const PortableArguments& args, Stream stream) c
                 shape_.num_kv_heads,
                 tokens_,
                 shape_.history_layout(),
-                shape_.window_layout()};
+                shape_.window_layout(),
+                {}};
+  if (mixed_) {
+    OSCAR_RETURN_IF_ERROR(CheckHeads(shape_, args.heads));
+    std::ranges::copy(args.heads, params.blocks);
+  }
   if (args.batch == 0) return {};
   if (args.batch < 0 || args.batch > kMostChunks || args.max_query_tokens < 1) {
     return InvalidArgument("portable attention of more chunks than a launch takes");

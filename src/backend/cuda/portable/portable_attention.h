@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 
 #include "cuda/attention/cache_view.h"
 #include "cuda/attention/prefill_params.h"
@@ -22,12 +23,14 @@ struct PortableArguments {
   float* out = nullptr;      // [rows, q_heads, D], device
   float softmax_scale = 0.0f;
   int batch = 0;
-  int max_query_tokens = 1;  // of any chunk
+  int max_query_tokens = 1;          // of any chunk
+  std::span<const HeadBlock> heads;  // host; of the layer, where heads differ in bits
 };
 
 class PortableAttention {
  public:
-  static Result<PortableAttention> Create(const AttentionShape& shape);
+  // mixed: heads differ in bits.
+  static Result<PortableAttention> Create(const AttentionShape& shape, bool mixed = false);
   // Asynchronous.
   Status Launch(const PortableArguments& args, Stream stream) const;
 
@@ -35,6 +38,7 @@ class PortableAttention {
   PortableAttention() = default;
   AttentionShape shape_;
   const void* kernel_ = nullptr;
+  bool mixed_ = false;
   int shared_bytes_ = 0;
   int tokens_ = 0;  // of queries, a block
 };

@@ -23,7 +23,12 @@ class PortableBackend final : public DeviceBackend {
 
  protected:
   Status CreateKernels() override {
-    OSCAR_ASSIGN_OR_RETURN(kernel_, PortableAttention::Create(shape_));
+    if (decode_.has_value()) {
+      OSCAR_ASSIGN_OR_RETURN(kernel_, PortableAttention::Create(shape_));
+    }
+    if (!mixed_layers_.empty()) {
+      OSCAR_ASSIGN_OR_RETURN(mixed_kernel_, PortableAttention::Create(shape_, /*mixed=*/true));
+    }
     return {};
   }
   void CarveActivations(DeviceCarver& carver, size_t rows, size_t logit_rows) override;
@@ -43,7 +48,7 @@ class PortableBackend final : public DeviceBackend {
   Status Multiply(const DeviceMatrix& matrix, const float* x, const float* bias, float* out,
                   int rows, bool add = false);
 
-  std::optional<PortableAttention> kernel_;
+  std::optional<PortableAttention> kernel_, mixed_kernel_;
   float* normed_ = nullptr;    // [rows, hidden]
   float* attended_ = nullptr;  // [rows, q]
   float* gated_ = nullptr;     // [rows, intermediate]
@@ -123,19 +128,21 @@ Status PortableBackend::WriteKv(int index, int slot) {
 
 Status PortableBackend::Attend(int, int slot) {
   PortableArguments args;
+  const PortableAttention& kernel = IsMixed(slot) ? *mixed_kernel_ : *kernel_;
   args.cache = ViewOf(slot);
+  args.heads = HeadsOf(slot);
   args.q = qkv_;
   args.q_stride = attention_.qkv_width();
   args.out = attended_;
   args.softmax_scale = static_cast<float>(attention_.softmax_scale);
   args.sequences = pass_.decode_views;
   args.batch = pass_.decodes;
-  OSCAR_RETURN_IF_ERROR(kernel_->Launch(args, stream_));
+  OSCAR_RETURN_IF_ERROR(kernel.Launch(args, stream_));
   args.sequences = pass_.chunk_views;
   args.chunks = pass_.chunk_rows;
   args.batch = pass_.chunks;
   args.max_query_tokens = std::max(pass_.longest_chunk, 1);
-  return kernel_->Launch(args, stream_);
+  return kernel.Launch(args, stream_);
 }
 
 Status PortableBackend::ReadQkv(int index, std::span<float> out) {

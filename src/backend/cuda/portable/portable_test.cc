@@ -39,12 +39,29 @@ TEST_P(PortableMethodTest, LogitsAreTheCpus) {
 }
 INSTANTIATE_TEST_SUITE_P(
     All, PortableMethodTest,
-    testing::Values(MethodCase{"bf16"}, MethodCase{"oscar+"},
+    testing::Values(MethodCase{"bf16"}, MethodCase{"oscar+"}, MethodCase{"oscar+ mixed"},
+                    MethodCase{"oscar+ mixed", WeightFormat::kCheckpoint, false, 32},
                     MethodCase{"oscar+", WeightFormat::kFp8}, MethodCase{"saw-int4"},
                     MethodCase{"quarot"}, MethodCase{"naive"},
                     MethodCase{"oscar", WeightFormat::kCheckpoint, true},
                     MethodCase{"oscar+", WeightFormat::kCheckpoint, true, 32},
                     MethodCase{"saw-int4", WeightFormat::kCheckpoint, false, 64}));
+
+// Short enough for a machine that has no GPU and emulates one.
+TEST(Portable, TheDefaultMapGivesTheCpusTokens) {
+  for (const bool mixed : {false, true}) {
+    KvPlanOptions method = mixed ? DemoModel::Method("oscar+ mixed", 64) : DefaultMap(64);
+    method.sink = 64;
+    method.recent = 64;
+    DemoModel cpu(method, 2, uint64_t{1} << 30, WeightFormat::kCheckpoint, PortableCpu());
+    GpuModel gpu(method, PortableGpu(64, 2));
+    EXPECT_FALSE(gpu.plan->cache().sealed.is_uniform());
+    const Followed f =
+        Follow(*cpu.model, cpu.pool, *gpu.model, *gpu.pool, SomeTokens(320), /*steps=*/3);
+    ExpectSame(f);
+    EXPECT_GE(f.sealed_pages[1], 3);
+  }
+}
 
 class PortableShapeTest : public testing::TestWithParam<ShapeCase> {};
 

@@ -4,7 +4,8 @@
 // by a radix select over order-preserving keys (three passes of 11, 11 and 10 bits), sorted in
 // shared memory and weighed. Where the answer needs more of them than that (top-k beyond them, a
 // nucleus beyond them, or more equal logits than fit) the row is left undecided and the caller
-// fetches its logits.
+// fetches its logits. Tokens outside a row's mask take part in none of this, except that a value
+// that is not finite is told of wherever it stands.
 #include <cuda_runtime_api.h>
 
 #include <cmath>
@@ -76,6 +77,27 @@ __device__ double InclusiveSum(double value, double* scratch) {
   return before + value;
 }
 
+__device__ __forceinline__ bool IsAllowed(const uint32_t* mask, int i) {
+  return mask == nullptr || (mask[i / 32] >> (i % 32) & 1u) != 0;
+}
+
+// How many of the first `vocab` bits are set.
+__device__ int CountAllowed(const uint32_t* mask, int vocab, int* count) {
+  if (mask == nullptr) return vocab;
+  if (threadIdx.x == 0) *count = 0;
+  __syncthreads();
+  int mine = 0;
+  for (int word = static_cast<int>(threadIdx.x); 32 * word < vocab; word += kThreads) {
+    const int left = vocab - 32 * word;
+    mine += __popc(left >= 32 ? mask[word] : mask[word] & ((1u << left) - 1u));
+  }
+  if (mine > 0) atomicAdd(count, mine);
+  __syncthreads();
+  const int all = *count;
+  __syncthreads();
+  return all;
+}
+
 // Samples from every token whose weight (1 for the largest) is at least min_p. `sums` [kThreads].
 __device__ void SampleFromAll(const float* row, int vocab, const SampleParams& sample,
                               uint64_t best, double* sums, int* owner, int32_t* id) {
@@ -83,6 +105,7 @@ __device__ void SampleFromAll(const float* row, int vocab, const SampleParams& s
   const float largest = ValueOf(static_cast<uint32_t>(best >> 32));
   const double inverse = 1.0 / static_cast<double>(sample.temperature);
   const auto weight = [&](int i) {
+    if (!IsAllowed(sample.mask, i)) return 0.0;
     const double w = exp((static_cast<double>(row[i]) - largest) * inverse);
     return w >= sample.min_p ? w : 0.0;
   };
@@ -135,6 +158,7 @@ __global__ void __launch_bounds__(kThreads)
   bool bad = false;
   const auto consider = [&](float x, int i) {
     bad |= !isfinite(x);
+    if (!IsAllowed(sample.mask, i)) return;
     const uint64_t packed = Packed(x, i);
     best = packed > best ? packed : best;
   };
@@ -158,7 +182,8 @@ __global__ void __launch_bounds__(kThreads)
     if (tid == 0) ids[blockIdx.x] = IdOf(best);
     return;
   }
-  const bool limited = sample.top_k > 0 && sample.top_k < vocab;
+  const int allowed = CountAllowed(sample.mask, vocab, &count);
+  const bool limited = sample.top_k > 0 && sample.top_k < allowed;
   if (!limited && sample.top_p >= 1.0f) {
     SampleFromAll(row, vocab, sample, best, weights, &count, &ids[blockIdx.x]);
     return;
@@ -169,12 +194,12 @@ __global__ void __launch_bounds__(kThreads)
   }
   const float largest = ValueOf(static_cast<uint32_t>(best >> 32));
   const double inverse = 1.0 / static_cast<double>(sample.temperature);
-  const int wanted = limited ? sample.top_k : vocab;
+  const int wanted = limited ? sample.top_k : allowed;
   const int keep = min(wanted, kKept);
   double all = 0.0;  // of the weights of every token, where top-k is off
   if (!limited) {
     for (int i = tid; i < vocab; i += kThreads) {
-      all += exp((static_cast<double>(row[i]) - largest) * inverse);
+      if (IsAllowed(sample.mask, i)) all += exp((static_cast<double>(row[i]) - largest) * inverse);
     }
     all = BlockSum(all, weights);
   }
@@ -188,7 +213,8 @@ __global__ void __launch_bounds__(kThreads)
     __syncthreads();
     for (int i = tid; i < vocab; i += kThreads) {
       const uint32_t key = KeyOf(row[i]);
-      if ((key & mask) == prefix) atomicAdd(&histogram[(key >> shift) & (bins - 1)], 1);
+      if ((key & mask) == prefix && IsAllowed(sample.mask, i))
+        atomicAdd(&histogram[(key >> shift) & (bins - 1)], 1);
     }
     __syncthreads();
     FindBin(histogram, bins, want, &shared_bin, &shared_above);
@@ -201,7 +227,7 @@ __global__ void __launch_bounds__(kThreads)
   for (int i = tid; i < kCapacity; i += kThreads) candidates[i] = 0;
   __syncthreads();
   for (int i = tid; i < vocab; i += kThreads) {
-    if (KeyOf(row[i]) < prefix) continue;
+    if (KeyOf(row[i]) < prefix || !IsAllowed(sample.mask, i)) continue;
     const int at = atomicAdd(&count, 1);
     if (at < kCapacity) candidates[at] = Packed(row[i], i);
   }

@@ -10,8 +10,8 @@
 
 namespace oscar::cuda {
 
-// [rows]: ids[r] from logits[sources[r]], or SampleParams's kNotFinite or kUndecided. `sampling`
-// and `sources` in device memory.
+// [rows]: ids[r] from logits[sources[r]], or SampleParams's kNotFinite or kUndecided. `sampling`,
+// the masks it points to and `sources` in device memory.
 Status LaunchSample(const float* logits, const int32_t* sources, const SampleParams* sampling,
                     int32_t* ids, int rows, int vocab, Stream stream);
 

@@ -6,6 +6,7 @@
 
 #include <cmath>
 #include <limits>
+#include <utility>
 #include <vector>
 
 #include "base/rng.h"
@@ -16,7 +17,7 @@ namespace oscar::cuda {
 namespace {
 
 std::vector<int32_t> Sampled(const std::vector<std::vector<float>>& rows,
-                             const std::vector<SampleParams>& sampling) {
+                             std::vector<SampleParams> sampling) {
   const size_t vocab = rows[0].size();
   std::vector<float> logits;
   std::vector<int32_t> sources;
@@ -26,6 +27,18 @@ std::vector<int32_t> Sampled(const std::vector<std::vector<float>>& rows,
   }
   for (size_t i = 0; i < rows.size(); ++i) {
     sources.push_back(static_cast<int32_t>(rows.size() - 1 - i));
+  }
+  // Masks lie behind each other, as the backend has them.
+  std::vector<uint32_t> masks;
+  const size_t words = (vocab + 31) / 32;
+  for (const SampleParams& sample : sampling) {
+    if (sample.mask != nullptr) masks.insert(masks.end(), sample.mask, sample.mask + words);
+  }
+  masks.push_back(0);
+  const auto device_masks = *DeviceBuffer<uint32_t>::Copy(masks);
+  const uint32_t* next_mask = device_masks.data();
+  for (SampleParams& sample : sampling) {
+    if (sample.mask != nullptr) sample.mask = std::exchange(next_mask, next_mask + words);
   }
   const auto device_logits = *DeviceBuffer<float>::Copy(logits);
   const auto device_sources = *DeviceBuffer<int32_t>::Copy(sources);
@@ -111,6 +124,52 @@ TEST_P(SampleTest, AsTheSamplerDoes) {
 }
 INSTANTIATE_TEST_SUITE_P(Vocabularies, SampleTest,
                          testing::Values(37, 1023, 1025, 8192, 50257, 151936));
+
+// Of one token, of a few, of half and of all but a few: the same samples as the host's.
+TEST_P(SampleTest, MaskedRowsAsTheSamplerDoes) {
+  const size_t vocab = GetParam(), words = (vocab + 31) / 32;
+  for (const Case& c : kCases) {
+    std::vector<std::vector<float>> rows;
+    std::vector<SampleParams> sampling;
+    std::vector<int32_t> expected;
+    std::vector<std::vector<uint32_t>> masks;
+    for (uint64_t seed = 0; seed < 24; ++seed) {
+      std::vector<uint32_t>& mask = masks.emplace_back(words);
+      const Philox rng(seed, 1);
+      for (size_t i = 0; i < vocab; ++i) {
+        const uint32_t bits = rng.Block(i)[0];
+        const bool allowed = seed % 4 == 0   ? i == seed * 7919 % vocab
+                             : seed % 4 == 1 ? bits % 97 == 0
+                             : seed % 4 == 2 ? bits % 2 == 0
+                                             : bits % 97 != 0;
+        if (allowed) mask[i / 32] |= uint32_t{1} << (i % 32);
+      }
+      mask[vocab / 64] |= 1;                                             // never empty
+      if (vocab % 32 != 0) mask.back() |= ~uint32_t{0} << (vocab % 32);  // beyond the vocabulary
+      SamplingOptions options;
+      options.temperature = c.temperature;
+      options.top_k = c.top_k;
+      options.top_p = c.top_p;
+      options.min_p = c.min_p;
+      options.seed = seed;
+      Sampler sampler(options);
+      std::vector<float> logits = Logits(seed, vocab, seed % 2 == 0 ? 0.5f : 4.0f);
+      sampling.push_back(*sampler.NextSample());
+      expected.push_back(sampler.Sample(logits, {}, mask.data()));
+      rows.push_back(std::move(logits));
+    }
+    for (size_t i = 0; i < sampling.size(); ++i) {
+      if (i % 5 != 4) sampling[i].mask = masks[i].data();  // among rows without
+    }
+    const auto ids = Sampled(rows, sampling);
+    for (size_t i = 0; i < ids.size(); ++i) {
+      if (i % 5 == 4 || (ids[i] == SampleParams::kUndecided && !c.is_sure)) continue;
+      EXPECT_EQ(ids[i], expected[i])
+          << "temperature " << c.temperature << " top_k " << c.top_k << " top_p " << c.top_p
+          << " min_p " << c.min_p << " row " << i;
+    }
+  }
+}
 
 // The ends of [0, 1) take the first and the last token that has any weight.
 TEST(Sample, EndsOfTheRange) {

@@ -1,5 +1,5 @@
-// The query of an item as DecodeConsumerInt2 reads it: B fragments in lane order, made once an item
-// by the scheduler warp rather than by every consumer. Device only.
+// The query of an item as DecodeConsumerPacked reads it: B fragments in lane order, made once an
+// item by the scheduler warp rather than by every consumer. Device only.
 //
 //   [4][32 lanes] 16 B   fragments. Head h has columns 2h and 2h + 1.
 //   [32 lanes] 8 B       of pages: {raw logit of all codes 1, raw logit -> log2 units}, head
@@ -8,9 +8,10 @@
 // Against the windows it is BF16 as it is, k-steps 2i and 2i + 1 a fragment, the odd columns zero.
 //
 // Against pages it is 16-bit integers, whose high and low byte (both signed) are the two columns:
-// the largest lies between 2^14 and 2^15, so all within 2^-8 of it are exact. The k of bit pair p
-// of a code word are dims {16 p, 16 (p + 4), 16 p + 1, 16 (p + 4) + 1} + 2 (lane % 4), and 8 more
-// for the second register; fragment i has p = 2i and 2i + 1. Where rounding takes more than
+// the largest lies between 2^14 and 2^15, so all within 2^-8 of it are exact. The k of two 16-dim
+// steps (a, b) whose codes one mask picks are dims {16 a, 16 b, 16 a + 1, 16 b + 1} + 2 (lane % 4),
+// and 8 more for the second register. Of 2 and 3 bits they are (p, p + 4), of 4 bits (0, 2),
+// (1, 3), (4, 6) and (5, 7); fragment i has the pairs 2i and 2i + 1. Where rounding takes more than
 // kMostRest in all (one dim far above the others), fragments 2 and 3 hold what it took, times 2^15.
 #pragma once
 
@@ -19,7 +20,7 @@
 namespace oscar::cuda {
 
 template <typename T>
-class DecodeQueryInt2 {
+class DecodeQueryPacked {
  public:
   static constexpr int kFragmentBytes = T::kSteps / 2 * 512;
 
@@ -33,19 +34,32 @@ class DecodeQueryInt2 {
     return *reinterpret_cast<const int32_t*>(query + kFragmentBytes + 256) != 0;
   }
 
-  // What a lane needs of the rows: dims {2 (lane % 4), + 1} + 8 i of head lane / 8.
+  // What a lane needs of the rows: dims {2 (lane % 4), + 1} + 8 i of head lane / 8. For keys of 4
+  // bits i is PlaceOf4(), so that what follows knows one order.
   struct Rows {
     uint32_t pair[2 * T::kSteps];
   };
-  // q: the item's first query row, in global memory.
-  __device__ static __forceinline__ void Load(const uint16_t* q, int heads, bool pages, int lane,
+  // Of the pairs of steps above: i is 2 (which) of the first, and 8 more of the second.
+  __device__ static constexpr int PlaceOf4(int i) { return i % 8 / 4 * 8 + i / 8 * 4 + i % 4; }
+  // q: the item's first query row, in global memory. keys: the kind of K, of pages.
+  __device__ static __forceinline__ void Load(const uint16_t* q, int heads, bool pages,
+                                              [[maybe_unused]] BlockKind keys, int lane,
                                               Rows& rows) {
     const int row = lane >> 2, quad = lane & 3;
     const bool valid = (pages || (row & 1) == 0) && row / 2 < heads;
     q += row / 2 * T::kDim + quad * 2;
+    if constexpr (T::kMixed) {
+      const bool wide = pages && keys == BlockKind::kInt4;
 #pragma unroll
-    for (int i = 0; i < 2 * T::kSteps; ++i) {
-      rows.pair[i] = valid ? __ldg(reinterpret_cast<const uint32_t*>(q + i * 8)) : 0u;
+      for (int i = 0; i < 2 * T::kSteps; ++i) {
+        const auto* pair = reinterpret_cast<const uint32_t*>(q + (wide ? PlaceOf4(i) : i) * 8);
+        rows.pair[i] = valid ? __ldg(pair) : 0u;
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < 2 * T::kSteps; ++i) {
+        rows.pair[i] = valid ? __ldg(reinterpret_cast<const uint32_t*>(q + i * 8)) : 0u;
+      }
     }
   }
   __device__ static __forceinline__ void WriteForWindows(const Rows& rows, uint8_t* query,
@@ -56,8 +70,9 @@ class DecodeQueryInt2 {
                                                         rows.pair[4 * i + 2], rows.pair[4 * i + 3]};
     }
   }
-  __device__ static __forceinline__ void WriteForPages(const Rows& rows, float scale_log2,
-                                                       uint8_t* query, int lane) {
+  __device__ static __forceinline__ void WriteForPages(const Rows& rows,
+                                                       [[maybe_unused]] BlockKind keys,
+                                                       float scale_log2, uint8_t* query, int lane) {
     uint32_t most = 0;
 #pragma unroll
     for (const uint32_t pair : rows.pair) {
@@ -89,9 +104,11 @@ class DecodeQueryInt2 {
       sum = fmaf(rest_sum, kRestUnit, sum);
     }
     if (lane == 0) *reinterpret_cast<int32_t*>(query + kFragmentBytes + 256) = has_rest ? 1 : 0;
-    // Raw logits count code * 4^(3 - p) * 4^p.
-    const float factor = scale_log2 * Power2(exponent) * 0x1p-6f;  // of the head of column lane / 4
-    sum = QuadSum(sum) * 64.0f;
+    // Raw logits count code * 4^(3 - p) * 4^p at 2 bits, code * 16 at 3 and 4.
+    const bool fine = T::kMixed && keys != BlockKind::kInt2;
+    // Of the head of column lane / 4.
+    const float factor = scale_log2 * Power2(exponent) * (fine ? 0x1p-4f : 0x1p-6f);
+    sum = QuadSum(sum) * (fine ? 16.0f : 64.0f);
     const int head_lane = (lane & 3) * 8;
     reinterpret_cast<float2*>(query + kFragmentBytes)[lane] = {__shfl_sync(~0u, sum, head_lane),
                                                                __shfl_sync(~0u, factor, head_lane)};
