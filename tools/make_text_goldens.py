@@ -7,7 +7,7 @@
 Token ids come from Hugging Face `tokenizers`; prompts from jinja2, set up as transformers sets it up
 (ImmutableSandboxedEnvironment, trim_blocks, lstrip_blocks, loop controls, its own tojson). Inputs under
 tests/data/text: qwen3_tokenizer.json.xz (Qwen3, Apache-2.0) and templates/*.jinja (the chat templates of
-six published models). The small GPT-2-style and Llama-3-style tokenizers are trained here, on the sample
+ten published models). The small GPT-2-style and Llama-3-style tokenizers are trained here, on the sample
 text below and this repository's sources, and only when their files are absent (--retrain forces it).
 """
 import argparse

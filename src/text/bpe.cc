@@ -147,28 +147,62 @@ Result<BpeModel> BpeModel::Build(Vocabulary vocabulary,
     }
     model.byte_ids_[static_cast<size_t>(byte)] = id;
   }
-  if (merges.size() >= kNoRank) return Unexpected(OutOfRange("too many merges"));
-  model.merges_.resize(std::bit_ceil(merges.size() * 2 + 2));
-  const size_t mask = model.merges_.size() - 1;
+  OSCAR_RETURN_IF_ERROR(model.AddMerges(merges));
+  return model;
+}
+
+Result<BpeModel> BpeModel::BuildFromCharacters(
+    Vocabulary vocabulary, const std::vector<std::pair<TokenId, TokenId>>& merges,
+    bool ignore_merges, const std::array<TokenId, 256>& byte_ids) {
+  BpeModel model;
+  model.vocabulary_ = std::move(vocabulary);
+  model.ignore_merges_ = ignore_merges;
+  model.from_characters_ = true;
+  model.byte_ids_ = byte_ids;
+  OSCAR_RETURN_IF_ERROR(model.AddMerges(merges));
+  return model;
+}
+
+Status BpeModel::AddMerges(const std::vector<std::pair<TokenId, TokenId>>& merges) {
+  if (merges.size() >= kNoRank) return OutOfRange("too many merges");
+  merges_.resize(std::bit_ceil(merges.size() * 2 + 2));
+  const size_t mask = merges_.size() - 1;
   std::string joined;
   for (size_t rank = 0; rank < merges.size(); ++rank) {
     const auto [left, right] = merges[rank];
-    joined.assign(model.vocabulary_.Bytes(left)).append(model.vocabulary_.Bytes(right));
-    const TokenId result = model.vocabulary_.Find(joined);
+    joined.assign(vocabulary_.Bytes(left)).append(vocabulary_.Bytes(right));
+    const TokenId result = vocabulary_.Find(joined);
     if (result == kNoToken) {
-      return Unexpected(DataLoss(
+      return DataLoss(
           fmt::format("merge {} joins tokens {} and {}, but their union is not in the vocabulary",
-                      rank, left, right)));
+                      rank, left, right));
     }
     const uint64_t pair = PairKey(left, right);
     size_t slot = Mix(pair) & mask;
-    while (model.merges_[slot].result != kNoToken && model.merges_[slot].pair != pair) {
+    while (merges_[slot].result != kNoToken && merges_[slot].pair != pair) {
       slot = (slot + 1) & mask;
     }
-    model.merges_[slot] = {pair, static_cast<uint32_t>(rank), result};  // a repeat overrides
+    merges_[slot] = {pair, static_cast<uint32_t>(rank), result};  // a repeat overrides
   }
-  model.cache_ = std::make_unique<WordCache>();
-  return model;
+  cache_ = std::make_unique<WordCache>();
+  return {};
+}
+
+void BpeModel::Symbols(std::string_view word, std::vector<TokenId>* symbols) const {
+  if (!from_characters_) {
+    for (const char c : word) symbols->push_back(byte_ids_[static_cast<uint8_t>(c)]);
+    return;
+  }
+  for (size_t at = 0; at < word.size();) {
+    const size_t length = std::max<size_t>(DecodeUtf8(word, at).length, 1);
+    const std::string_view character = word.substr(at, length);
+    if (const TokenId id = vocabulary_.Find(character); id != kNoToken) {
+      symbols->push_back(id);
+    } else {
+      for (const char c : character) symbols->push_back(byte_ids_[static_cast<uint8_t>(c)]);
+    }
+    at += length;
+  }
 }
 
 const BpeModel::Merge* BpeModel::FindMerge(TokenId left, TokenId right) const {
@@ -184,7 +218,7 @@ const BpeModel::Merge* BpeModel::FindMerge(TokenId left, TokenId right) const {
 
 void BpeModel::EncodeWord(std::string_view word, std::vector<TokenId>* ids) const {
   if (word.empty()) return;
-  if (word.size() == 1) {
+  if (word.size() == 1 && !from_characters_) {
     ids->push_back(byte_ids_[static_cast<uint8_t>(word[0])]);
     return;
   }
@@ -194,28 +228,29 @@ void BpeModel::EncodeWord(std::string_view word, std::vector<TokenId>* ids) cons
       return;
     }
   }
-  if (word.size() > kShortWord) {
-    MergeLong(word, ids);
+  const bool is_cached = word.size() <= WordCache::kMaxWordBytes;
+  const uint64_t hash = is_cached ? std::hash<std::string_view>{}(word) : 0;
+  if (is_cached && cache_->Find(word, hash, ids)) return;
+  std::vector<TokenId> symbols;
+  symbols.reserve(word.size());
+  Symbols(word, &symbols);
+  if (symbols.size() > kShortWord) {
+    MergeLong(symbols, ids);
     return;
   }
-  if (word.size() > WordCache::kMaxWordBytes) {
-    MergeShort(word, ids);
-    return;
-  }
-  const uint64_t hash = std::hash<std::string_view>{}(word);
-  if (cache_->Find(word, hash, ids)) return;
   const size_t first = ids->size();
-  MergeShort(word, ids);
+  MergeShort(symbols, ids);
+  if (!is_cached) return;
   cache_->Insert(word, hash, ids->data() + first, ids->size() - first);
 }
 
-void BpeModel::MergeShort(std::string_view word, std::vector<TokenId>* ids) const {
+void BpeModel::MergeShort(std::span<const TokenId> word, std::vector<TokenId>* ids) const {
   OSCAR_DCHECK(word.size() <= kShortWord);
   std::array<TokenId, kShortWord> symbols;
   std::array<uint32_t, kShortWord> ranks;  // of the pair that starts here
   std::array<TokenId, kShortWord> results;
   size_t count = word.size();
-  for (size_t i = 0; i < count; ++i) symbols[i] = byte_ids_[static_cast<uint8_t>(word[i])];
+  std::ranges::copy(word, symbols.begin());
   const auto rank_pair = [&](size_t i) {
     const Merge* merge = i + 1 < count ? FindMerge(symbols[i], symbols[i + 1]) : nullptr;
     ranks[i] = merge != nullptr ? merge->rank : kNoRank;
@@ -240,7 +275,7 @@ void BpeModel::MergeShort(std::string_view word, std::vector<TokenId>* ids) cons
   ids->insert(ids->end(), symbols.begin(), symbols.begin() + static_cast<ptrdiff_t>(count));
 }
 
-void BpeModel::MergeLong(std::string_view word, std::vector<TokenId>* ids) const {
+void BpeModel::MergeLong(std::span<const TokenId> word, std::vector<TokenId>* ids) const {
   const auto count = static_cast<uint32_t>(word.size());
   struct Symbol {
     TokenId id;
@@ -253,8 +288,7 @@ void BpeModel::MergeLong(std::string_view word, std::vector<TokenId>* ids) const
   std::vector<uint64_t> heap;
   heap.reserve(count);
   for (uint32_t i = 0; i < count; ++i) {
-    symbols[i] = {byte_ids_[static_cast<uint8_t>(word[i])], i == 0 ? kNoRank : i - 1, i + 1,
-                  kNoRank};
+    symbols[i] = {word[i], i == 0 ? kNoRank : i - 1, i + 1, kNoRank};
   }
   for (uint32_t i = 0; i + 1 < count; ++i) {
     if (const Merge* merge = FindMerge(symbols[i].id, symbols[i + 1].id)) {

@@ -1,4 +1,5 @@
-// Byte-pair merging over raw bytes: the vocabulary of a byte-level model and its merge rules.
+// Byte-pair merging over raw bytes: the vocabulary of a byte-level model and its merge rules; or
+// over characters, with tokens for the bytes of those that have none (SentencePiece).
 // Immutable after Build apart from a bounded word cache with its own locks; safe from any
 // thread. Time is O(n log n) in the bytes of a word, whatever the word.
 #pragma once
@@ -7,6 +8,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -57,6 +59,10 @@ class BpeModel {
   static Result<BpeModel> Build(Vocabulary vocabulary,
                                 const std::vector<std::pair<TokenId, TokenId>>& merges,
                                 bool ignore_merges);
+  // Words begin as characters; one that is no token becomes the tokens of its bytes.
+  static Result<BpeModel> BuildFromCharacters(
+      Vocabulary vocabulary, const std::vector<std::pair<TokenId, TokenId>>& merges,
+      bool ignore_merges, const std::array<TokenId, 256>& byte_ids);
   BpeModel(BpeModel&&) noexcept;
   BpeModel& operator=(BpeModel&&) noexcept;
   ~BpeModel();
@@ -73,13 +79,16 @@ class BpeModel {
   class WordCache;
   BpeModel();
   const Merge* FindMerge(TokenId left, TokenId right) const;
-  void MergeShort(std::string_view word, std::vector<TokenId>* ids) const;
-  void MergeLong(std::string_view word, std::vector<TokenId>* ids) const;
+  Status AddMerges(const std::vector<std::pair<TokenId, TokenId>>& merges);
+  void Symbols(std::string_view word, std::vector<TokenId>* symbols) const;
+  void MergeShort(std::span<const TokenId> word, std::vector<TokenId>* ids) const;
+  void MergeLong(std::span<const TokenId> word, std::vector<TokenId>* ids) const;
 
   Vocabulary vocabulary_;
   std::array<TokenId, 256> byte_ids_{};
   std::vector<Merge> merges_;
   bool ignore_merges_ = false;
+  bool from_characters_ = false;
   std::unique_ptr<WordCache> cache_;
 };
 

@@ -10,6 +10,7 @@
 
 #include "base/json.h"
 #include "text/jinja/template.h"
+#include "text/tool_history.h"
 #include "text/unicode.h"
 
 namespace oscar {
@@ -141,14 +142,20 @@ Result<ordered_json> NormalizeMessages(const ordered_json& messages, size_t max_
 
 struct ChatTemplate::Rep {
   struct Named {
-    std::string name;
+    std::string name, source;
     jinja::Template parsed;
   };
   std::vector<Named> templates;
   ordered_json trusted = ordered_json::object();
-  std::optional<ReasoningFormat> reasoning;
   bool supports_parts = false;
+  ToolHistoryStyle history;
 
+  ToolHistoryStyle HistoryStyle() const;
+  bool Mentions(std::string_view text) const {
+    return std::ranges::any_of(templates, [&](const Named& named) {
+      return named.source.find(text) != std::string::npos;
+    });
+  }
   const jinja::Template& Choose(bool has_tools) const {
     for (const Named& named : templates) {
       if (has_tools && named.name == "tool_use") return named.parsed;
@@ -159,6 +166,36 @@ struct ChatTemplate::Rep {
     return templates.front().parsed;
   }
 };
+
+// What the template says of itself, and what it makes of a call.
+ToolHistoryStyle ChatTemplate::Rep::HistoryStyle() const {
+  ToolHistoryStyle style;
+  style.short_ids = Mentions("length != 9");
+  style.thinking = Mentions("<|channel|>analysis") && Mentions("message.thinking");
+  style.single_calls = style.thinking || Mentions("only supports single tool-calls");
+  const auto render = [&](const ordered_json& arguments) {
+    const ordered_json call = {{"id", "oscarcall"},
+                               {"type", "function"},
+                               {"function", {{"name", "probe"}, {"arguments", arguments}}}};
+    const ordered_json variables = {
+        {"messages",
+         {{{"role", "user"}, {"content", "x"}},
+          {{"role", "assistant"}, {"content", ""}, {"tool_calls", ordered_json::array({call})}},
+          {{"role", "tool"}, {"content", "1"}, {"tool_call_id", "oscarcall"}}}},
+        {"tools", nullptr},
+        {"documents", nullptr},
+        {"add_generation_prompt", true}};
+    const auto rendered = Choose(true).Render(variables, trusted);
+    return rendered.has_value() ? rendered->text() : std::string();
+  };
+  const std::string given = render({{"oscar-key", "oscar-value"}});
+  if (given.find("oscar-key") == std::string::npos ||
+      given.find("'oscar-key'") != std::string::npos) {
+    const std::string text = R"({"oscar-key": "oscar-value"})";
+    style.text_arguments = render(text).find(text) != std::string::npos;
+  }
+  return style;
+}
 
 ChatTemplate::ChatTemplate(std::unique_ptr<const Rep> rep) : rep_(std::move(rep)) {}
 ChatTemplate::ChatTemplate(ChatTemplate&&) noexcept = default;
@@ -184,11 +221,7 @@ Result<ChatTemplate> ChatTemplate::Create(const TokenizerConfig& config) {
     if (!parsed.has_value()) {
       return Unexpected(parsed.error().WithContext(fmt::format("chat template \"{}\"", name)));
     }
-    rep->templates.push_back({name, std::move(parsed).value()});
-    if (source.find("<think>") != std::string::npos &&
-        source.find("</think>") != std::string::npos) {
-      rep->reasoning = ReasoningFormat{};
-    }
+    rep->templates.push_back({name, source, std::move(parsed).value()});
   }
   for (const auto& [role, text] : config.special_tokens) rep->trusted[role] = text;
   if (!config.additional_special_tokens.empty()) {
@@ -206,16 +239,24 @@ Result<ChatTemplate> ChatTemplate::Create(const TokenizerConfig& config) {
                         rendered->text().find("oscar-probe") != std::string::npos &&
                         rendered->text().find("'type'") == std::string::npos &&
                         rendered->text().find("\"type\"") == std::string::npos;
+  rep->history = rep->HistoryStyle();
   return ChatTemplate(std::move(rep));
 }
 
-const std::optional<ReasoningFormat>& ChatTemplate::reasoning() const { return rep_->reasoning; }
+bool ChatTemplate::Mentions(std::string_view text) const { return rep_->Mentions(text); }
 bool ChatTemplate::supports_parts() const { return rep_->supports_parts; }
 
 std::string ChatPrompt::Text() const {
   std::string text;
   for (const TextSegment& segment : segments) text += segment.text;
   return text;
+}
+
+bool ChatPrompt::EndsWith(std::string_view tag) const {
+  if (segments.empty() || !segments.back().trusted) return false;
+  std::string_view tail = segments.back().text;
+  tail = tail.substr(0, tail.find_last_not_of(" \t\r\n") + 1);
+  return tail.ends_with(tag);
 }
 
 Result<ChatPrompt> ChatTemplate::Render(const TemplateInput& input) const {
@@ -225,6 +266,7 @@ Result<ChatPrompt> ChatTemplate::Render(const TemplateInput& input) const {
   }
   ordered_json variables = ordered_json::object();
   OSCAR_ASSIGN_OR_RETURN(variables["messages"], NormalizeMessages(*input.messages));
+  AdaptToolHistory(rep_->history, &variables["messages"]);
   if (!rep_->supports_parts) {
     for (ordered_json& message : variables["messages"]) {
       ordered_json& content = message["content"];
@@ -284,11 +326,6 @@ Result<ChatPrompt> ChatTemplate::Render(const TemplateInput& input) const {
   text.ForEachSegment([&](std::string_view part, bool is_input) {
     prompt.segments.push_back({std::string(part), !is_input});
   });
-  if (!prompt.segments.empty() && prompt.segments.back().trusted) {
-    std::string_view tail = prompt.segments.back().text;
-    tail = tail.substr(0, tail.find_last_not_of(" \t\r\n") + 1);
-    prompt.opens_reasoning = tail.ends_with(rep_->reasoning.value_or(ReasoningFormat{}).open);
-  }
   return prompt;
 }
 
@@ -296,18 +333,6 @@ Result<std::vector<TokenId>> ChatTemplate::Encode(const TemplateInput& input,
                                                   const Tokenizer& tokenizer) const {
   OSCAR_ASSIGN_OR_RETURN(const ChatPrompt prompt, Render(input));
   return tokenizer.Encode(prompt.segments);
-}
-
-std::optional<ReasoningFormat> DetectReasoning(const ChatTemplate* chat,
-                                               const Tokenizer& tokenizer) {
-  if (chat != nullptr && chat->reasoning().has_value()) return chat->reasoning();
-  const ReasoningFormat format;
-  bool open = false, close = false;
-  for (const AddedToken& token : tokenizer.added_tokens()) {
-    open |= token.content == format.open;
-    close |= token.content == format.close;
-  }
-  return open && close ? std::optional(format) : std::nullopt;
 }
 
 }  // namespace oscar

@@ -12,7 +12,6 @@
 #include <vector>
 
 #include "oscar/status.h"
-#include "text/reasoning.h"
 #include "text/tokenizer.h"
 #include "text/tokenizer_config.h"
 
@@ -46,10 +45,11 @@ struct TemplateInput {
 // A rendered prompt.
 struct ChatPrompt {
   std::vector<TextSegment> segments;
-  // The generation starts inside a block of reasoning that the prompt opened.
-  bool opens_reasoning = false;
 
   std::string Text() const;
+  // Whether the template has written `tag` last, whitespace aside: what is generated is then inside
+  // of what the tag opens.
+  bool EndsWith(std::string_view tag) const;
 };
 
 class ChatTemplate {
@@ -66,8 +66,8 @@ class ChatTemplate {
   // Nothing is added to the prompt: a template that wants a begin token writes it.
   Result<std::vector<TokenId>> Encode(const TemplateInput& input, const Tokenizer& tokenizer) const;
 
-  // The marks of reasoning that the template itself writes, if any. See DetectReasoning.
-  const std::optional<ReasoningFormat>& reasoning() const;
+  // Whether the source of the template, or of one of several, has `text`.
+  bool Mentions(std::string_view text) const;
   // Whether the template renders lists of content parts itself; otherwise text parts are joined by
   // newlines.
   bool supports_parts() const;
@@ -77,10 +77,5 @@ class ChatTemplate {
   explicit ChatTemplate(std::unique_ptr<const Rep> rep);
   std::unique_ptr<const Rep> rep_;
 };
-
-// How the model marks its reasoning: as the template does or, where that leaves it to the model, by
-// tokens. `chat` may be null. Nothing for models that do not reason aloud.
-std::optional<ReasoningFormat> DetectReasoning(const ChatTemplate* chat,
-                                               const Tokenizer& tokenizer);
 
 }  // namespace oscar

@@ -171,16 +171,8 @@ TEST(ChatTest, DetectsWhatTheTemplateSupports) {
   EXPECT_TRUE(FromFile("MiniMax-M2").supports_parts());
   EXPECT_FALSE(FromFile("Qwen-Qwen2.5-7B-Instruct").supports_parts());
   EXPECT_FALSE(FromFile("Qwen3-2507").supports_parts());
-  EXPECT_TRUE(FromFile("Qwen3-2507").reasoning().has_value());
-  const auto llama = FromFile("meta-llama-Llama-3.1-8B-Instruct");
-  EXPECT_FALSE(llama.reasoning().has_value());
-  // The demo model's template says nothing of reasoning; its vocabulary does.
-  const auto demo = ChatTemplate::Load(kDemo).value();
-  EXPECT_FALSE(demo.reasoning().has_value());
-  EXPECT_TRUE(DetectReasoning(&demo, Tokenizer::Load(kDemo).value()).has_value());
-  const auto plain =
-      Tokenizer::FromJson(test::ReadTokenizerJson("llama3_small"), "llama3_small").value();
-  EXPECT_FALSE(DetectReasoning(&llama, plain).has_value());
+  EXPECT_TRUE(FromFile("Qwen3-2507").Mentions("<tool_call>"));
+  EXPECT_FALSE(FromFile("meta-llama-Llama-3.1-8B-Instruct").Mentions("<tool_call>"));
 }
 
 TEST(ChatTest, KnowsWhetherThePromptOpensReasoning) {
@@ -190,7 +182,7 @@ TEST(ChatTest, KnowsWhetherThePromptOpensReasoning) {
     request.messages = &messages;
     request.template_arguments = &arguments;
     request.add_generation_prompt = generate;
-    return FromFile(name).Render(request)->opens_reasoning;
+    return FromFile(name).Render(request)->EndsWith("<think>");
   };
   const ordered_json none = ordered_json::object();
   EXPECT_TRUE(opens("MiniMax-M2", none, true));
@@ -236,6 +228,73 @@ TEST(TokenizerConfigTest, ReadsTokensAndTemplates) {
   EXPECT_FALSE(ParseTokenizerConfig("[]", "c.json").has_value());
   EXPECT_FALSE(ParseTokenizerConfig(R"({"chat_template": 5})", "c.json").has_value());
   EXPECT_FALSE(ParseTokenizerConfig(R"({"eos_token": 5})", "c.json").has_value());
+}
+
+// What an agent sends back: two calls in one message, ids of another server, arguments as text.
+const ordered_json kToolHistory = ordered_json::parse(R"([
+    {"role": "user", "content": "?"},
+    {"role": "assistant", "content": null, "reasoning_content": "hm", "tool_calls": [
+      {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": "{\"é\": [1]}"}},
+      {"id": "call_2", "type": "function", "function": {"name": "g", "arguments": "{}"}}]},
+    {"role": "tool", "tool_call_id": "call_2", "content": "two"},
+    {"role": "tool", "tool_call_id": "call_1", "content": "one"}])");
+
+TEST(ChatTest, ToolHistoryIsWhatEachFamilyWrites) {
+  for (const auto& [name, expected] : std::vector<std::pair<std::string, std::string>>{
+           {"Qwen-Qwen2.5-7B-Instruct",
+            "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"é\": [1]}}\n</tool_call>\n<tool_call>"
+            "\n{\"name\": \"g\", \"arguments\": {}}\n</tool_call><|im_end|>"},
+           {"Qwen-Qwen3-0.6B",
+            "<think>\nhm\n</think>\n\n<tool_call>\n{\"name\": \"f\", \"arguments\": {\"é\": [1]}}\n"
+            "</tool_call>\n<tool_call>"},
+           {"Qwen3-Coder",
+            "<tool_call>\n<function=f>\n<parameter=é>\n[1]\n</parameter>\n</function>\n</tool_call>"
+            "\n<tool_call>\n<function=g>\n</function>\n</tool_call>"},
+           {"GLM-4.6",
+            "<tool_call>f\n<arg_key>é</arg_key>\n<arg_value>[1]</arg_value>\n</tool_call>\n"
+            "<tool_call>g\n</tool_call>"},
+           {"MiniMax-M2",
+            "<invoke name=\"f\">\n<parameter name=\"é\">[1]</parameter>\n</invoke>\n<invoke "
+            "name=\"g\">"},
+           // Those that take one call in a message get them one after the other.
+           {"meta-llama-Llama-3.1-8B-Instruct",
+            "{\"name\": \"f\", \"parameters\": {\"é\": [1]}}<|eot_id|><|start_header_id|>ipython"
+            "<|end_header_id|>\n\n\"one\"<|eot_id|><|start_header_id|>assistant<|end_header_id|>"
+            "\n\n{\"name\": \"g\", \"parameters\": {}}<|eot_id|>"},
+           {"openai-gpt-oss-120b",
+            "<|start|>assistant<|channel|>analysis<|message|>hm<|end|><|start|>assistant "
+            "to=functions.f<|channel|>commentary json<|message|>{\"é\": [1]}<|call|><|start|>"
+            "functions.f to=assistant<|channel|>commentary<|message|>\"one\"<|end|><|start|>"
+            "assistant to=functions.g<|channel|>commentary json<|message|>{}<|call|><|start|>"
+            "functions.g to=assistant"}}) {
+    EXPECT_THAT(TextOf(FromFile(name), kToolHistory), HasSubstr(expected)) << name;
+  }
+}
+
+TEST(ChatTest, MistralsIdsHaveNineLetters) {
+  for (const char* name :
+       {"Mistral-Small-3.2-24B-Instruct-2506", "mistralai-Mistral-Nemo-Instruct-2407"}) {
+    TokenizerConfig config;
+    config.special_tokens = {{"bos_token", "<s>"}, {"eos_token", "</s>"}};
+    config.chat_templates = {
+        {"default", test::ReadTextData("templates/" + std::string(name) + ".jinja")}};
+    const ChatTemplate chat = ChatTemplate::Create(config).value();
+    ordered_json messages = kToolHistory;
+    const std::string text = TextOf(chat, messages);
+    EXPECT_THAT(text, HasSubstr("[TOOL_CALLS]")) << name;
+    EXPECT_THAT(text, testing::Not(HasSubstr("call_1"))) << name;
+    // One that fits is kept, for the call and for its result.
+    messages[1]["tool_calls"][0]["id"] = messages[3]["tool_call_id"] = "abcdef123";
+    const std::string kept = TextOf(chat, messages);
+    EXPECT_NE(kept.find("abcdef123"), kept.rfind("abcdef123")) << kept;
+  }
+}
+
+TEST(ChatTest, ArgumentsAreTextWhereTheTemplateJoinsThem) {
+  const auto chat = FromSource(
+      "{% for m in messages %}{% for c in m.tool_calls %}{{ c.function.name + "
+      "c.function.arguments }};{% endfor %}{% endfor %}");
+  EXPECT_EQ(TextOf(chat, kToolHistory), "f{\"é\":[1]};g{};");
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 // Turns a stream of token ids into text while it is generated: never half a character, never a
 // byte that is not UTF-8. One object a stream; not for sharing between threads. What Push and
-// Finish return, joined, equals Tokenizer::Decode of all the ids.
+// Finish return, joined, equals Tokenizer::Decode of all the ids, with the leading space that
+// Decode takes away where SentencePiece has put one: a stream continues a prompt.
 #pragma once
 
 #include <string>

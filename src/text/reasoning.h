@@ -20,7 +20,7 @@ class ReasoningSplitter {
     std::string content;
   };
 
-  // `starts_inside`: the prompt has opened the block (ChatPrompt::opens_reasoning). A model that
+  // `starts_inside`: the prompt has opened the block (ChatPrompt::EndsWith). A model that
   // opens it once more is understood.
   ReasoningSplitter(ReasoningFormat format, bool starts_inside);
 
@@ -31,6 +31,8 @@ class ReasoningSplitter {
   Output Finish();
 
   bool in_reasoning() const { return state_ == State::kReasoning; }
+  // Reasoning has ended, or there is none: what follows is content.
+  bool is_over() const { return state_ == State::kAfter || state_ == State::kContent; }
 
  private:
   enum class State : uint8_t { kStart, kReasoning, kAfter, kContent };

@@ -90,7 +90,7 @@ struct Tokenizer::Rep {
       by_content.emplace(token.content, index);
       if (token.normalized) {
         std::string content = token.content;
-        if (parts.normalize_nfc) NormalizeNfc(&content, nullptr);
+        Normalize(&content, nullptr);
         normalized.Insert(content, index);
       } else {
         exact.Insert(token.content, index);
@@ -100,8 +100,14 @@ struct Tokenizer::Rep {
 
   std::vector<Piece> FindAdded(std::string_view text, const TrustMap& trust,
                                const TokenTrie& trie) const;
-  Status EncodeText(std::string text, TrustMap trust, std::vector<TokenId>* ids) const;
-  Status EncodeWords(std::string text, std::vector<TokenId>* ids) const;
+  void Normalize(std::string* text, std::vector<bool>* marks) const {
+    if (parts.normalize_nfc) NormalizeNfc(text, marks);
+    if (parts.spaces.has_value()) parts.spaces->Normalize(text, marks);
+  }
+  // `at_start`: of everything that is encoded.
+  Status EncodeText(std::string text, TrustMap trust, bool at_start,
+                    std::vector<TokenId>* ids) const;
+  Status EncodeWords(std::string text, bool at_start, std::vector<TokenId>* ids) const;
 
   TokenizerParts parts;
   TokenTrie exact;       // matched on the text as given
@@ -165,24 +171,37 @@ std::vector<Piece> Tokenizer::Rep::FindAdded(std::string_view text, const TrustM
   return pieces;
 }
 
-Status Tokenizer::Rep::EncodeWords(std::string text, std::vector<TokenId>* ids) const {
+Status Tokenizer::Rep::EncodeWords(std::string text, bool at_start,
+                                   std::vector<TokenId>* ids) const {
   std::vector<PreTokenizer::Word> words;
-  OSCAR_RETURN_IF_ERROR(parts.pre_tokenizer.Split(&text, &words));
+  if (parts.spaces.has_value()) {
+    parts.spaces->AddPrefix(&text, at_start);
+    size_t begin = 0;
+    for (size_t at = 1; parts.spaces->splits && at < text.size(); ++at) {
+      if (text[at] != ' ') continue;
+      words.push_back({begin, at});
+      begin = at;
+    }
+    if (begin < text.size()) words.push_back({begin, text.size()});
+  } else {
+    OSCAR_RETURN_IF_ERROR(parts.pre_tokenizer->Split(&text, &words));
+  }
   for (const auto& word : words) {
     parts.model.EncodeWord(std::string_view(text).substr(word.begin, word.end - word.begin), ids);
   }
   return {};
 }
 
-Status Tokenizer::Rep::EncodeText(std::string text, TrustMap trust,
+Status Tokenizer::Rep::EncodeText(std::string text, TrustMap trust, bool at_start,
                                   std::vector<TokenId>* ids) const {
-  if (parts.normalize_nfc) NormalizeNfc(&text, trust.marks());
-  if (normalized.empty()) return EncodeWords(std::move(text), ids);
+  Normalize(&text, trust.marks());
+  if (normalized.empty()) return EncodeWords(std::move(text), at_start, ids);
   for (const Piece& piece : FindAdded(text, trust, normalized)) {
     if (piece.token >= 0) {
       ids->push_back(parts.added_tokens[static_cast<size_t>(piece.token)].id);
     } else {
-      OSCAR_RETURN_IF_ERROR(EncodeWords(text.substr(piece.begin, piece.end - piece.begin), ids));
+      OSCAR_RETURN_IF_ERROR(EncodeWords(text.substr(piece.begin, piece.end - piece.begin),
+                                        at_start && piece.begin == 0, ids));
     }
   }
   return {};
@@ -247,7 +266,8 @@ Result<std::vector<TokenId>> Tokenizer::Encode(std::span<const TextSegment> segm
       ids.push_back(rep_->parts.added_tokens[static_cast<size_t>(piece.token)].id);
     } else {
       OSCAR_RETURN_IF_ERROR(rep_->EncodeText(text.substr(piece.begin, piece.end - piece.begin),
-                                             trust.Slice(piece.begin, piece.end), &ids));
+                                             trust.Slice(piece.begin, piece.end), piece.begin == 0,
+                                             &ids));
     }
   }
   if (options.add_special) {
@@ -262,6 +282,8 @@ std::string Tokenizer::Decode(std::span<const TokenId> ids, bool skip_special) c
     if (skip_special && IsSpecial(id)) continue;
     bytes.append(TokenBytes(id));
   }
+  const int stripped = rep_->parts.spaces.has_value() ? rep_->parts.spaces->stripped : 0;
+  for (int i = 0; i < stripped && bytes.starts_with(' '); ++i) bytes.erase(0, 1);
   return ReplaceInvalidUtf8(bytes);
 }
 

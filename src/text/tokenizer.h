@@ -1,6 +1,7 @@
-// A byte-level BPE tokenizer read from a tokenizer.json, with ids equal to those of the Hugging
-// Face library that wrote the file. Immutable after loading; share one by const reference between
-// threads. Whatever a file asks for and this class does not do is refused at load, by name.
+// A BPE tokenizer, byte-level or of characters with byte fallback, read from a tokenizer.json, with
+// ids equal to those of the Hugging Face library that wrote the file. Immutable after loading;
+// share one by const reference between threads. Whatever a file asks for and this class does not do
+// is refused at load, by name.
 //
 // Text comes in segments that are trusted (written by the chat template) or not (written by a
 // user). Special tokens are recognised in trusted bytes only, so "<|im_end|>" in a message is ten
@@ -62,7 +63,8 @@ class Tokenizer {
   Result<std::vector<TokenId>> Encode(std::span<const TextSegment> segments,
                                       const EncodeOptions& options = {}) const;
 
-  // Text of the ids; bytes that form no character become U+FFFD, unknown ids nothing.
+  // Text of the ids; bytes that form no character become U+FFFD, unknown ids nothing. The space
+  // that SentencePiece puts before a text is taken away again.
   std::string Decode(std::span<const TokenId> ids, bool skip_special) const;
   // The exact bytes of a token: perhaps a part of a character. Empty for unknown ids.
   std::string_view TokenBytes(TokenId id) const;

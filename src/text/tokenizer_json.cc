@@ -3,6 +3,7 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <array>
 #include <initializer_list>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -69,6 +70,36 @@ std::optional<std::string> AlphabetToBytes(std::string_view text) {
   return bytes;
 }
 
+// SentencePiece's: text with U+2581 for spaces, and "<0x0A>" for bytes.
+Result<Vocabulary> ReadCharacters(const json& model, std::array<TokenId, 256>* byte_ids) {
+  const auto vocab = model.find("vocab");
+  if (vocab == model.end() || !vocab->is_object() || vocab->empty()) {
+    return Unexpected(DataLoss("model.vocab must be an object of token: id"));
+  }
+  byte_ids->fill(kNoToken);
+  Vocabulary vocabulary;
+  for (const auto& [text, id] : vocab->items()) {
+    if (!id.is_number_unsigned() || id.get<uint64_t>() > static_cast<uint64_t>(kMaxTokenId)) {
+      return Unexpected(DataLoss(fmt::format(
+          "model.vocab: the id of {:?} must be an integer in 0..{}", text, kMaxTokenId)));
+    }
+    const int byte = ByteOfToken(text);
+    std::string bytes = byte < 0 ? MarksToSpaces(text) : std::string(1, static_cast<char>(byte));
+    if (byte >= 0) (*byte_ids)[static_cast<size_t>(byte)] = id.get<TokenId>();
+    // No text has a space by the time that tokens are looked for.
+    const bool findable = byte < 0 && text.find(' ') == std::string::npos;
+    const Status added = vocabulary.Add(id.get<TokenId>(), bytes, findable);
+    if (!added.ok()) return Unexpected(added.WithContext("model.vocab"));
+  }
+  for (size_t byte = 0; byte < 256; ++byte) {
+    if ((*byte_ids)[byte] != kNoToken) continue;
+    return Unexpected(Unimplemented(fmt::format(
+        "model.vocab: byte_fallback needs a token for every byte, and <0x{:02X}> is missing",
+        byte)));
+  }
+  return vocabulary;
+}
+
 Result<Vocabulary> ReadVocabulary(const json& model) {
   const auto vocab = model.find("vocab");
   if (vocab == model.end() || !vocab->is_object() || vocab->empty()) {
@@ -90,7 +121,8 @@ Result<Vocabulary> ReadVocabulary(const json& model) {
 }
 
 Result<std::vector<std::pair<TokenId, TokenId>>> ReadMerges(const json& model,
-                                                            const Vocabulary& vocabulary) {
+                                                            const Vocabulary& vocabulary,
+                                                            bool characters) {
   const auto list = model.find("merges");
   if (list == model.end() || !list->is_array()) {
     return Unexpected(DataLoss("model.merges must be a list"));
@@ -118,7 +150,7 @@ Result<std::vector<std::pair<TokenId, TokenId>>> ReadMerges(const json& model,
     }
     std::pair<TokenId, TokenId> ids;
     for (auto [text, id] : {std::pair(left, &ids.first), std::pair(right, &ids.second)}) {
-      const auto bytes = AlphabetToBytes(text);
+      const auto bytes = characters ? MarksToSpaces(text) : AlphabetToBytes(text);
       *id = bytes ? vocabulary.Find(*bytes) : kNoToken;
       if (*id == kNoToken) {
         return Unexpected(
@@ -139,8 +171,8 @@ Result<BpeModel> ReadModel(const json& model) {
   if (model.contains("type") || !model.contains("merges")) {
     OSCAR_ASSIGN_OR_RETURN(const std::string type, TypeOf(model, "model"));
     if (type != "BPE") {
-      return Unexpected(Unimplemented(
-          fmt::format("model: type \"{}\" is not supported; only byte-level BPE is", type)));
+      return Unexpected(
+          Unimplemented(fmt::format("model: type \"{}\" is not supported; only BPE is", type)));
     }
   }
   if (const auto it = model.find("dropout");
@@ -156,14 +188,20 @@ Result<BpeModel> ReadModel(const json& model) {
     }
   }
   OSCAR_ASSIGN_OR_RETURN(const bool byte_fallback, Bool(model, "byte_fallback", false, "model"));
-  if (byte_fallback) {
-    return Unexpected(
-        Unimplemented("model: \"byte_fallback\" (SentencePiece style) is not supported"));
-  }
   OSCAR_ASSIGN_OR_RETURN(const bool ignore_merges, Bool(model, "ignore_merges", false, "model"));
+  if (byte_fallback) {
+    std::array<TokenId, 256> byte_ids{};
+    OSCAR_ASSIGN_OR_RETURN(Vocabulary characters, ReadCharacters(model, &byte_ids));
+    characters.BuildIndex();
+    OSCAR_ASSIGN_OR_RETURN(const auto merges, ReadMerges(model, characters, /*characters=*/true));
+    auto built =
+        BpeModel::BuildFromCharacters(std::move(characters), merges, ignore_merges, byte_ids);
+    if (!built.has_value()) return Unexpected(built.error().WithContext("model"));
+    return std::move(built).value();
+  }
   OSCAR_ASSIGN_OR_RETURN(Vocabulary vocabulary, ReadVocabulary(model));
   vocabulary.BuildIndex();
-  OSCAR_ASSIGN_OR_RETURN(const auto merges, ReadMerges(model, vocabulary));
+  OSCAR_ASSIGN_OR_RETURN(const auto merges, ReadMerges(model, vocabulary, /*characters=*/false));
   auto built = BpeModel::Build(std::move(vocabulary), merges, ignore_merges);
   if (!built.has_value()) return Unexpected(built.error().WithContext("model"));
   return std::move(built).value();
@@ -230,7 +268,8 @@ Result<std::vector<AddedToken>> ReadAddedTokens(const json& list, const Vocabula
     if (vocabulary.Contains(token.id)) {
       const auto bytes = AlphabetToBytes(token.content);
       const std::string_view there = vocabulary.Bytes(token.id);
-      if (there != token.content && !(bytes && there == *bytes)) {
+      if (there != token.content && !(bytes && there == *bytes) &&
+          there != MarksToSpaces(token.content)) {
         return Unexpected(DataLoss(
             fmt::format("{}: id {} belongs to another token of the vocabulary", where, token.id)));
       }
@@ -341,14 +380,23 @@ Result<TokenizerParts> ReadParts(const json& file) {
     return Unexpected(Unimplemented(
         fmt::format("version {} is not supported; only \"1.0\" is", version->dump())));
   }
-  OSCAR_ASSIGN_OR_RETURN(PreTokenizer pre_tokenizer, PreTokenizer::FromJson(file["pre_tokenizer"]));
-  OSCAR_RETURN_IF_ERROR(CheckDecoder(file["decoder"]));
+  std::optional<PreTokenizer> pre_tokenizer;
+  std::optional<SpaceRules> spaces;
   bool nfc = false;
-  OSCAR_RETURN_IF_ERROR(ReadNormalizer(file.value("normalizer", json()), 0, &nfc));
+  const json normalizer = file.value("normalizer", json());
+  if (file["model"].is_object() && file["model"].value("byte_fallback", json()) == true) {
+    OSCAR_ASSIGN_OR_RETURN(spaces,
+                           ReadSpaceRules(normalizer, file["pre_tokenizer"], file["decoder"]));
+  } else {
+    OSCAR_ASSIGN_OR_RETURN(pre_tokenizer, PreTokenizer::FromJson(file["pre_tokenizer"]));
+    OSCAR_RETURN_IF_ERROR(CheckDecoder(file["decoder"]));
+    OSCAR_RETURN_IF_ERROR(ReadNormalizer(normalizer, 0, &nfc));
+  }
   OSCAR_ASSIGN_OR_RETURN(BpeModel model, ReadModel(file["model"]));
   OSCAR_ASSIGN_OR_RETURN(auto added,
                          ReadAddedTokens(file.value("added_tokens", json()), model.vocabulary()));
-  TokenizerParts parts{std::move(model), std::move(pre_tokenizer), nfc, std::move(added), {}, {}};
+  TokenizerParts parts{
+      std::move(model), std::move(pre_tokenizer), spaces, nfc, std::move(added), {}, {}};
   OSCAR_RETURN_IF_ERROR(ReadPostProcessor(file.value("post_processor", json()), 0, &parts));
   return parts;
 }

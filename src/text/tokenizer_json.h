@@ -1,6 +1,7 @@
 // Reads a tokenizer.json into the parts of a tokenizer. Every key of the file is known or refused.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -8,13 +9,15 @@
 #include "oscar/status.h"
 #include "text/bpe.h"
 #include "text/pretokenizer.h"
+#include "text/sentence_piece.h"
 #include "text/tokenizer.h"
 
 namespace oscar {
 
 struct TokenizerParts {
   BpeModel model;
-  PreTokenizer pre_tokenizer;
+  std::optional<PreTokenizer> pre_tokenizer;  // of byte-level vocabularies
+  std::optional<SpaceRules> spaces;           // of SentencePiece's
   bool normalize_nfc = false;
   std::vector<AddedToken> added_tokens;
   // Ids that the post-processor puts around one sequence.
