@@ -36,9 +36,11 @@ RopeTable::RopeTable(double theta, const RopeScaling& scaling, int head_dim) {
   frequency_.resize(static_cast<size_t>(half));
   double low = 0.0, high = 0.0;
   if (scaling.type == RopeScalingType::kYarn) {
-    low = std::max(std::floor(YarnIndex(scaling.beta_fast, theta, scaling, head_dim)), 0.0);
-    high = std::min(std::ceil(YarnIndex(scaling.beta_slow, theta, scaling, head_dim)),
-                    static_cast<double>(head_dim - 1));
+    low = YarnIndex(scaling.beta_fast, theta, scaling, head_dim);
+    high = YarnIndex(scaling.beta_slow, theta, scaling, head_dim);
+    if (scaling.truncate) low = std::floor(low), high = std::ceil(high);
+    low = std::max(low, 0.0);
+    high = std::min(high, static_cast<double>(head_dim - 1));
     if (low == high) high += 0.001;  // a ramp of no width would divide by zero
     magnitude_ =
         static_cast<float>(scaling.attention_factor > 0.0 ? scaling.attention_factor

@@ -30,6 +30,25 @@ TEST(Rope, Llama3MatchesTheReference) {
   EXPECT_EQ(rope.magnitude(), 1.0f);
 }
 
+// gpt-oss: theta 150000, 64 dims, factor 32 over 4096; check values from the formula in FP64.
+TEST(Rope, YarnWithoutTruncation) {
+  RopeScaling scaling{RopeScalingType::kYarn, 32.0, 4096};
+  scaling.truncate = false;
+  const RopeTable rope(150000.0, scaling, 64);
+  std::vector<float> cos(32), sin(32);
+  rope.Fill(1, cos, sin);
+  const double magnitude = 0.1 * std::log(32.0) + 1.0;
+  for (const auto& [i, frequency] : {std::pair(8, 5.081327e-2),
+                                     {9, 3.170570e-2},
+                                     {12, 6.794959e-3},
+                                     {17, 1.293187e-4},
+                                     {18, 3.830881e-5},
+                                     {31, 3.023511e-7}}) {
+    EXPECT_NEAR(sin[static_cast<size_t>(i)] / magnitude, std::sin(frequency), 1e-5 * frequency)
+        << i;
+  }
+}
+
 TEST(Rope, YarnMatchesTheReference) {
   RopeScaling scaling{RopeScalingType::kYarn, 4.0, 32768};
   const RopeTable rope(1e6, scaling, 128);

@@ -19,6 +19,34 @@ struct Architecture {
 constexpr std::array kArchitectures = {
     Architecture{"qwen3", MakeQwen3Spec},
     Architecture{"llama", MakeLlamaSpec},
+    Architecture{"qwen2", MakeQwen2Spec},
+    Architecture{"mistral", MakeMistralSpec},
+    Architecture{"qwen3_moe", MakeQwen3MoeSpec},
+    Architecture{"glm4_moe", MakeGlm4MoeSpec, /*rotates_part=*/true},
+    Architecture{"minimax_m2", MakeMiniMaxM2Spec, /*rotates_part=*/true},
+};
+
+// Families that are known and not supported: why, by how their model_type begins.
+struct Refused {
+  std::string_view prefix, why;
+};
+constexpr std::array kRefused = {
+    Refused{"qwen3_next", "linear attention"},
+    Refused{"qwen3_5", "linear attention"},
+    Refused{"gpt_oss", "attention sinks, sliding windows and MXFP4 experts"},
+    Refused{"gemma", "sliding windows and norms around every block"},
+    Refused{"deepseek", "latent attention (MLA) or another router"},
+    Refused{"kimi", "latent attention (MLA)"},
+    Refused{"glm4_moe_lite", "latent attention (MLA)"},
+    Refused{"longcat", "latent attention (MLA)"},
+    Refused{"mixtral", "another layout of experts"},
+    Refused{"qwen2_moe", "a gated shared expert"},
+    Refused{"llama4", "chunked attention"},
+    Refused{"mistral3", "a multimodal model"},
+    Refused{"ministral", "layers with sliding windows"},
+    Refused{"phi", "fused projections"},
+    Refused{"glm4", "norms around every block and fused projections"},
+    Refused{"minimax", "lightning attention"},
 };
 
 std::string_view NameOf(Feature feature) {
@@ -61,7 +89,7 @@ int ModelSpec::max_intermediate() const {
   int widest = 0;
   for (const LayerSpec& layer : layers) {
     widest = std::max(widest, layer.dense() != nullptr ? layer.dense()->intermediate
-                                                       : layer.experts()->intermediate);
+                                                       : layer.experts()->shared_intermediate);
   }
   return widest;
 }
@@ -135,6 +163,37 @@ ModelSpec MakeCommonSpec(const ModelConfig& config) {
   return spec;
 }
 
+Result<ExpertsSpec> MakeExpertsSpec(const ModelConfig& config) {
+  const ExpertsConfig& from = config.experts;
+  if (from.count == 0 || from.per_token == 0) {
+    return Unexpected(DataLoss(fmt::format(
+        "config.json: {} is a mixture of experts, but {} is missing or 0", config.model_type,
+        from.count == 0 ? "the number of experts" : "num_experts_per_tok")));
+  }
+  ExpertsSpec experts;
+  experts.num_experts = from.count;
+  experts.experts_per_token = from.per_token;
+  experts.intermediate = from.intermediate_size;
+  experts.groups = from.groups;
+  experts.chosen_groups = from.chosen_groups;
+  if (from.groups > 1 && from.count / from.groups < 2) {
+    return Unexpected(
+        DataLoss(fmt::format("config.json: n_group: {} groups of {} experts: a group needs two",
+                             from.groups, from.count)));
+  }
+  experts.normalize_weights = from.normalize_weights;
+  experts.weight_scale = static_cast<float>(from.weight_scale);
+  return experts;
+}
+
+void NameExperts(std::string_view block, ModelSpec* spec) {
+  const std::string layer = fmt::format("model.layers.{{}}.{}.", block);
+  spec->name(Role::kRouter) = layer + "gate.weight";
+  spec->name(Role::kExpertGate) = layer + "experts.{}.gate_proj.weight";
+  spec->name(Role::kExpertUp) = layer + "experts.{}.up_proj.weight";
+  spec->name(Role::kExpertDown) = layer + "experts.{}.down_proj.weight";
+}
+
 Result<ModelSpec> MakeModelSpec(const ModelConfig& config) {
   for (const Architecture& architecture : kArchitectures) {
     if (architecture.model_type != config.model_type) continue;
@@ -145,8 +204,8 @@ Result<ModelSpec> MakeModelSpec(const ModelConfig& config) {
     if (config.sliding_window > 0 && config.sliding_window < config.max_position_embeddings) {
       return Unexpected(Unimplemented(fmt::format(
           "config.json: sliding_window: {}: layers that see less than the context of {} are not "
-          "supported",
-          config.sliding_window, config.max_position_embeddings)));
+          "supported; --max-model-len {} stays within the window",
+          config.sliding_window, config.max_position_embeddings, config.sliding_window)));
     }
     if (!config.other_layer_type.empty()) {
       return Unexpected(Unimplemented(
@@ -168,9 +227,15 @@ Result<ModelSpec> MakeModelSpec(const ModelConfig& config) {
   for (const Architecture& architecture : kArchitectures) {
     known += fmt::format("{}{}", known.empty() ? "" : ", ", architecture.model_type);
   }
+  std::string why;
+  for (const Refused& refused : kRefused) {
+    if (why.empty() && config.model_type.starts_with(refused.prefix)) {
+      why = fmt::format(" ({})", refused.why);
+    }
+  }
   return Unexpected(Unimplemented(
-      fmt::format("config.json: model_type \"{}\" is not supported; supported are: {}",
-                  config.model_type, known)));
+      fmt::format("config.json: model_type \"{}\" is not supported{}; supported are: {}",
+                  config.model_type, why, known)));
 }
 
 }  // namespace oscar

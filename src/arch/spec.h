@@ -16,7 +16,7 @@
 
 namespace oscar {
 
-// What a tensor of a checkpoint is for. Per expert where its layer has experts: kGate, kUp, kDown.
+// What a tensor of a checkpoint is for.
 enum class Role : uint8_t {
   kEmbedding,
   kFinalNorm,
@@ -37,8 +37,15 @@ enum class Role : uint8_t {
   kUp,
   kDown,
   kRouter,
+  kExpertGate,  // of each expert, as are kExpertUp and kExpertDown
+  kExpertUp,
+  kExpertDown,
+  kRouterBias,  // added to the scores by which experts are chosen, never to their weights
+  kSharedGate,
+  kSharedUp,
+  kSharedDown,
 };
-inline constexpr size_t kNumRoles = static_cast<size_t>(Role::kRouter) + 1;
+inline constexpr size_t kNumRoles = static_cast<size_t>(Role::kSharedDown) + 1;
 
 enum class QkNorm : uint8_t { kNone, kPerHead, kAllHeads };
 
@@ -65,9 +72,22 @@ struct DenseSpec {
   int intermediate = 0;
 };
 
+enum class RouterScore : uint8_t { kSoftmax, kSigmoid };
+
+// Experts, each as DenseSpec. The router's logits (fp32, [num_experts, hidden]) become scores;
+// the experts with the largest scores, the bias added, are chosen (RouteToken, arch/router.h), and
+// their outputs are added with their scores, without the bias, as weights.
 struct ExpertsSpec {
   int num_experts = 0, experts_per_token = 0;
   int intermediate = 0;  // of each
+  RouterScore score = RouterScore::kSoftmax;
+  bool choice_bias = false;
+  // Experts come from the best `chosen_groups` of `groups` groups of neighbours, a group counting
+  // as the sum of its two largest.
+  int groups = 1, chosen_groups = 1;
+  bool normalize_weights = false;  // divided by their sum
+  float weight_scale = 1.0f;       // after that
+  int shared_intermediate = 0;     // of a part that every token goes through; 0: none
 };
 
 // A layer is a mixer (none: its tokens do not meet) and a feed-forward part, each behind a norm and
@@ -130,9 +150,18 @@ Result<ModelSpec> MakeModelSpec(const ModelConfig& config);
 // The architectures; each has its own file.
 Result<ModelSpec> MakeQwen3Spec(const ModelConfig& config);
 Result<ModelSpec> MakeLlamaSpec(const ModelConfig& config);
+Result<ModelSpec> MakeQwen2Spec(const ModelConfig& config);
+Result<ModelSpec> MakeMistralSpec(const ModelConfig& config);
+Result<ModelSpec> MakeQwen3MoeSpec(const ModelConfig& config);
+Result<ModelSpec> MakeGlm4MoeSpec(const ModelConfig& config);
+Result<ModelSpec> MakeMiniMaxM2Spec(const ModelConfig& config);
 // What they have in common, for those files: Llama's layers, all alike.
 ModelSpec MakeCommonSpec(const ModelConfig& config);
 // A spec of `count` layers like this one.
 void SetLayers(const LayerSpec& layer, int count, ModelSpec* spec);
+// Counts, widths, groups and weights of the config's experts; kDataLoss where it has none.
+Result<ExpertsSpec> MakeExpertsSpec(const ModelConfig& config);
+// Names of the experts' tensors inside `block` ("mlp", ...) of a layer.
+void NameExperts(std::string_view block, ModelSpec* spec);
 
 }  // namespace oscar

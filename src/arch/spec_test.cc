@@ -36,7 +36,8 @@ TEST(ModelSpec, RefusesWhatItWouldIgnore) {
        "layer_types has 'linear_attention'"},
       {[](ModelConfig* c) { c->sliding_window = 4095; }, "sliding_window: 4095"},
       {[](ModelConfig* c) { c->hidden_act = "gelu"; }, "only silu"},
-      {[](ModelConfig* c) { c->model_type = "qwen3_moe"; }, "model_type \"qwen3_moe\""},
+      {[](ModelConfig* c) { c->model_type = "gpt_oss"; },
+       "model_type \"gpt_oss\" is not supported (attention sinks"},
   };
   for (const char* model_type : {"qwen3", "llama"}) {
     ASSERT_TRUE(MakeModelSpec(Plain(model_type)).has_value());
@@ -48,6 +49,134 @@ TEST(ModelSpec, RefusesWhatItWouldIgnore) {
       EXPECT_THAT(spec.error().message(), HasSubstr(item.expected));
     }
   }
+}
+
+ModelSpec SpecOf(const std::string& text) {
+  const auto config = ParseModelConfig(text, "", "config.json");
+  EXPECT_TRUE(config.has_value()) << config.error().ToString();
+  const auto spec = MakeModelSpec(*config);
+  EXPECT_TRUE(spec.has_value()) << spec.error().ToString();
+  return *spec;
+}
+std::string ErrorOf(const std::string& text) {
+  const auto config = ParseModelConfig(text, "", "config.json");
+  if (!config.has_value()) return config.error().message();
+  const auto spec = MakeModelSpec(*config);
+  return spec.has_value() ? "ok" : spec.error().message();
+}
+// A config with these fields besides the usual ones.
+std::string Config(const std::string& type, const std::string& fields) {
+  return R"({"vocab_size": 300, "hidden_size": 256, "intermediate_size": 512,
+             "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2,
+             "rms_norm_eps": 1e-5, "max_position_embeddings": 8192, "model_type": ")" +
+         type + "\"" + (fields.empty() ? "" : ", ") + fields + "}";
+}
+
+TEST(Families, Qwen2HasBiasesWithoutSayingSo) {
+  const ModelSpec spec = SpecOf(Config("qwen2", R"("sliding_window": 100)"));
+  EXPECT_TRUE(spec.attention().qkv_bias);
+  EXPECT_FALSE(spec.attention().o_bias);
+  EXPECT_EQ(spec.attention().head_dim, 64);
+  EXPECT_EQ(spec.attention().qk_norm, QkNorm::kNone);
+  EXPECT_THAT(ErrorOf(Config("qwen2", R"("sliding_window": 100, "use_sliding_window": true,
+                                         "max_window_layers": 2)")),
+              HasSubstr("sliding_window: 100"));
+}
+
+TEST(Families, MistralHasAWindowWhereNothingIsSaid) {
+  EXPECT_THAT(ErrorOf(Config("mistral", "")), HasSubstr("sliding_window: 4096"));
+  const ModelSpec spec = SpecOf(Config("mistral", R"("sliding_window": null, "head_dim": 128)"));
+  EXPECT_EQ(spec.attention().head_dim, 128);
+  EXPECT_FALSE(spec.attention().qkv_bias);
+  EXPECT_THAT(ErrorOf(Config("mistral", R"("sliding_window": null, "attention_bias": true)")),
+              HasSubstr("attention_bias"));
+}
+
+TEST(Families, Qwen3MoeHasExpertsWhereItsStepAndListSay) {
+  const std::string experts =
+      R"("num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 96)";
+  ModelSpec spec = SpecOf(Config("qwen3_moe", experts + R"(, "norm_topk_prob": true,
+                                 "decoder_sparse_step": 2, "mlp_only_layers": [3])"));
+  for (const int layer : {0, 2, 3}) EXPECT_NE(spec.layer(layer).dense(), nullptr) << layer;
+  const ExpertsSpec& found = *spec.layer(1).experts();
+  EXPECT_EQ(found.num_experts, 8);
+  EXPECT_EQ(found.experts_per_token, 2);
+  EXPECT_EQ(found.intermediate, 96);
+  EXPECT_EQ(found.score, RouterScore::kSoftmax);
+  EXPECT_TRUE(found.normalize_weights);
+  EXPECT_FALSE(found.choice_bias);
+  EXPECT_EQ(spec.attention().qk_norm, QkNorm::kPerHead);
+  spec = SpecOf(Config("qwen3_moe", experts));
+  EXPECT_FALSE(spec.layer(0).experts()->normalize_weights);  // unless it says so
+  EXPECT_THAT(ErrorOf(Config("qwen3_moe", R"("num_experts": 8)")),
+              HasSubstr("num_experts_per_tok"));
+  EXPECT_THAT(ErrorOf(Config("qwen3_moe", R"("num_experts": 2, "num_experts_per_tok": 3)")),
+              HasSubstr("3 of 2 experts"));
+}
+
+TEST(Families, AsManyExpertsAsCanBeListed) {
+  std::string text = Config("qwen3_moe", R"("num_experts": 4096, "num_experts_per_tok": 2)");
+  const std::string layers = "\"num_hidden_layers\": 4";
+  text.replace(text.find(layers), layers.size(), "\"num_hidden_layers\": 1000");
+  EXPECT_THAT(ErrorOf(text), HasSubstr("4096 in each of 1000 layers"));
+}
+
+TEST(Families, Glm4MoeKeepsItsDefaults) {
+  const std::string experts =
+      R"("n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32)";
+  ModelSpec spec = SpecOf(Config("glm4_moe", experts + R"(, "n_shared_experts": 2,
+      "routed_scaling_factor": 2.5, "n_group": 4, "topk_group": 2, "attention_bias": true)"));
+  EXPECT_EQ(spec.attention().head_dim, 128);
+  EXPECT_EQ(spec.attention().rotary_dims, 64);
+  EXPECT_EQ(spec.attention().qk_norm, QkNorm::kNone);
+  EXPECT_TRUE(spec.attention().qkv_bias);
+  EXPECT_FALSE(spec.attention().o_bias);
+  EXPECT_NE(spec.layer(0).dense(), nullptr);
+  const ExpertsSpec& found = *spec.layer(1).experts();
+  EXPECT_EQ(found.score, RouterScore::kSigmoid);
+  EXPECT_TRUE(found.choice_bias && found.normalize_weights);
+  EXPECT_EQ(found.weight_scale, 2.5f);
+  EXPECT_EQ(found.groups, 4);
+  EXPECT_EQ(found.chosen_groups, 2);
+  EXPECT_EQ(found.shared_intermediate, 64);
+  EXPECT_EQ(spec.name(Role::kRouterBias), "model.layers.{}.mlp.gate.e_score_correction_bias");
+  EXPECT_THAT(ErrorOf(Config("glm4_moe", experts + R"(, "n_group": 3)")), HasSubstr("n_group"));
+  EXPECT_THAT(ErrorOf(Config("glm4_moe", experts + R"(, "n_group": 2, "topk_group": 3)")),
+              HasSubstr("topk_group"));
+  EXPECT_THAT(ErrorOf(Config("glm4_moe", experts + R"(, "n_group": 8, "topk_group": 2)")),
+              HasSubstr("n_group"));
+  EXPECT_THAT(ErrorOf(Config("glm4_moe", R"("n_routed_experts": 8, "num_experts_per_tok": 5,
+                                            "n_group": 2)")),
+              HasSubstr("less than the 5"));
+}
+
+TEST(Families, MiniMaxNormsAllHeads) {
+  const std::string experts = R"("num_local_experts": 8, "num_experts_per_tok": 2)";
+  const ModelSpec spec = SpecOf(Config("minimax_m2", experts + R"(, "rotary_dim": 64)"));
+  EXPECT_EQ(spec.attention().qk_norm, QkNorm::kAllHeads);
+  EXPECT_EQ(spec.attention().rotary_dims, 64);
+  EXPECT_EQ(spec.layer(0).experts()->intermediate, 512);
+  EXPECT_TRUE(spec.layer(0).experts()->choice_bias);
+  for (const auto& [field, expected] :
+       {std::pair(R"("qk_norm_type": "per_head")", "qk_norm_type"),
+        std::pair(R"("scoring_func": "softmax")", "scoring_func"),
+        std::pair(R"("shared_intermediate_size": 64)", "shared_intermediate_size"),
+        std::pair(R"("attn_type_list": [1, 0, 1, 1])", "attn_type_list 0")}) {
+    EXPECT_THAT(ErrorOf(Config("minimax_m2", experts + ", " + field)), HasSubstr(expected));
+  }
+}
+
+TEST(Families, OthersAreRefusedByNameAndReason) {
+  for (const auto& [type, why] :
+       {std::pair("gpt_oss", "attention sinks"), std::pair("qwen3_next", "linear attention"),
+        std::pair("deepseek_v3", "MLA"), std::pair("gemma3_text", "sliding windows"),
+        std::pair("mixtral", "experts"), std::pair("glm4_moe_lite", "MLA"),
+        std::pair("something_new", "supported are: qwen3, llama, qwen2, mistral")}) {
+    EXPECT_THAT(ErrorOf(Config(type, "")), HasSubstr(std::string("\"") + type + "\""));
+    EXPECT_THAT(ErrorOf(Config(type, "")), HasSubstr(why));
+  }
+  EXPECT_THAT(ErrorOf(R"({"model_type": "qwen3_5", "text_config": {}})"),
+              testing::AllOf(HasSubstr("qwen3_5"), HasSubstr("multimodal")));
 }
 
 TEST(ModelSpec, AWindowAsLongAsTheContextIsNone) {

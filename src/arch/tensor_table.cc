@@ -8,7 +8,9 @@ namespace oscar {
 
 std::span<const Role> PartsOf(LayerMatrix matrix) {
   static constexpr Role kQkv[] = {Role::kQ, Role::kK, Role::kV}, kO[] = {Role::kO},
-                        kGateUp[] = {Role::kGate, Role::kUp}, kDown[] = {Role::kDown};
+                        kGateUp[] = {Role::kGate, Role::kUp}, kDown[] = {Role::kDown},
+                        kSharedGateUp[] = {Role::kSharedGate, Role::kSharedUp},
+                        kSharedDown[] = {Role::kSharedDown};
   switch (matrix) {
     case LayerMatrix::kQkv:
       return kQkv;
@@ -18,6 +20,10 @@ std::span<const Role> PartsOf(LayerMatrix matrix) {
       return kGateUp;
     case LayerMatrix::kDown:
       return kDown;
+    case LayerMatrix::kSharedGateUp:
+      return kSharedGateUp;
+    case LayerMatrix::kSharedDown:
+      return kSharedDown;
   }
   return {};
 }
@@ -74,17 +80,32 @@ TensorTable::TensorTable(const ModelSpec& spec) : spec_(&spec) {
       if (attention->o_bias) vector(kOBias, hidden);
     }
     vector(kFeedForwardNorm, hidden);
-    const ExpertsSpec* experts = layer.experts();
-    const int64_t middle = experts != nullptr ? experts->intermediate : layer.dense()->intermediate;
-    if (experts != nullptr) {
-      Add(kRouter, i, -1, {experts->num_experts, hidden}, kTable, TensorSplit::kNone);
+    if (const DenseSpec* dense = layer.dense()) {
+      rows(kGate, dense->intermediate, hidden);
+      rows(kUp, dense->intermediate, hidden);
+      columns(kDown, hidden, dense->intermediate);
+      continue;
     }
-    for (int e = experts != nullptr ? 0 : -1; e < (experts != nullptr ? experts->num_experts : 0);
-         ++e) {
-      rows(kGate, middle, hidden, e);
-      rows(kUp, middle, hidden, e);
-      columns(kDown, hidden, middle, e);
+    const ExpertsSpec& experts = *layer.experts();
+    Add(kRouter, i, -1, {experts.num_experts, hidden}, TensorKind::kFp32Matrix, TensorSplit::kNone);
+    if (experts.choice_bias) vector(kRouterBias, experts.num_experts);
+    for (int e = 0; e < experts.num_experts; ++e) {
+      rows(kExpertGate, experts.intermediate, hidden, e);
+      rows(kExpertUp, experts.intermediate, hidden, e);
+      columns(kExpertDown, hidden, experts.intermediate, e);
     }
+    if (experts.shared_intermediate > 0) {
+      rows(kSharedGate, experts.shared_intermediate, hidden);
+      rows(kSharedUp, experts.shared_intermediate, hidden);
+      columns(kSharedDown, hidden, experts.shared_intermediate);
+    }
+  }
+  for (const TensorDecl& tensor : tensors_) {
+    if (tensor.expert >= 0) {
+      const ExpertsSpec& experts = *spec.layer(tensor.layer).experts();
+      if (tensor.expert >= experts.experts_per_token) continue;
+    }
+    num_active_parameters_ += tensor.num_elements();
   }
   spec_ = nullptr;
 }
@@ -114,13 +135,19 @@ uint64_t TensorTable::num_parameters() const {
   return count;
 }
 
-uint64_t TensorTable::Bytes(bool fp8, bool rotates_v) const {
+uint64_t TensorTable::num_active_parameters() const { return num_active_parameters_; }
+
+uint64_t TensorTable::BytesOf(const TensorDecl& tensor, Fp8 fp8, bool rotates_v) {
+  const bool folded = rotates_v && (tensor.role == Role::kV || tensor.role == Role::kO);
+  const bool is_byte = tensor.kind == TensorKind::kMatrix && !folded &&
+                       (fp8 == Fp8::kAll || (fp8 == Fp8::kExperts && tensor.expert >= 0));
+  const uint64_t each = is_byte ? 1 : tensor.kind == TensorKind::kFp32Matrix ? 4 : 2;
+  return tensor.num_elements() * each;
+}
+
+uint64_t TensorTable::Bytes(Fp8 fp8, bool rotates_v) const {
   uint64_t bytes = 0;
-  for (const TensorDecl& tensor : tensors_) {
-    const bool folded = rotates_v && (tensor.role == Role::kV || tensor.role == Role::kO);
-    const bool is_byte = fp8 && tensor.kind == TensorKind::kMatrix && !folded;
-    bytes += tensor.num_elements() * (is_byte ? 1 : 2);
-  }
+  for (const TensorDecl& tensor : tensors_) bytes += BytesOf(tensor, fp8, rotates_v);
   return bytes;
 }
 

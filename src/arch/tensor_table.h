@@ -2,6 +2,7 @@
 // Checking, loading, packing, counting and splitting over devices all read it.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <map>
 #include <span>
@@ -15,9 +16,10 @@ namespace oscar {
 
 // How a tensor is kept in memory.
 enum class TensorKind : uint8_t {
-  kVector,  // norms, biases: fp32
-  kTable,   // embedding and head: BF16, whatever the layers' matrices are
-  kMatrix,  // of a layer: BF16, or FP8 where the checkpoint has it so
+  kVector,      // norms, biases: fp32
+  kTable,       // embedding and head: BF16, whatever the layers' matrices are
+  kMatrix,      // of a layer: BF16, or FP8 where the checkpoint has it so
+  kFp32Matrix,  // routers: a last bit decides which experts are read
 };
 
 // How a tensor is divided among ranks that share the heads and the feed-forward width.
@@ -40,7 +42,10 @@ struct TensorDecl {
 };
 
 // The matrices of a layer as passes use them; some are several tensors, one below the other.
-enum class LayerMatrix : uint8_t { kQkv, kO, kGateUp, kDown };
+enum class LayerMatrix : uint8_t { kQkv, kO, kGateUp, kDown, kSharedGateUp, kSharedDown };
+inline constexpr std::array kLayerMatrices = {LayerMatrix::kQkv,          LayerMatrix::kO,
+                                              LayerMatrix::kGateUp,       LayerMatrix::kDown,
+                                              LayerMatrix::kSharedGateUp, LayerMatrix::kSharedDown};
 std::span<const Role> PartsOf(LayerMatrix matrix);
 std::span<const Role> BiasesOf(LayerMatrix matrix);  // of its parts, or none
 
@@ -55,15 +60,20 @@ class TensorTable {
   const TensorDecl& Get(Role role, int layer = -1, int expert = -1) const;
 
   uint64_t num_parameters() const;
-  // In BF16; or with a byte per weight of the layers' matrices, but for those of V and the output
-  // where V's rotation is folded into them. Without FP8 scales.
-  uint64_t Bytes(bool fp8, bool rotates_v) const;
+  // Of those that one token goes through: of its experts, the routed ones.
+  uint64_t num_active_parameters() const;
+  // In BF16 (routers in fp32); or with a byte per weight of the layers' matrices that stay FP8, but
+  // for those of V and the output where V's rotation is folded into them. Without FP8 scales.
+  enum class Fp8 : uint8_t { kNone, kExperts, kAll };
+  uint64_t Bytes(Fp8 fp8, bool rotates_v) const;
+  static uint64_t BytesOf(const TensorDecl& tensor, Fp8 fp8, bool rotates_v);
 
  private:
   void Add(Role role, int layer, int expert, std::vector<int64_t> shape, TensorKind kind,
            TensorSplit split);
 
   const ModelSpec* spec_;  // while the table is made
+  uint64_t num_active_parameters_ = 0;
   std::vector<TensorDecl> tensors_;
   std::map<std::tuple<Role, int, int>, size_t> index_;
 };

@@ -44,9 +44,11 @@ TEST(TensorTable, FollowsTheLayers) {
   std::get<AttentionSpec>(spec.layers[0].mixer).qkv_bias = true;
   std::get<AttentionSpec>(spec.layers[0].mixer).qk_norm = QkNorm::kAllHeads;
   spec.layers[1].mixer = std::monostate();
-  spec.layers[1].feed_forward = ExpertsSpec{3, 2, 32};
-  spec.name(Role::kRouter) = "model.layers.{}.mlp.gate.weight";
-  spec.name(Role::kUp) = "model.layers.{}.mlp.experts.{}.up_proj.weight";
+  ExpertsSpec experts{3, 2, 32};
+  experts.choice_bias = true;
+  experts.shared_intermediate = 16;
+  spec.layers[1].feed_forward = experts;
+  NameExperts("mlp", &spec);
   const TensorTable table(spec);
   EXPECT_NE(table.Find(Role::kHead), nullptr);
   EXPECT_EQ(table.Get(Role::kVBias, 0).shape, std::vector<int64_t>{128});
@@ -54,12 +56,18 @@ TEST(TensorTable, FollowsTheLayers) {
   EXPECT_EQ(table.Find(Role::kQ, 1), nullptr);
   EXPECT_EQ(table.Find(Role::kAttentionNorm, 1), nullptr);
   EXPECT_EQ(table.Get(Role::kRouter, 1).shape, (std::vector<int64_t>{3, 64}));
-  EXPECT_EQ(table.Get(Role::kUp, 1, 2).name, "model.layers.1.mlp.experts.2.up_proj.weight");
-  EXPECT_EQ(table.Get(Role::kDown, 1, 2).shape, (std::vector<int64_t>{64, 32}));
+  EXPECT_EQ(table.Get(Role::kRouterBias, 1).shape, std::vector<int64_t>{3});
+  EXPECT_EQ(table.Get(Role::kExpertUp, 1, 2).name, "model.layers.1.mlp.experts.2.up_proj.weight");
+  EXPECT_EQ(table.Get(Role::kExpertDown, 1, 2).shape, (std::vector<int64_t>{64, 32}));
+  EXPECT_EQ(table.Get(Role::kSharedDown, 1).shape, (std::vector<int64_t>{64, 16}));
   EXPECT_EQ(table.Find(Role::kUp, 1), nullptr);
+  EXPECT_EQ(table.Find(Role::kUp, 0) != nullptr, true);
+  // One token passes two of three experts.
+  EXPECT_EQ(table.num_parameters() - table.num_active_parameters(), 3u * 32 * 64);
 }
 
 TEST(TensorTable, CountsBytes) {
+  using Fp8 = TensorTable::Fp8;
   // Two layers of q 256 x 64, k and v 128 x 64, o 64 x 256 and three of 64 x 128; two norms of 64
   // and two of heads each.
   const uint64_t value_and_output = 2 * (64 * 128 + 64 * 256), norms = 2 * 4 * 64 + 64;
@@ -68,10 +76,9 @@ TEST(TensorTable, CountsBytes) {
     const TensorTable table(Spec(/*tied=*/tables == 1));
     const uint64_t words = tables * 64 * 100 + norms;
     EXPECT_EQ(table.num_parameters(), matrices + words);
-    EXPECT_EQ(table.Bytes(/*fp8=*/false, /*rotates_v=*/true), 2 * (matrices + words));
-    EXPECT_EQ(table.Bytes(/*fp8=*/true, /*rotates_v=*/false), matrices + 2 * words);
-    EXPECT_EQ(table.Bytes(/*fp8=*/true, /*rotates_v=*/true),
-              matrices + value_and_output + 2 * words);
+    EXPECT_EQ(table.Bytes(Fp8::kNone, /*rotates_v=*/true), 2 * (matrices + words));
+    EXPECT_EQ(table.Bytes(Fp8::kAll, /*rotates_v=*/false), matrices + 2 * words);
+    EXPECT_EQ(table.Bytes(Fp8::kAll, /*rotates_v=*/true), matrices + value_and_output + 2 * words);
   }
 }
 

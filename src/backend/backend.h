@@ -80,6 +80,12 @@ class CellStream {
   virtual ~CellStream() = default;
 };
 
+// What routed experts cost since the start: how often a layer ran, how many experts it touched (one
+// that several rows of a pass go to counts once) and the bytes of their weights.
+struct ExpertTraffic {
+  uint64_t layers = 0, experts = 0, bytes = 0;
+};
+
 class Backend {
  public:
   virtual ~Backend() = default;
@@ -90,8 +96,9 @@ class Backend {
   const KvPlan& kv() const { return plan_; }
   ThreadPool& threads() const { return threads_; }
   virtual uint64_t weight_bytes() const = 0;
-  // Of the matrices that a pass of one token reads.
+  // Of the matrices that a pass of one token reads; of its experts, the routed ones.
   virtual uint64_t weight_bytes_per_step() const = 0;
+  virtual ExpertTraffic expert_traffic() const { return {}; }
   virtual uint64_t fingerprint() const = 0;
   virtual bool portable() const = 0;
   virtual int max_batch_tokens() const = 0;
@@ -119,6 +126,9 @@ class Backend {
   virtual Status BeginPass(std::span<const ForwardItem> items, int padded) = 0;
   virtual Status Embed() = 0;
   virtual Status Linear(const LinearOp& op) = 0;
+  // The routed experts of a layer: norm of the stream, router, the chosen experts' feed-forward
+  // parts, added to the stream by their weights.
+  virtual Status Experts(int layer);
   // kQkv, row by row: norm of heads, RoPE, rotation; keys and values to their open pages. `slot`:
   // of the layer in the cache.
   virtual Status WriteKv(int layer, int slot) = 0;
@@ -137,7 +147,7 @@ class Backend {
   virtual bool CanSample() const { return false; }
   static constexpr int kFlights = 2;
   // Tokens from rows of the logits, without waiting; the next pass may take them
-  // (ForwardItem::Sampled).
+  // (ForwardItem::Sampled). Masks are copied before it returns.
   virtual Status Sample(int flight, std::span<const SampleParams> sampling,
                         std::span<const int32_t> rows);
   virtual Status Await(int flight, std::span<int32_t> ids);

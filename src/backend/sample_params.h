@@ -19,6 +19,9 @@ struct SampleParams {
   float top_p = 1.0f;
   float min_p = 0.0f;
   double uniform = 0.0;  // in [0, 1): which of the kept ones
+  // Where set, tokens whose bit (t % 32 of word t / 32) is not are as if they did not exist; at
+  // least one is. Of the host; read when the sample is launched (Backend::Sample).
+  const uint32_t* mask = nullptr;
 
   bool IsSureOnDevice() const {
     return temperature == 0.0f || (top_k > 0 && top_k <= kMaxCandidates) ||

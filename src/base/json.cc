@@ -47,6 +47,8 @@ Status CheckShape(std::string_view text, std::string_view what, int max_depth, s
     } else if (c == ':' && !keys.empty() && ++keys.back() > max_keys) {
       return DataLoss(
           fmt::format("{}: a JSON object has more than {} members at byte {}", what, max_keys, i));
+    } else if (c == '\0') {  // the parser takes it for the end of the text
+      return DataLoss(fmt::format("{}: invalid JSON at byte {}: a zero byte", what, i + 1));
     }
   }
   return {};

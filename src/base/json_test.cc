@@ -21,6 +21,9 @@ TEST(Json, ErrorsNameSourceAndByte) {
       << bad.error().message();
   EXPECT_FALSE(ParseJson("", "x").has_value());
   EXPECT_FALSE(ParseJson("{} trailing", "x").has_value());
+  const std::string_view zero("{}\0 trailing", 12);
+  EXPECT_FALSE(ParseJson(zero, "x").has_value());
+  EXPECT_FALSE(SplitJsonObject(zero, "x").has_value());
   EXPECT_FALSE(ParseJson("\"\xff\"", "x").has_value());
 }
 

@@ -39,6 +39,8 @@ std::string_view NameOf(FinishReason reason) {
       return "cancelled";
     case FinishReason::kFailed:
       return "error";
+    case FinishReason::kToolCalls:
+      return "tool_calls";
   }
   return "";
 }

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstring>
 
+#include "arch/tensor_table.h"
 #include "base/progress.h"
 #include "base/rng.h"
 #include "engine/pass_runner.h"
@@ -64,10 +65,15 @@ Status TimeSteps(Model& model, std::vector<SequenceCache>& caches, int steps, bo
   auto last = std::chrono::steady_clock::now();
   for (int step = 0; step < steps + kWarmUp; ++step) {
     if (!pass.in_flight()) {
-      const int32_t token = step % model.spec().vocab_size;
+      // Sequences differ, so that they go to different experts.
+      std::vector<int32_t> tokens(caches.size());
       std::vector<ForwardItem> items;
       items.reserve(caches.size());
-      for (SequenceCache& cache : caches) items.push_back({&cache, {&token, 1}, false, 1});
+      for (size_t i = 0; i < caches.size(); ++i) {
+        tokens[i] = static_cast<int32_t>((static_cast<size_t>(step) + 7919 * i) %
+                                         static_cast<size_t>(model.spec().vocab_size));
+        items.push_back({&caches[i], {&tokens[i], 1}, false, 1});
+      }
       OSCAR_RETURN_IF_ERROR(pass.Run(items, sampling));
     }
     if (pass.in_flight()) OSCAR_RETURN_IF_ERROR(pass.Land(next));
@@ -125,6 +131,7 @@ Result<DecodeBenchRow> RunDecodeBench(LoadedModel& loaded, int64_t context, int 
   // In turn, because a device that has been busy for longer is slower.
   std::vector<double> alone, ahead;
   const bool runs_ahead = model.CanRunAhead() && model.max_samples() >= batch;
+  const ExpertTraffic before = loaded.backend().expert_traffic();
   for (int round = 0; round < kRounds; ++round) {
     OSCAR_RETURN_IF_ERROR(TimeSteps(model, caches, steps, /*ahead=*/false, alone));
     if (runs_ahead) OSCAR_RETURN_IF_ERROR(TimeSteps(model, caches, steps, /*ahead=*/true, ahead));
@@ -133,6 +140,22 @@ Result<DecodeBenchRow> RunDecodeBench(LoadedModel& loaded, int64_t context, int 
   row.seconds_per_step = runs_ahead ? Median(std::move(ahead)) : row.seconds_alone;
   row.tokens_per_second = batch / row.seconds_per_step;
   row.weight_bytes = model.weight_bytes_per_step();
+  const ExpertTraffic after = loaded.backend().expert_traffic();
+  if (after.layers > before.layers) {
+    // What one token's experts would be is in weight_bytes_per_step.
+    uint64_t layers = 0, routed = 0;
+    for (const LayerSpec& layer : model.spec().layers) {
+      if (layer.experts() == nullptr) continue;
+      ++layers;
+      routed += static_cast<uint64_t>(layer.experts()->experts_per_token);
+    }
+    const uint64_t bytes = after.bytes - before.bytes, experts = after.experts - before.experts;
+    const uint64_t steps_run = (after.layers - before.layers) / layers;
+    row.weight_bytes += bytes / steps_run;
+    row.weight_bytes -= bytes / experts * routed;
+    row.experts_per_layer =
+        static_cast<double>(experts) / static_cast<double>(after.layers - before.layers);
+  }
   row.kv_bytes = static_cast<uint64_t>(batch) * kv.StoredBytes(context);
   row.bytes_per_second = static_cast<double>(row.bytes()) / row.seconds_per_step;
   return row;
@@ -154,14 +177,17 @@ Result<PrefillBenchRow> RunPrefillBench(LoadedModel& loaded, int64_t tokens) {
     const double seconds = SecondsSince(start);
     if (i == 1 || (i > 1 && seconds < row.seconds)) row.seconds = seconds;
   }
-  const AttentionSpec& attention = spec.attention();
-  const double count = static_cast<double>(tokens), layers = spec.num_layers();
-  const double width = attention.q_width(), kv_width = attention.kv_width();
-  const double products =
-      spec.hidden * (2 * width + 2 * kv_width + 3 * static_cast<double>(spec.max_intermediate()));
-  // Multiply and add; QK^T and PV over half of the square.
-  row.flops = layers * (2 * products * count + 2 * width * count * count) +
-              2.0 * spec.hidden * spec.vocab_size;
+  // Multiply and add of every matrix that a token goes through; QK^T and PV over half of the
+  // square. The head is for one token.
+  const double count = static_cast<double>(tokens);
+  const double tables = static_cast<double>(spec.hidden) * spec.vocab_size;
+  const double matrices = static_cast<double>(TensorTable(spec).num_active_parameters()) -
+                          tables * (spec.tied_head ? 1 : 2);
+  row.flops = 2 * matrices * count + 2 * tables;
+  for (const LayerSpec& layer : spec.layers) {
+    if (layer.attention() != nullptr)
+      row.flops += 2.0 * layer.attention()->q_width() * count * count;
+  }
   return row;
 }
 

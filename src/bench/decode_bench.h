@@ -17,8 +17,9 @@ struct DecodeBenchRow {
   // launched before the one before it is waited for, as the engine does; alone: one after another.
   double seconds_per_step = 0.0, seconds_alone = 0.0;
   double tokens_per_second = 0.0;
-  uint64_t weight_bytes = 0;  // read once a step
-  uint64_t kv_bytes = 0;      // read once a step, all sequences
+  uint64_t weight_bytes = 0;       // read once a step; of experts, those that a step touched
+  double experts_per_layer = 0.0;  // that a step touched; 0: the model has none
+  uint64_t kv_bytes = 0;           // read once a step, all sequences
   double bytes_per_second = 0.0;
 
   uint64_t bytes() const { return weight_bytes + kv_bytes; }

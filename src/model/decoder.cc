@@ -117,8 +117,17 @@ Status Decoder::Layer(int index, std::span<const ForwardItem> items) {
     OSCAR_RETURN_IF_ERROR(backend_->Attend(index, layer.kv_slot));
     OSCAR_RETURN_IF_ERROR(linear(LayerMatrix::kO, kAttended, std::nullopt, kStream));
   }
-  OSCAR_RETURN_IF_ERROR(linear(LayerMatrix::kGateUp, kStream, Role::kFeedForwardNorm, kGated));
-  return linear(LayerMatrix::kDown, kGated, std::nullopt, kStream);
+  const ExpertsSpec* experts = layer.experts();
+  if (experts == nullptr) {
+    OSCAR_RETURN_IF_ERROR(linear(LayerMatrix::kGateUp, kStream, Role::kFeedForwardNorm, kGated));
+    return linear(LayerMatrix::kDown, kGated, std::nullopt, kStream);
+  }
+  if (experts->shared_intermediate == 0) return backend_->Experts(index);
+  // The shared part reads the stream before the routed experts add to it.
+  OSCAR_RETURN_IF_ERROR(
+      linear(LayerMatrix::kSharedGateUp, kStream, Role::kFeedForwardNorm, kGated));
+  OSCAR_RETURN_IF_ERROR(backend_->Experts(index));
+  return linear(LayerMatrix::kSharedDown, kGated, std::nullopt, kStream);
 }
 
 Status Decoder::Layers(std::span<const ForwardItem> items) {
@@ -194,25 +203,28 @@ Status Decoder::RunAndRead(std::span<const ForwardItem> items, std::span<float> 
 }
 
 Status Decoder::ForwardAndSample(std::span<const ForwardItem> items,
-                                 std::span<const SampleParams> sampling, std::span<int32_t> ids) {
+                                 std::span<const SampleParams> sampling, std::span<int32_t> ids,
+                                 const BeforeSample& before_sample) {
   if (items.empty()) return {};
   OSCAR_CHECK(launched_ == collected_, "a pass while another is under way");
-  OSCAR_RETURN_IF_ERROR(Launch(items, sampling));
+  OSCAR_RETURN_IF_ERROR(Launch(items, sampling, before_sample));
   return Collect(ids);
 }
 
-Status Decoder::Launch(std::span<const ForwardItem> items, std::span<const SampleParams> sampling) {
+Status Decoder::Launch(std::span<const ForwardItem> items, std::span<const SampleParams> sampling,
+                       const BeforeSample& before_sample) {
   OSCAR_CHECK(launched_ - collected_ < Backend::kFlights &&
               sampling.size() <= static_cast<size_t>(max_samples()));
   OSCAR_RETURN_IF_ERROR(Prepare(items));
-  OSCAR_RETURN_IF_ERROR(DeviceFailure(RunAndSample(items, sampling)));
+  OSCAR_RETURN_IF_ERROR(DeviceFailure(RunAndSample(items, sampling, before_sample)));
   ++launched_;
   AdvanceAll(items);
   return {};
 }
 
 Status Decoder::RunAndSample(std::span<const ForwardItem> items,
-                             std::span<const SampleParams> sampling) {
+                             std::span<const SampleParams> sampling,
+                             const BeforeSample& before_sample) {
   OSCAR_CHECK(static_cast<size_t>(BatchRows(items).logits) == sampling.size());
   OSCAR_ASSIGN_OR_RETURN(const bool recorded, Run(items));
   if (recorded) {
@@ -224,7 +236,9 @@ Status Decoder::RunAndSample(std::span<const ForwardItem> items,
       OSCAR_RETURN_IF_ERROR(backend_->Logits(0, static_cast<int>(sampling.size()), nullptr));
     }
   }
-  return backend_->Sample(static_cast<int>(launched_ % Backend::kFlights), sampling, sampled_rows_);
+  const auto flight = static_cast<int>(launched_ % Backend::kFlights);
+  if (before_sample) OSCAR_RETURN_IF_ERROR(before_sample());
+  return backend_->Sample(flight, sampling, sampled_rows_);
 }
 
 Status Decoder::Collect(std::span<int32_t> ids) {

@@ -36,11 +36,12 @@ class Decoder final : public Model {
   Status SetTap(QkvTap tap) override;
   Status Forward(std::span<const ForwardItem> items, std::span<float> logits) override;
   Status ForwardAndSample(std::span<const ForwardItem> items,
-                          std::span<const SampleParams> sampling, std::span<int32_t> ids) override;
+                          std::span<const SampleParams> sampling, std::span<int32_t> ids,
+                          const BeforeSample& before_sample = {}) override;
   Status ReadLogits(size_t row, std::span<float> logits) override;
   bool CanRunAhead() const override { return backend_->CanSample(); }
-  Status Launch(std::span<const ForwardItem> items,
-                std::span<const SampleParams> sampling) override;
+  Status Launch(std::span<const ForwardItem> items, std::span<const SampleParams> sampling,
+                const BeforeSample& before_sample = {}) override;
   Status Collect(std::span<int32_t> ids) override;
   bool CanReadByLayer() const override { return backend_->CanReadByLayer(); }
   Result<std::unique_ptr<CellRead>> StartCell(SequenceCache& cache,
@@ -58,7 +59,8 @@ class Decoder final : public Model {
   // All layers over the items; true: as a recorded step, whose logits are those of all rows.
   Result<bool> Run(std::span<const ForwardItem> items);
   Status RunAndRead(std::span<const ForwardItem> items, std::span<float> logits);
-  Status RunAndSample(std::span<const ForwardItem> items, std::span<const SampleParams> sampling);
+  Status RunAndSample(std::span<const ForwardItem> items, std::span<const SampleParams> sampling,
+                      const BeforeSample& before_sample);
   Status ReportTap(int layer, std::span<const ForwardItem> items);
 
   std::unique_ptr<Backend> backend_;

@@ -16,11 +16,12 @@ Result<bool> Model::ContinueCell(CellRead&, int64_t, std::span<float>) {
   return Unexpected(NotHere("read prompts layer by layer"));
 }
 Status Model::ForwardAndSample(std::span<const ForwardItem>, std::span<const SampleParams>,
-                               std::span<int32_t>) {
+                               std::span<int32_t>, const BeforeSample&) {
   return NotHere("sample tokens");
 }
 Status Model::ReadLogits(size_t, std::span<float>) { return NotHere("sample tokens"); }
-Status Model::Launch(std::span<const ForwardItem>, std::span<const SampleParams>) {
+Status Model::Launch(std::span<const ForwardItem>, std::span<const SampleParams>,
+                     const BeforeSample&) {
   return NotHere("run ahead");
 }
 Status Model::Collect(std::span<int32_t>) { return NotHere("run ahead"); }

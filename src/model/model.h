@@ -53,17 +53,23 @@ class Model {
   // sample to the caller, who fetches its logits with ReadLogits before the next pass. At most
   // max_samples rows a pass; 0: the model does not sample.
   virtual int max_samples() const { return 0; }
+  // `before_sample`, where given, is called when the pass is under way and its sample is not, to
+  // fill the masks that `sampling` points to; an error of it is the pass's.
+  using BeforeSample = std::function<Status()>;
   virtual Status ForwardAndSample(std::span<const ForwardItem> items,
-                                  std::span<const SampleParams> sampling, std::span<int32_t> ids);
+                                  std::span<const SampleParams> sampling, std::span<int32_t> ids,
+                                  const BeforeSample& before_sample = {});
   virtual Status ReadLogits(size_t row, std::span<float> logits);
   // Passes of generated tokens, one sample each, that are left running. Launch starts one and lets
   // the caches grow; Collect waits for the oldest and gives its ids. Two may be under way, the
   // tokens of the second being what the first samples (ForwardItem::Sampled); no other pass
   // meanwhile. Caches may be trimmed and dropped: what follows on the device comes after. The
   // logits of a pass are gone once the next is launched, so a row that stays undecided has to be
-  // computed again.
+  // computed again. The `before_sample` of the second may Collect the first: its ids are what the
+  // masks depend on.
   virtual bool CanRunAhead() const { return false; }
-  virtual Status Launch(std::span<const ForwardItem> items, std::span<const SampleParams> sampling);
+  virtual Status Launch(std::span<const ForwardItem> items, std::span<const SampleParams> sampling,
+                        const BeforeSample& before_sample = {});
   virtual Status Collect(std::span<int32_t> ids);
   // Weights that a pass of one token reads.
   virtual uint64_t weight_bytes_per_step() const { return weight_bytes(); }

@@ -210,7 +210,7 @@ void GemmBf16(ThreadPool& pool, GemmWorkspace& workspace, const float* x, int nu
     const int rows = std::min(kRowsPerChunk, num_rows - first_row);
     alignas(64) float tile[kRowsPerChunk * PackedMatrix::kPanel];
     Avx512Bf16Panel(workspace.x_bf16.data() + static_cast<size_t>(first_row) * row_size, rows,
-                    padded, w.Panel(p), tile, PackedMatrix::kPanel);
+                    padded, padded, w.Panel(p), tile, PackedMatrix::kPanel);
     const int column = p * PackedMatrix::kPanel;
     StoreTile(tile, PackedMatrix::kPanel, rows,
               std::min(PackedMatrix::kPanel, w.num_outputs() - column),
@@ -284,6 +284,53 @@ size_t PackedMatrix::Index(int output, int input) const {
   return panel + k / 2 * 2 * kPanel + column * 2 + k % 2;
 }
 
+PackedMatrix PackedMatrix::Fp8(int num_outputs, int num_inputs, int scale_inputs, GemmPath path) {
+  OSCAR_CHECK(num_outputs > 0 && num_inputs > 0 && IsSupported(path) &&
+              path != GemmPath::kAmxBf16 && scale_inputs > 0 &&
+              (scale_inputs % 32 == 0 || scale_inputs >= num_inputs));
+  PackedMatrix matrix;
+  matrix.num_outputs_ = num_outputs;
+  matrix.num_inputs_ = num_inputs;
+  matrix.padded_inputs_ = path == GemmPath::kFma ? num_inputs : CeilDiv(num_inputs, 32) * 32;
+  matrix.path_ = path;
+  matrix.scale_inputs_ = scale_inputs;
+  matrix.num_segments_ = CeilDiv(num_inputs, scale_inputs);
+  const auto panels = static_cast<size_t>(matrix.num_panels());
+  // What expands them reads whole vectors: up to 64 bytes past the end.
+  matrix.codes_ = AlignedBuffer<uint8_t>(
+      panels * kPanel * static_cast<size_t>(matrix.padded_inputs_) + kFp8Slack);
+  matrix.scales_ =
+      AlignedBuffer<float>(panels * kPanel * static_cast<size_t>(matrix.num_segments_));
+  std::memset(matrix.codes_.data(), 0, matrix.codes_.size());
+  std::fill_n(matrix.scales_.data(), matrix.scales_.size(), 0.0f);
+  return matrix;
+}
+
+void PackedMatrix::PackFp8Rows(ThreadPool& pool, int first_row, int rows,
+                               std::span<const uint8_t> codes, std::span<const float> scales) {
+  const auto inputs = static_cast<size_t>(num_inputs_),
+             segments = static_cast<size_t>(num_segments_);
+  OSCAR_CHECK(is_fp8() && first_row >= 0 && rows >= 0 && first_row + rows <= num_outputs_ &&
+              codes.size() == static_cast<size_t>(rows) * inputs &&
+              scales.size() == static_cast<size_t>(rows) * segments);
+  const int first_panel = first_row / kPanel, end_panel = CeilDiv(first_row + rows, kPanel);
+  pool.ParallelFor(end_panel - first_panel, [&](int64_t p, int) {
+    const int panel = first_panel + static_cast<int>(p);
+    const int begin = std::max(first_row, panel * kPanel);
+    const int end = std::min(first_row + rows, (panel + 1) * kPanel);
+    for (int n = begin; n < end; ++n) {
+      const auto row = static_cast<size_t>(n - first_row);
+      for (int k = 0; k < num_inputs_; ++k) {
+        codes_.data()[Index(n, k)] = codes[row * inputs + static_cast<size_t>(k)];
+      }
+      for (size_t s = 0; s < segments; ++s) {
+        scales_.data()[(static_cast<size_t>(panel) * segments + s) * kPanel +
+                       static_cast<size_t>(n % kPanel)] = scales[row * segments + s];
+      }
+    }
+  });
+}
+
 Bf16 PackedMatrix::At(int output, int input) const { return {data_.data()[Index(output, input)]}; }
 
 template <typename T>
@@ -322,6 +369,7 @@ void PackedMatrix::PackRows(ThreadPool& pool, int first_row, int rows,
 void Gemm(ThreadPool& pool, GemmWorkspace& workspace, const float* x, int num_rows, size_t x_stride,
           const PackedMatrix& w, const float* bias, float* y, size_t y_stride) {
   if (num_rows <= 0) return;
+  OSCAR_CHECK(!w.is_fp8());
   if (w.path() == GemmPath::kFma) {
     GemmFma(pool, workspace, x, num_rows, x_stride, w, bias, y, y_stride);
   } else if (w.path() == GemmPath::kAmxBf16) {

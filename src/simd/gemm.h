@@ -44,11 +44,33 @@ class PackedMatrix {
   void PackRows(ThreadPool& pool, int first_row, int rows, std::span<const float> source);
   void PackRows(ThreadPool& pool, int first_row, int rows, std::span<const Fp16> source);
 
+  // As FP8 E4M3 (base/fp8.h): a byte per weight and a scale for each output and `scale_inputs`
+  // inputs. Only GroupedGemm multiplies these. REQUIRES: the path is not kAmxBf16; scale_inputs a
+  // multiple of 32, or all inputs.
+  static PackedMatrix Fp8(int num_outputs, int num_inputs, int scale_inputs, GemmPath path);
+  // codes [rows, K], none of them NaN; scales [rows, ceil(K / scale_inputs)].
+  void PackFp8Rows(ThreadPool& pool, int first_row, int rows, std::span<const uint8_t> codes,
+                   std::span<const float> scales);
+  bool is_fp8() const { return scale_inputs_ > 0; }
+  int scale_inputs() const { return scale_inputs_; }
+  const uint8_t* CodePanel(int panel) const {
+    return codes_.data() +
+           static_cast<size_t>(panel) * kPanel * static_cast<size_t>(padded_inputs_);
+  }
+  // Of a panel's 32 outputs, for inputs [segment * scale_inputs, ...).
+  const float* Scales(int panel, int segment) const {
+    return scales_.data() + (static_cast<size_t>(panel) * static_cast<size_t>(num_segments_) +
+                             static_cast<size_t>(segment)) *
+                                kPanel;
+  }
+
   int num_outputs() const { return num_outputs_; }
   int num_inputs() const { return num_inputs_; }
   GemmPath path() const { return path_; }
-  size_t bytes() const { return data_.size() * sizeof(uint16_t); }
-  Bf16 At(int output, int input) const;  // for tests and inspection
+  size_t bytes() const {
+    return data_.size() * sizeof(uint16_t) + codes_.size() + scales_.size() * sizeof(float);
+  }
+  Bf16 At(int output, int input) const;  // for tests and inspection; not of FP8
 
   // Panels of kPanel outputs. kFma: [panel][k][lane][2], a 32-bit word = outputs (lane, lane + 16).
   // kAvx512Bf16: [panel][k / 2][32 outputs][2], a 32-bit word = inputs (k, k + 1) of one output.
@@ -68,6 +90,9 @@ class PackedMatrix {
   int num_outputs_ = 0, num_inputs_ = 0, padded_inputs_ = 0;
   GemmPath path_ = GemmPath::kFma;
   AlignedBuffer<uint16_t> data_;
+  int scale_inputs_ = 0, num_segments_ = 0;  // 0: BF16
+  AlignedBuffer<uint8_t> codes_;             // in the order of data_
+  AlignedBuffer<float> scales_;              // [panel][segment][kPanel]
 };
 
 class GemmWorkspace {
@@ -80,6 +105,27 @@ class GemmWorkspace {
 // if given, has N entries.
 void Gemm(ThreadPool& pool, GemmWorkspace& workspace, const float* x, int num_rows, size_t x_stride,
           const PackedMatrix& w, const float* bias, float* y, size_t y_stride);
+
+// Several matrices of one shape and path at once, each times its own rows of x: experts, where a
+// GEMM each would leave threads waiting for one another. FP8 weights are multiplied as codes, which
+// BF16 holds exactly, in slices of inputs whose sums are then scaled and added. A row's result is a
+// function of that row and its matrix alone, as in Gemm.
+struct GemmGroup {
+  const PackedMatrix* w = nullptr;
+  std::span<const int32_t> rows;  // of x
+  float* y = nullptr;             // [rows, N]
+};
+class GroupedGemmWorkspace {
+ public:
+  AlignedBuffer<float> x;          // packed activations of kFma
+  AlignedBuffer<uint16_t> x_bf16;  // and of kAvx512Bf16
+  AlignedBuffer<uint16_t> slices;  // each thread's weights as BF16
+};
+// The path that GroupedGemm has for a machine whose GEMMs take `path`: AMX needs more rows than
+// experts see, and is not used.
+GemmPath GroupedGemmPath(GemmPath path);
+void GroupedGemm(ThreadPool& pool, GroupedGemmWorkspace& workspace, const float* x, size_t x_stride,
+                 std::span<const GemmGroup> groups);
 
 // Operations a second (a multiply-add is two) that all threads reach together on the path's own
 // instruction, from registers: what the path is measured against. REQUIRES: IsSupported(path).

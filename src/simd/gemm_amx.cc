@@ -262,18 +262,18 @@ __attribute__((target("avx512f,avx512bf16"))) void Bf16PeakLoop(int64_t rounds) 
 constexpr int kBf16Rows = 8;  // 8 x 2 accumulators
 
 template <int kRows>
-__attribute__((target("avx512f,avx512bf16"))) void Bf16Block(const uint16_t* x, int padded_inputs,
-                                                             const uint16_t* panel, float* c,
-                                                             size_t c_stride) {
+__attribute__((target("avx512f,avx512bf16"))) void Bf16Block(const uint16_t* x, int x_stride,
+                                                             int inputs, const uint16_t* panel,
+                                                             float* c, size_t c_stride) {
   __m512 sum[kRows][2];
   for (int r = 0; r < kRows; ++r) sum[r][0] = sum[r][1] = _mm512_setzero_ps();
-  for (int k = 0; k < padded_inputs; k += 2) {
+  for (int k = 0; k < inputs; k += 2) {
     const uint16_t* w = panel + static_cast<size_t>(k) * kPanel;
     const auto w0 = reinterpret_cast<__m512bh>(_mm512_loadu_si512(w));
     const auto w1 = reinterpret_cast<__m512bh>(_mm512_loadu_si512(w + kPanel));
     for (int r = 0; r < kRows; ++r) {
       int pair;
-      std::memcpy(&pair, x + static_cast<size_t>(r) * static_cast<size_t>(padded_inputs) + k,
+      std::memcpy(&pair, x + static_cast<size_t>(r) * static_cast<size_t>(x_stride) + k,
                   sizeof(pair));
       const auto xs = reinterpret_cast<__m512bh>(_mm512_set1_epi32(pair));
       sum[r][0] = _mm512_dpbf16_ps(sum[r][0], xs, w0);
@@ -287,12 +287,12 @@ __attribute__((target("avx512f,avx512bf16"))) void Bf16Block(const uint16_t* x, 
 }
 
 template <int kRows = kBf16Rows>
-void Bf16Rows(int rows, const uint16_t* x, int padded_inputs, const uint16_t* panel, float* c,
-              size_t c_stride) {
+void Bf16Rows(int rows, const uint16_t* x, int x_stride, int inputs, const uint16_t* panel,
+              float* c, size_t c_stride) {
   if (rows == kRows) {
-    Bf16Block<kRows>(x, padded_inputs, panel, c, c_stride);
+    Bf16Block<kRows>(x, x_stride, inputs, panel, c, c_stride);
   } else if constexpr (kRows > 1) {
-    Bf16Rows<kRows - 1>(rows, x, padded_inputs, panel, c, c_stride);
+    Bf16Rows<kRows - 1>(rows, x, x_stride, inputs, panel, c, c_stride);
   }
 }
 
@@ -433,11 +433,11 @@ double Bf16PeakOperations(GemmPath path, int64_t rounds) {
   return 16.0 * 2.0 * 32 * static_cast<double>(rounds);
 }
 
-void Avx512Bf16Panel(const uint16_t* x, int rows, int padded_inputs, const uint16_t* panel,
+void Avx512Bf16Panel(const uint16_t* x, int rows, int x_stride, int inputs, const uint16_t* panel,
                      float* c, size_t c_stride) {
   for (int r = 0; r < rows; r += kBf16Rows) {
     Bf16Rows(std::min(kBf16Rows, rows - r),
-             x + static_cast<size_t>(r) * static_cast<size_t>(padded_inputs), padded_inputs, panel,
+             x + static_cast<size_t>(r) * static_cast<size_t>(x_stride), x_stride, inputs, panel,
              c + static_cast<size_t>(r) * c_stride, c_stride);
   }
 }

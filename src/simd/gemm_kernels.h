@@ -21,6 +21,16 @@ struct FmaKernels {
 };
 const FmaKernels& ActiveFmaKernels();
 
+// gemm_fp8.cc. Codes that may be read, and words that may be written, past the end.
+inline constexpr size_t kFp8Slack = 64;
+struct Fp8Kernels {
+  // FP8 E4M3 codes, none of them NaN, as BF16: exact, in the same order.
+  void (*expand)(const uint8_t* codes, uint16_t* out, size_t count);
+  // sums[r, 0..32) = fma(scales[0..32), parts[r, 0..32), sums[r, 0..32)); `first`: sums are zero.
+  void (*add_scaled)(const float* parts, const float* scales, int rows, float* sums, bool first);
+};
+const Fp8Kernels& ActiveFp8Kernels();
+
 // gemm_amx.cc.
 bool HasAmx();      // tiles of BF16
 bool HasAmxInt8();  // and of bytes
@@ -44,8 +54,9 @@ struct AmxOutput {
 // [16 rows][16].
 void AmxPanels(const uint16_t* x, int row_blocks, int padded_inputs, const uint16_t* panels,
                int num_panels, float* sums, const AmxOutput& output = {});
-// x: [rows, padded_inputs] BF16 bits; one panel; c: [rows, 32] with stride.
-void Avx512Bf16Panel(const uint16_t* x, int rows, int padded_inputs, const uint16_t* panel,
+// x: [rows, inputs] BF16 bits with stride; `inputs`, an even number, of one panel; c: [rows, 32]
+// with stride.
+void Avx512Bf16Panel(const uint16_t* x, int rows, int x_stride, int inputs, const uint16_t* panel,
                      float* c, size_t c_stride);
 
 // Runs `rounds` of the path's instruction from registers; how many operations those were. Not for

@@ -61,6 +61,29 @@ void SiluMulRow(const float* gate, const float* up, float* out, size_t size) {
   }
 }
 
+void SigmoidRow(float* x, size_t size) {
+  const F16x one = Set(1.0f);
+  for (size_t i = 0; i < size; i += 16) {
+    const F16x v = Max(Set(-87.0f), LoadAt(x, i, size, 0.0f));
+    StoreAt(Div(one, Add(one, Exp2(Mul(v, Set(-kLog2E))))), x, i, size);
+  }
+}
+
+void AddScaledRow(float* x, float factor, const float* y, size_t size) {
+  const F16x f = Set(factor);
+  for (size_t i = 0; i < size; i += 16) {
+    StoreAt(MulAdd(f, LoadAt(y, i, size, 0.0f), LoadAt(x, i, size, 0.0f)), x, i, size);
+  }
+}
+
+float DotRow(const float* x, const float* y, size_t size) {
+  F16x sum = Set(0.0f);
+  for (size_t i = 0; i < size; i += 16) {
+    sum = MulAdd(LoadAt(x, i, size, 0.0f), LoadAt(y, i, size, 0.0f), sum);
+  }
+  return ReduceSum(sum);
+}
+
 void RopeRow(float* x, const float* cos, const float* sin, size_t half) {
   for (size_t i = 0; i < half; i += 16) {
     const F16x a = LoadAt(x, i, half, 0.0f), b = LoadAt(x + half, i, half, 0.0f);
@@ -205,6 +228,9 @@ struct VecOpsKernels {
   static constexpr auto kAdd = &AddRow;
   static constexpr auto kRmsNorm = &RmsNormRow;
   static constexpr auto kSiluMul = &SiluMulRow;
+  static constexpr auto kSigmoid = &SigmoidRow;
+  static constexpr auto kAddScaled = &AddScaledRow;
+  static constexpr auto kDot = &DotRow;
   static constexpr auto kRope = &RopeRow;
   static constexpr auto kHadamard = &HadamardRow;
   static constexpr auto kRotate = &RotateRowBy;
@@ -250,6 +276,18 @@ void SiluMul(std::span<const float> gate, std::span<const float> up, std::span<f
   OSCAR_DCHECK(gate.size() == up.size() && gate.size() == out.size());
   OSCAR_VEC_OP(kSiluMul)(gate.data(), up.data(), out.data(), gate.size());
 }
+
+void AddScaled(std::span<float> x, float factor, std::span<const float> y) {
+  OSCAR_DCHECK(x.size() == y.size());
+  OSCAR_VEC_OP(kAddScaled)(x.data(), factor, y.data(), x.size());
+}
+
+float Dot(std::span<const float> x, std::span<const float> y) {
+  OSCAR_DCHECK(x.size() == y.size());
+  return OSCAR_VEC_OP(kDot)(x.data(), y.data(), x.size());
+}
+
+void Sigmoid(std::span<float> x) { OSCAR_VEC_OP(kSigmoid)(x.data(), x.size()); }
 
 void ApplyRope(std::span<float> x, std::span<const float> cos, std::span<const float> sin) {
   OSCAR_DCHECK(x.size() == 2 * cos.size() && cos.size() == sin.size());

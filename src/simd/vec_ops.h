@@ -20,6 +20,12 @@ void AddRmsNorm(std::span<float> residual, std::span<const float> x, std::span<c
                 float epsilon, std::span<float> out);
 // x += y.
 void Add(std::span<float> x, std::span<const float> y);
+// x += factor * y, fused.
+void AddScaled(std::span<float> x, float factor, std::span<const float> y);
+// Sum of x[i] * y[i], fused.
+float Dot(std::span<const float> x, std::span<const float> y);
+// x <- 1 / (1 + exp(-x)).
+void Sigmoid(std::span<float> x);
 // out = silu(gate) * up, silu(x) = x / (1 + exp(-x)).
 void SiluMul(std::span<const float> gate, std::span<const float> up, std::span<float> out);
 

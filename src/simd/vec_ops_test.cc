@@ -65,6 +65,38 @@ TEST_P(VecOps, SiluMulMatchesFp64AndSurvivesExtremes) {
   }
 }
 
+TEST_P(VecOps, SigmoidMatchesFp64AndSurvivesExtremes) {
+  auto x = Random(77, 1, 20.0f);
+  x[3] = -1e30f;
+  x[4] = 1e30f;
+  x[5] = 0.0f;
+  x[6] = -90.0f;
+  x[7] = std::numeric_limits<float>::quiet_NaN();
+  auto y = x;
+  Sigmoid(y);
+  for (size_t i = 0; i < x.size(); ++i) {
+    if (i == 7) continue;
+    EXPECT_NEAR(y[i], 1.0 / (1.0 + std::exp(-static_cast<double>(x[i]))), 2e-7) << x[i];
+  }
+  EXPECT_FALSE(y[7] < 0.0f || y[7] > 1.0f);
+}
+
+TEST_P(VecOps, DotAndAddScaledMatchTheScalar) {
+  for (const size_t size : {1u, 15u, 16u, 17u, 64u, 1000u}) {
+    const auto x = Random(size, 1), y = Random(size, 2);
+    // Sixteen lanes, folded 8, 4, 2, 1.
+    float lanes[16] = {};
+    for (size_t i = 0; i < size; ++i) lanes[i % 16] = std::fma(x[i], y[i], lanes[i % 16]);
+    for (size_t step = 8; step > 0; step /= 2) {
+      for (size_t i = 0; i < step; ++i) lanes[i] += lanes[i + step];
+    }
+    EXPECT_EQ(Dot(x, y), lanes[0]) << size;
+    auto sum = x;
+    AddScaled(sum, 0.7f, y);
+    for (size_t i = 0; i < size; ++i) EXPECT_EQ(sum[i], std::fma(0.7f, y[i], x[i]));
+  }
+}
+
 TEST_P(VecOps, RopeTurnsPairs) {
   for (const size_t half : {32u, 64u, 40u}) {
     const auto x = Random(2 * half, 1), angle = Random(half, 2, 3.0f);

@@ -16,6 +16,7 @@
 #include "base/fp8.h"
 #include "base/log.h"
 #include "base/rng.h"
+#include "weights/expert_names.h"
 
 namespace oscar {
 
@@ -128,10 +129,15 @@ class CheckpointWeights : public WeightSource {
     return CheckCodes(codes, tensor, 0);
   }
 
-  bool Has(const std::string& name) const override { return checkpoint_.Find(name) != nullptr; }
+  bool Has(const std::string& name) const override {
+    const auto found = FindTensor(checkpoint_, name);
+    return found.has_value() && found->has_value();
+  }
   Status CheckShape(const std::string& name, std::span<const int64_t> shape) const override {
-    const auto found = Find(name, shape);
-    return found.has_value() ? Status() : found.error();
+    OSCAR_ASSIGN_OR_RETURN(const StoredTensor found, Find(name, shape));
+    if (found.dtype != DType::kF8E4M3) return {};
+    const auto scales = FindScales(found);
+    return scales.has_value() ? Status() : scales.error();
   }
 
   uint64_t Fingerprint() const override { return fingerprint_; }
@@ -170,27 +176,29 @@ class CheckpointWeights : public WeightSource {
                                 first + static_cast<size_t>(bad - codes.begin())));
   }
 
-  // The scales beside an FP8 matrix: for blocks, for each output, or for all of it.
-  Result<Scales> ScalesOf(const StoredTensor& tensor) const {
-    const StoredTensor* found = checkpoint_.Find(tensor.name + "_scale_inv");
-    if (found == nullptr) found = checkpoint_.Find(tensor.name + "_scale");
-    if (tensor.shape.size() != 2 || found == nullptr) {
+  // The scales beside an FP8 matrix, and what they are for: blocks, each output, or all of it.
+  Result<std::pair<StoredTensor, Fp8Tiles>> FindScales(const StoredTensor& tensor) const {
+    OSCAR_ASSIGN_OR_RETURN(std::optional<StoredTensor> found,
+                           FindTensor(checkpoint_, tensor.name + "_scale_inv"));
+    if (!found.has_value()) {
+      OSCAR_ASSIGN_OR_RETURN(found, FindTensor(checkpoint_, tensor.name + "_scale"));
+    }
+    if (tensor.shape.size() != 2 || !found.has_value()) {
       return Unexpected(DataLoss(fmt::format(
           "{}: tensor {} is F8_E4M3; expected a matrix with {}_scale_inv or {}_scale beside it",
           checkpoint_.directory(), tensor.name, tensor.name, tensor.name)));
     }
     const int64_t outputs = tensor.shape[0], inputs = tensor.shape[1];
-    Scales scales;
-    OSCAR_ASSIGN_OR_RETURN(scales.values, ToFloatVector(*found));
+    Fp8Tiles tiles;
     const std::vector<int64_t>& shape = found->shape;
+    const uint64_t count = found->num_elements();
     const std::vector<int64_t> blocks = {blocks_.NumRows(outputs), blocks_.NumColumns(inputs)};
     if (shape == blocks) {
-      scales.blocks = blocks_;
-    } else if (scales.values.size() == 1) {
-      scales.blocks = {outputs, inputs};
-    } else if (!shape.empty() && shape[0] == outputs &&
-               scales.values.size() == static_cast<size_t>(outputs)) {
-      scales.blocks = {1, inputs};
+      tiles = blocks_;
+    } else if (count == 1) {
+      tiles = {outputs, inputs};
+    } else if (!shape.empty() && shape[0] == outputs && count == static_cast<uint64_t>(outputs)) {
+      tiles = {1, inputs};
     } else {
       return Unexpected(DataLoss(fmt::format(
           "{}: tensor {} has shape {}; expected one scale for all of {} {}, one for each of its "
@@ -198,10 +206,17 @@ class CheckpointWeights : public WeightSource {
           checkpoint_.directory(), found->name, ShapeToString(shape), tensor.name,
           ShapeToString(tensor.shape), ShapeToString(blocks), blocks_.rows, blocks_.columns)));
     }
+    return std::pair(*std::move(found), tiles);
+  }
+
+  Result<Scales> ScalesOf(const StoredTensor& tensor) const {
+    OSCAR_ASSIGN_OR_RETURN(const auto found, FindScales(tensor));
+    Scales scales{found.second, {}};
+    OSCAR_ASSIGN_OR_RETURN(scales.values, ToFloatVector(found.first));
     for (const float scale : scales.values) {
       if (!std::isfinite(scale)) {
         return Unexpected(DataLoss(fmt::format("{}: tensor {} holds a scale that is not finite",
-                                               checkpoint_.directory(), found->name)));
+                                               checkpoint_.directory(), found.first.name)));
       }
     }
     return scales;
@@ -266,7 +281,9 @@ class CheckpointWeights : public WeightSource {
   }
 
   Result<StoredTensor> Find(const std::string& name, std::span<const int64_t> shape) const {
-    OSCAR_ASSIGN_OR_RETURN(StoredTensor tensor, checkpoint_.Get(name));
+    OSCAR_ASSIGN_OR_RETURN(const std::optional<StoredTensor> found, FindTensor(checkpoint_, name));
+    if (!found.has_value()) return checkpoint_.Get(name);  // says what is missing
+    const StoredTensor& tensor = *found;
     OSCAR_RETURN_IF_ERROR(ExpectShape(tensor, shape).WithContext(checkpoint_.directory()));
     return tensor;
   }

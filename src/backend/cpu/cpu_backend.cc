@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <limits>
 
 #include "arch/rope.h"
 #include "base/check.h"
+#include "cpu/cpu_experts.h"
 #include "cpu/cpu_weights.h"
 #include "cpu/token_windows.h"
 #include "simd/attention.h"
@@ -38,8 +40,10 @@ class CpuBackend final : public Backend {
 
   uint64_t weight_bytes() const override { return weights_.bytes; }
   uint64_t weight_bytes_per_step() const override {
-    return weights_.bytes - weights_.embedding.size() * sizeof(Bf16);
+    return weights_.bytes - weights_.embedding.size() * sizeof(Bf16) -
+           weights_.unrouted_expert_bytes;
   }
+  ExpertTraffic expert_traffic() const override { return experts_.traffic(); }
   uint64_t fingerprint() const override { return fingerprint_; }
   bool portable() const override { return options_.portable; }
   int max_batch_tokens() const override {
@@ -47,9 +51,11 @@ class CpuBackend final : public Backend {
   }
   int max_logit_rows() const override { return std::numeric_limits<int>::max(); }
 
+  Result<double> MeasureReadBandwidth() override;
   Status BeginPass(std::span<const ForwardItem> items, int padded) override;
   Status Embed() override;
   Status Linear(const LinearOp& op) override;
+  Status Experts(int layer) override;
   Status WriteKv(int layer, int slot) override;
   Status Attend(int layer, int slot) override;
   Status ReadQkv(int layer, std::span<float> out) override;
@@ -105,6 +111,7 @@ class CpuBackend final : public Backend {
   // that are added to the stream.
   AlignedBuffer<float> x_, scratch_, qkv_, attended_, gate_up_, gated_, cos_, sin_;
   simd::GemmWorkspace gemm_;
+  CpuExperts experts_;
   simd::AttentionWorkspace attention_;
 };
 
@@ -126,6 +133,28 @@ void CpuBackend::SetRow(size_t row, SequenceCache* cache, LayeredAppend* append,
   const auto half = static_cast<size_t>(rope_.half());
   rows_[row] = {cache, append, position, 0};
   rope_.Fill(position, {cos_.data() + row * half, half}, {sin_.data() + row * half, half});
+}
+
+Result<double> CpuBackend::MeasureReadBandwidth() {
+  // Far more than any cache; each task reads what no other does.
+  constexpr size_t kPiece = size_t{1} << 20, kPieces = 128;  // floats: 512 MiB
+  AlignedBuffer<float> memory(kPiece * kPieces);
+  std::vector<float> largest(kPieces);
+  double best = 0.0;
+  for (int round = 0; round < 6; ++round) {
+    const auto start = std::chrono::steady_clock::now();
+    threads_.ParallelFor(kPieces, [&](int64_t i, int) {
+      const std::span<float> piece(memory.data() + static_cast<size_t>(i) * kPiece, kPiece);
+      if (round == 0) std::ranges::fill(piece, 1.0f);
+      largest[static_cast<size_t>(i)] = simd::MaxElement(piece);
+    });
+    const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
+    if (round > 0) {
+      best =
+          std::max(best, static_cast<double>(kPiece * kPieces * sizeof(float)) / seconds.count());
+    }
+  }
+  return best;
 }
 
 Status CpuBackend::BeginPass(std::span<const ForwardItem> items, int padded) {
@@ -222,16 +251,34 @@ Status CpuBackend::Linear(const LinearOp& op) {
   return {};
 }
 
+Status CpuBackend::Experts(int layer) {
+  const CpuWeights::Layer& weights = weights_.layers[static_cast<size_t>(layer)];
+  EachRow([&](size_t row) {
+    simd::RmsNorm({stream_ + row * hidden(), hidden()}, weights.feed_forward_norm, spec_.norm_eps,
+                  {scratch_.data() + row * hidden(), hidden()});
+  });
+  experts_.Run(*spec_.layer(layer).experts(), weights.experts, scratch_.data(), rows_.size(),
+               hidden(), stream_, threads_);
+  return {};
+}
+
 void CpuBackend::NormAndRope(int layer, size_t row, float* qkv) const {
   const CpuWeights::Layer& weights = weights_.layers[static_cast<size_t>(layer)];
   const auto half = static_cast<size_t>(rope_.half());
   const std::span<const float> cos(cos_.data() + row * half, half);
   const std::span<const float> sin(sin_.data() + row * half, half);
   const int heads = attention_spec_.num_heads;
+  const QkNorm kind = spec_.layer(layer).attention()->qk_norm;
+  if (kind == QkNorm::kAllHeads) {
+    const std::span<float> q(qkv, q_width()), k(qkv + q_width(), kv_width());
+    simd::RmsNorm(q, weights.q_norm, spec_.norm_eps, q);
+    simd::RmsNorm(k, weights.k_norm, spec_.norm_eps, k);
+  }
   for (int h = 0; h < heads + attention_spec_.num_kv_heads; ++h) {  // keys follow the queries
     const std::span<float> head(qkv + static_cast<size_t>(h) * dim(), dim());
-    const std::vector<float>& norm = h < heads ? weights.q_norm : weights.k_norm;
-    if (!norm.empty()) simd::RmsNorm(head, norm, spec_.norm_eps, head);
+    if (kind == QkNorm::kPerHead) {
+      simd::RmsNorm(head, h < heads ? weights.q_norm : weights.k_norm, spec_.norm_eps, head);
+    }
     simd::ApplyRope(head.first(2 * half), cos, sin);
   }
 }
@@ -365,7 +412,8 @@ Status CpuBackend::Logits(int first, int count, float* out) {
 
 Status CheckCpuPlan(const ModelSpec& spec, const KvPlan&) {
   OSCAR_RETURN_IF_ERROR(simd::CheckCpu());
-  return CheckFeatures(spec, {Feature::kPartialRope}, "a CPU");
+  return CheckFeatures(spec, {Feature::kPartialRope, Feature::kQkNormAllHeads, Feature::kExperts},
+                       "a CPU");
 }
 
 Result<std::unique_ptr<Backend>> MakeCpuBackend(const ModelSpec& spec, const WeightSource& source,

@@ -14,7 +14,8 @@ namespace oscar {
 Status CheckCpuPlan(const ModelSpec& spec, const KvPlan& plan);
 
 // Packs the weights for this processor, a few rows at a time: the most it holds besides the packed
-// weights is BackendOptions::staging_bytes (at least a panel for each thread) and the source's own.
+// weights is BackendOptions::staging_bytes (at least a panel for each thread, and an FP8 expert's
+// codes) and the source's own.
 // `threads` and `plan` must outlive the backend.
 Result<std::unique_ptr<Backend>> MakeCpuBackend(const ModelSpec& spec, const WeightSource& source,
                                                 const KvPlan& plan, ThreadPool& threads,

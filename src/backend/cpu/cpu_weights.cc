@@ -1,6 +1,7 @@
 #include "cpu/cpu_weights.h"
 
 #include <algorithm>
+#include <optional>
 #include <span>
 #include <type_traits>
 
@@ -28,6 +29,10 @@ class Loader {
 
  private:
   Status LoadLayer(int index, CpuWeights::Layer* layer);
+  Status LoadExperts(int index, CpuWeights::Experts* experts);
+  // Parts of one expert, one below the other: FP8 where all of them are, with scales that the
+  // kernels take.
+  Status LoadExpert(std::span<const Role> parts, int layer, int expert, PackedMatrix* matrix);
   Status Vector(Role role, int layer, std::vector<float>* out) const {
     const TensorDecl* tensor = table_.Find(role, layer);
     if (tensor == nullptr) return {};
@@ -80,6 +85,73 @@ Status Loader::Pack(const TensorDecl& tensor, int first_row, int at_a_time, Pack
   return {};
 }
 
+Status Loader::LoadExpert(std::span<const Role> parts, int layer, int expert,
+                          PackedMatrix* matrix) {
+  const simd::GemmPath path = simd::GroupedGemmPath(path_);
+  const auto inputs = static_cast<int>(table_.Get(parts[0], layer, expert).shape[1]);
+  int outputs = 0;
+  bool stays_fp8 = true;
+  int64_t scale_inputs = 0;
+  std::vector<Fp8Tiles> tiles;
+  for (const Role role : parts) {
+    const TensorDecl& tensor = table_.Get(role, layer, expert);
+    outputs += static_cast<int>(tensor.shape[0]);
+    OSCAR_ASSIGN_OR_RETURN(const std::optional<Fp8Tiles> fp8,
+                           source_.Fp8Of(tensor.name, tensor.shape[0], tensor.shape[1]));
+    stays_fp8 = stays_fp8 && fp8.has_value() &&
+                (fp8->columns % 32 == 0 || fp8->columns >= inputs) &&
+                (tiles.empty() || tiles[0].columns == fp8->columns);
+    if (fp8.has_value()) tiles.push_back(*fp8), scale_inputs = fp8->columns;
+  }
+  if (!stays_fp8) {
+    *matrix = PackedMatrix(outputs, inputs, path);
+    int first = 0;
+    for (const Role role : parts) {
+      const TensorDecl& tensor = table_.Get(role, layer, expert);
+      OSCAR_RETURN_IF_ERROR(Pack(tensor, first, matrix));
+      first += static_cast<int>(tensor.shape[0]);
+    }
+    return {};
+  }
+  scale_inputs = std::min<int64_t>(scale_inputs, inputs);
+  *matrix = PackedMatrix::Fp8(outputs, inputs, static_cast<int>(scale_inputs), path);
+  int first = 0;
+  std::vector<uint8_t> codes;
+  std::vector<float> scales, by_row;
+  for (size_t part = 0; part < parts.size(); ++part) {
+    const TensorDecl& tensor = table_.Get(parts[part], layer, expert);
+    const int64_t rows = tensor.shape[0], segments = tiles[part].NumColumns(inputs);
+    codes.resize(tensor.num_elements());
+    scales.resize(static_cast<size_t>(tiles[part].NumRows(rows) * segments));
+    OSCAR_RETURN_IF_ERROR(source_.LoadFp8(tensor.name, rows, inputs, codes, scales));
+    by_row.resize(static_cast<size_t>(rows * segments));
+    for (int64_t row = 0; row < rows; ++row) {
+      std::copy_n(scales.begin() + row / tiles[part].rows * segments, segments,
+                  by_row.begin() + row * segments);
+    }
+    matrix->PackFp8Rows(threads_, first, static_cast<int>(rows), codes, by_row);
+    first += static_cast<int>(rows);
+  }
+  return {};
+}
+
+Status Loader::LoadExperts(int index, CpuWeights::Experts* experts) {
+  const TensorDecl& router = table_.Get(Role::kRouter, index);
+  experts->router.resize(router.num_elements());
+  OSCAR_RETURN_IF_ERROR(source_.Load(router.name, router.shape, experts->router));
+  OSCAR_RETURN_IF_ERROR(Vector(Role::kRouterBias, index, &experts->choice_bias));
+  const auto count = static_cast<size_t>(spec_.layer(index).experts()->num_experts);
+  experts->gate_up.resize(count);
+  experts->down.resize(count);
+  static constexpr Role kGateUp[] = {Role::kExpertGate, Role::kExpertUp},
+                        kDown[] = {Role::kExpertDown};
+  for (size_t e = 0; e < count; ++e) {
+    OSCAR_RETURN_IF_ERROR(LoadExpert(kGateUp, index, static_cast<int>(e), &experts->gate_up[e]));
+    OSCAR_RETURN_IF_ERROR(LoadExpert(kDown, index, static_cast<int>(e), &experts->down[e]));
+  }
+  return {};
+}
+
 Status Loader::LoadLayer(int index, CpuWeights::Layer* layer) {
   OSCAR_RETURN_IF_ERROR(Vector(Role::kAttentionNorm, index, &layer->attention_norm));
   OSCAR_RETURN_IF_ERROR(Vector(Role::kFeedForwardNorm, index, &layer->feed_forward_norm));
@@ -88,9 +160,9 @@ Status Loader::LoadLayer(int index, CpuWeights::Layer* layer) {
   const LayerSpec& spec = spec_.layer(index);
   const SideTransform* rotation = spec.kv_slot >= 0 ? &plan_.v(spec.kv_slot) : nullptr;
   if (rotation != nullptr && rotation->kind == RotationKind::kNone) rotation = nullptr;
-  for (const LayerMatrix which :
-       {LayerMatrix::kQkv, LayerMatrix::kO, LayerMatrix::kGateUp, LayerMatrix::kDown}) {
-    if (table_.Find(PartsOf(which)[0], index) == nullptr) continue;  // a layer without attention
+  if (spec.experts() != nullptr) OSCAR_RETURN_IF_ERROR(LoadExperts(index, &layer->experts));
+  for (const LayerMatrix which : kLayerMatrices) {
+    if (table_.Find(PartsOf(which)[0], index) == nullptr) continue;  // a layer without it
     CpuWeights::Linear& linear = layer->linears[static_cast<size_t>(which)];
     for (const Role role : BiasesOf(which)) {
       std::vector<float> bias;
@@ -151,6 +223,14 @@ Result<CpuWeights> Loader::Load() {
     CpuWeights::Layer& layer = weights.layers[static_cast<size_t>(i)];
     OSCAR_RETURN_IF_ERROR(LoadLayer(i, &layer));
     for (const CpuWeights::Linear& linear : layer.linears) weights.bytes += linear.matrix.bytes();
+    weights.bytes += layer.experts.router.size() * sizeof(float);
+    for (size_t e = 0; e < layer.experts.down.size(); ++e) {
+      const uint64_t bytes = layer.experts.gate_up[e].bytes() + layer.experts.down[e].bytes();
+      weights.bytes += bytes;
+      // They are all alike.
+      const auto routed = static_cast<size_t>(spec_.layer(i).experts()->experts_per_token);
+      if (e >= routed) weights.unrouted_expert_bytes += bytes;
+    }
     progress.Add(1);
   }
   return weights;

@@ -1,5 +1,5 @@
-// A decoder's weights as the CPU multiplies them: matrices packed in panels of BF16, norms and
-// biases in fp32. Immutable after loading.
+// A decoder's weights as the CPU multiplies them: matrices packed in panels of BF16 (experts that
+// are FP8 on disk stay FP8), norms, biases and routers in fp32. Immutable after loading.
 #pragma once
 
 #include <array>
@@ -18,8 +18,14 @@ struct CpuWeights {
     simd::PackedMatrix matrix;
     std::vector<float> bias;  // or none
   };
+  struct Experts {
+    std::vector<float> router;       // [experts, hidden]
+    std::vector<float> choice_bias;  // [experts], or none
+    std::vector<simd::PackedMatrix> gate_up, down;
+  };
   struct Layer {
-    std::array<Linear, 4> linears;  // by LayerMatrix
+    std::array<Linear, kLayerMatrices.size()> linears;  // by LayerMatrix
+    Experts experts;
     std::vector<float> attention_norm, feed_forward_norm, q_norm, k_norm;
 
     const Linear& linear(LayerMatrix matrix) const { return linears[static_cast<size_t>(matrix)]; }
@@ -32,7 +38,8 @@ struct CpuWeights {
   simd::PackedMatrix head;      // [vocab, hidden]
   std::vector<float> final_norm;
   std::vector<Layer> layers;
-  uint64_t bytes = 0;  // of matrices
+  uint64_t bytes = 0;                  // of matrices
+  uint64_t unrouted_expert_bytes = 0;  // of these, experts that one token does not go to
 };
 
 // V's rotation is folded into the projections around it.

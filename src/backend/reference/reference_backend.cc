@@ -6,6 +6,7 @@
 #include <map>
 
 #include "arch/rope.h"
+#include "arch/router.h"
 #include "base/check.h"
 #include "base/half.h"
 
@@ -50,6 +51,18 @@ void ApplyRope(std::span<float> head, std::span<const float> cos, std::span<cons
   }
 }
 
+// A router's logits to scores.
+void Score(RouterScore kind, std::vector<float>& x) {
+  if (kind == RouterScore::kSigmoid) {
+    for (float& v : x) v = static_cast<float>(1.0 / (1.0 + std::exp(-static_cast<double>(v))));
+    return;
+  }
+  const float largest = *std::ranges::max_element(x);
+  double sum = 0.0;
+  for (float& v : x) sum += v = std::exp(v - largest);
+  for (float& v : x) v = static_cast<float>(v / sum);
+}
+
 // Keys and values of a sequence in fp32, [slot][position].
 struct KeptRows : CacheAttachment {
   std::vector<Rows> keys, values;
@@ -65,7 +78,9 @@ class ReferenceBackend final : public Backend {
         rope_(spec.rope_theta, spec.rope_scaling, spec_.attention().rotary_dims) {}
 
   Status Load(const WeightSource& source) {
-    OSCAR_RETURN_IF_ERROR(CheckFeatures(spec_, {Feature::kPartialRope}, "the reference"));
+    OSCAR_RETURN_IF_ERROR(
+        CheckFeatures(spec_, {Feature::kPartialRope, Feature::kQkNormAllHeads, Feature::kExperts},
+                      "the reference"));
     OSCAR_RETURN_IF_ERROR(CheckTensors(source, table_));
     fingerprint_ = source.Fingerprint();
     for (const TensorDecl& tensor : table_.tensors()) {
@@ -142,6 +157,29 @@ class ReferenceBackend final : public Backend {
         gated_[row] = std::move(y);
       } else {
         for (size_t d = 0; d < y.size(); ++d) stream_[row][d] += y[d];
+      }
+    }
+    return {};
+  }
+
+  Status Experts(int layer) override {
+    const ExpertsSpec& experts = *spec_.layer(layer).experts();
+    for (std::vector<float>& stream : stream_) {
+      std::vector<float> x = stream, scores;
+      RmsNorm(x, Weights(Role::kFeedForwardNorm, layer), spec_.norm_eps);
+      AppendLinear(Weights(Role::kRouter, layer), {}, x, &scores);
+      Score(experts.score, scores);
+      std::vector<ExpertChoice> chosen(static_cast<size_t>(experts.experts_per_token));
+      RouteToken(experts, scores, Weights(Role::kRouterBias, layer), chosen);
+      for (const ExpertChoice& choice : chosen) {
+        std::vector<float> gate, up, y;
+        AppendLinear(Weights(Role::kExpertGate, layer, choice.expert), {}, x, &gate);
+        AppendLinear(Weights(Role::kExpertUp, layer, choice.expert), {}, x, &up);
+        for (size_t d = 0; d < gate.size(); ++d) {
+          gate[d] = gate[d] / (1.0f + std::exp(-gate[d])) * up[d];
+        }
+        AppendLinear(Weights(Role::kExpertDown, layer, choice.expert), {}, gate, &y);
+        for (size_t d = 0; d < y.size(); ++d) stream[d] += choice.weight * y[d];
       }
     }
     return {};
@@ -233,8 +271,8 @@ class ReferenceBackend final : public Backend {
   };
 
   // Empty where the model has no such tensor.
-  std::span<const float> Weights(Role role, int layer = -1) const {
-    const TensorDecl* tensor = table_.Find(role, layer);
+  std::span<const float> Weights(Role role, int layer = -1, int expert = -1) const {
+    const TensorDecl* tensor = table_.Find(role, layer, expert);
     return tensor == nullptr ? std::span<const float>() : weights_.at(tensor);
   }
 
@@ -243,11 +281,18 @@ class ReferenceBackend final : public Backend {
     const auto dim = static_cast<size_t>(attention.head_dim);
     std::vector<float> cos(static_cast<size_t>(rope_.half())), sin(cos.size());
     rope_.Fill(rows_[row].position, cos, sin);
+    if (attention.qk_norm == QkNorm::kAllHeads) {
+      const auto q = static_cast<size_t>(attention.q_width());
+      const auto kv = static_cast<size_t>(attention.kv_width());
+      RmsNorm(std::span(qkv).first(q), Weights(Role::kQNorm, layer), spec_.norm_eps);
+      RmsNorm(std::span(qkv).subspan(q, kv), Weights(Role::kKNorm, layer), spec_.norm_eps);
+    }
     for (int head = 0; head < attention.num_heads + attention.num_kv_heads; ++head) {
       const std::span<float> x(qkv.data() + static_cast<size_t>(head) * dim, dim);
-      const bool is_q = head < attention.num_heads;
-      const std::span<const float> norm = Weights(is_q ? Role::kQNorm : Role::kKNorm, layer);
-      if (!norm.empty()) RmsNorm(x, norm, spec_.norm_eps);
+      if (attention.qk_norm == QkNorm::kPerHead) {
+        const bool is_q = head < attention.num_heads;
+        RmsNorm(x, Weights(is_q ? Role::kQNorm : Role::kKNorm, layer), spec_.norm_eps);
+      }
       ApplyRope(x, cos, sin);
     }
   }

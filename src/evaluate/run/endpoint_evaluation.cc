@@ -19,9 +19,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr size_t kMaxOutputChars = 200;
-
-struct Job {
+struct Question {
   const EvalTask* task;
   const EvalItem* item;
   int repeat;
@@ -69,20 +67,20 @@ Result<EvalResults> EvaluateEndpoint(const EvalOptions& options, const EndpointO
   for (const std::string& warning : warnings) LogWarning("{}", warning);
   ItemLog log;
   OSCAR_RETURN_IF_ERROR(log.Open(options.out / "items.jsonl"));
-  const auto settings_of = [&](const Job& job) {
+  const auto settings_of = [&](const Question& job) {
     return fmt::format("endpoint {} {:016x} {}", endpoint.url, HashItem(*job.task, *job.item),
                        options.seed);
   };
-  const auto key_of = [&](const Job& job) {
+  const auto key_of = [&](const Question& job) {
     return ItemKey{label, job.task->name, job.item->id, job.repeat};
   };
-  std::vector<Job> all, missing;
+  std::vector<Question> all, missing;
   for (const EvalTask& task : suite.tasks) {
     for (const EvalItem& item : task.items) {
       for (int repeat = 0; repeat < task.repeats; ++repeat) all.push_back({&task, &item, repeat});
     }
   }
-  for (const Job& job : all) {
+  for (const Question& job : all) {
     if (log.Find(settings_of(job), key_of(job)) == nullptr) missing.push_back(job);
   }
   std::optional<Progress> progress;
@@ -96,7 +94,7 @@ Result<EvalResults> EvaluateEndpoint(const EvalOptions& options, const EndpointO
   int in_a_row = 0;
   const auto work = [&] {
     for (size_t index = next++; index < missing.size(); index = next++) {
-      const Job& job = missing[index];
+      const Question& job = missing[index];
       uint64_t seed = options.seed + static_cast<uint64_t>(job.repeat) * 1000003u;
       for (char c : job.item->id) seed = seed * 31 + static_cast<unsigned char>(c);
       const Result<EndpointReply> reply = server.Complete(*job.item, job.task->sampling, seed);
@@ -148,7 +146,7 @@ Result<EvalResults> EvaluateEndpoint(const EvalOptions& options, const EndpointO
   std::map<std::string, std::vector<const ItemRecord*>> records;
   std::vector<ItemRecord> failed;
   failed.reserve(all.size());
-  for (const Job& job : all) {
+  for (const Question& job : all) {
     const ItemRecord* record = log.Find(settings_of(job), key_of(job));
     if (record == nullptr) {
       failed.push_back(FailedRecord(*job.task, *job.item, job.repeat));

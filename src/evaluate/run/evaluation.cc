@@ -40,7 +40,6 @@ constexpr char kSpectraTask[] = "(spectra)";
 // Tokens that one group of shared prompts holds in BF16.
 constexpr int64_t kSharedTokens = 49152;
 constexpr uint64_t kReferenceBytes = uint64_t{256} << 20;
-constexpr size_t kMaxOutputChars = 200;
 // Of a GPU's memory for all methods' models together, and what each takes beside weights and pages.
 constexpr double kCudaShare = 0.85;
 constexpr uint64_t kCudaFixedBytes = uint64_t{3} << 29;

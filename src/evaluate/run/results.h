@@ -18,6 +18,9 @@
 
 namespace oscar {
 
+// Of an item's output, kept in its record.
+inline constexpr size_t kMaxOutputChars = 200;
+
 // How nearly a token of the reference was missed, or was hit: its logit less the largest of the
 // others. Negative: missed.
 struct TokenMargin {
@@ -44,7 +47,7 @@ struct ItemRecord {
   double bits = 0;           // stored bits per element, at the item's final length
   uint64_t cache_bytes = 0;  // at the end, when the prompt's pages are sealed
   std::string bucket;        // see EvalItem
-  std::string output;        // the final answer, cut to a line's length
+  std::string output;        // the final answer, cut to kMaxOutputChars
   // No output came: a request failed for good, or the item does not fit the context. Counts as
   // wrong; never written, so that the next run tries again.
   bool failed = false;

@@ -1,0 +1,242 @@
+#!/usr/bin/env python3
+"""Writes tests/data/tiny-models: for every model family a tiny config with all of its features on, and what transformers
+computes with it in fp32. The weights are not stored: they come from a generator that src/engine/tiny_checkpoint.h has too.
+
+  pip install torch transformers safetensors && python3 tools/make_model_goldens.py tests/data/tiny-models
+"""
+import json
+import math
+import pathlib
+import sys
+
+import numpy as np
+import torch
+import transformers
+from safetensors.torch import save_file
+
+SEED = 20261118
+COMMON = {"hidden_act": "silu", "rms_norm_eps": 1e-05, "max_position_embeddings": 512, "vocab_size": 160,
+          "tie_word_embeddings": False, "torch_dtype": "bfloat16", "bos_token_id": 0, "eos_token_id": 1}
+FP8 = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
+CHANNEL_FP8 = {"quant_method": "compressed-tensors", "format": "float-quantized", "ignore": ["lm_head"],
+               "config_groups": {"group_0": {"targets": ["Linear"], "weights": {
+                   "num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True}}}}
+QWEN3_MOE = {**COMMON, "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "hidden_size": 160,
+             "intermediate_size": 96, "moe_intermediate_size": 144, "num_hidden_layers": 3, "num_attention_heads": 4,
+             "num_key_value_heads": 2, "head_dim": 64, "num_experts": 8, "num_experts_per_tok": 3,
+             "norm_topk_prob": True, "mlp_only_layers": [1], "decoder_sparse_step": 1, "rope_theta": 1000000.0,
+             "attention_bias": False, "use_sliding_window": False, "sliding_window": None}
+GLM = {**COMMON, "architectures": ["Glm4MoeForCausalLM"], "model_type": "glm4_moe", "hidden_size": 96,
+       "intermediate_size": 120, "moe_intermediate_size": 44, "num_hidden_layers": 3, "num_attention_heads": 4,
+       "num_key_value_heads": 2, "head_dim": 64, "n_routed_experts": 8, "num_experts_per_tok": 2, "n_shared_experts": 2,
+       "n_group": 2, "topk_group": 1, "norm_topk_prob": True, "routed_scaling_factor": 2.5, "first_k_dense_replace": 1,
+       "use_qk_norm": True, "attention_bias": True, "partial_rotary_factor": 0.5, "rope_theta": 1000000.0,
+       "num_nextn_predict_layers": 1}
+MINIMAX = {**COMMON, "architectures": ["MiniMaxM2ForCausalLM"], "model_type": "minimax_m2", "hidden_size": 128,
+           "intermediate_size": 80, "num_hidden_layers": 2, "num_attention_heads": 6, "num_key_value_heads": 2,
+           "head_dim": 64, "rotary_dim": 32, "num_local_experts": 8, "num_experts_per_tok": 3, "use_qk_norm": True,
+           "qk_norm_type": "per_layer", "scoring_func": "sigmoid", "use_routing_bias": True, "rope_theta": 5000000,
+           "shared_intermediate_size": 0, "attn_type_list": [1, 1]}
+CASES = {
+    "qwen2": {**COMMON, "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "hidden_size": 128,
+              "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1,
+              "rope_theta": 1000000.0, "tie_word_embeddings": True, "use_sliding_window": False, "sliding_window": 16,
+              "max_window_layers": 1},
+    "mistral": {**COMMON, "architectures": ["MistralForCausalLM"], "model_type": "mistral", "hidden_size": 96,
+                "intermediate_size": 112, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+                "head_dim": 64, "rope_theta": 1000000.0, "sliding_window": None},
+    "qwen3_moe": QWEN3_MOE,
+    "qwen3_moe_fp8": {**QWEN3_MOE, "quantization_config": FP8},
+    "glm4_moe": GLM,
+    "glm4_moe_fp8": {**GLM, "quantization_config": CHANNEL_FP8},
+    "minimax_m2": MINIMAX,
+    "minimax_m2_fp8": {**MINIMAX, "quantization_config": FP8},
+}
+PROMPT, GREEDY = 24, 64
+ROUTER_GAP = 0.004  # between the last expert that is chosen and the next: BF16 activations choose the same
+
+
+# --- The generator ----------------------------------------------------------------------------------------------------
+def philox(seed, stream, count):
+    """`count` 32-bit words: Philox4x32-10, four a block."""
+    index = np.arange((count + 3) // 4, dtype=np.uint64)
+    mask = np.uint64(0xFFFFFFFF)
+    c = [index & mask, index >> np.uint64(32), np.full_like(index, stream & 0xFFFFFFFF), np.full_like(index, stream >> 32)]
+    k0, k1 = seed & 0xFFFFFFFF, seed >> 32
+    for _ in range(10):
+        p0, p1 = np.uint64(0xD2511F53) * c[0], np.uint64(0xCD9E8D57) * c[2]
+        c = [(p1 >> np.uint64(32)) ^ c[1] ^ np.uint64(k0), p1 & mask, (p0 >> np.uint64(32)) ^ c[3] ^ np.uint64(k1), p0 & mask]
+        k0, k1 = (k0 + 0x9E3779B9) & 0xFFFFFFFF, (k1 + 0xBB67AE85) & 0xFFFFFFFF
+    return np.stack(c, axis=1).reshape(-1)[:count]
+
+
+def uniform(name, shape):
+    """In [-1, 1), of 16 bits, by the tensor's name."""
+    stream = 0xCBF29CE484222325
+    for byte in name.encode():
+        stream = ((stream ^ byte) * 0x100000001B3) & 0xFFFFFFFFFFFFFFFF
+    bits = philox(SEED, stream, math.prod(shape))
+    return ((bits >> np.uint64(16)).astype(np.float64) - 32768.0) / 32768.0
+
+
+def shape_of(name, inputs):
+    """Offset and amplitude of a tensor's numbers."""
+    if "norm" in name:
+        return 1.0, 0.25
+    if "e_score_correction_bias" in name:
+        return 0.0, 0.2
+    if name.endswith(".bias"):
+        return 0.0, 0.5
+    if "embed_tokens" in name:
+        return 0.0, 0.25
+    gain = 1.0
+    if "lm_head" in name or name.endswith("gate.weight"):
+        gain = 2.0
+    elif "q_proj" in name or "k_proj" in name:
+        gain = 1.5
+    elif "down_proj" in name or ".w2." in name:
+        gain = 0.7
+    return 0.0, gain * math.sqrt(3.0 / inputs)
+
+
+def plain(name, shape, bf16=True):
+    offset, amplitude = shape_of(name, shape[-1])
+    values = torch.from_numpy((offset + amplitude * uniform(name, shape)).astype(np.float32)).reshape(shape)
+    return values.bfloat16().float() if bf16 else values
+
+
+def fp8(name, shape, quantization, scale_bf16):
+    """What codes and scales multiply out to."""
+    codes = torch.from_numpy((300.0 * uniform(name, shape)).astype(np.float32)).to(torch.float8_e4m3fn).float().reshape(shape)
+    blocks = quantization["quant_method"] == "fp8"
+    rows, columns = (128, 128) if blocks else (1, shape[1])
+    scale_name = name + ("_scale_inv" if blocks else "_scale")
+    scale_shape = (-(-shape[0] // rows), -(-shape[1] // columns))
+    _, amplitude = shape_of(name, shape[1])
+    scales = torch.from_numpy((amplitude / 300.0 * (1.0 + 0.5 * uniform(scale_name, scale_shape))).astype(np.float32))
+    if scale_bf16:
+        scales = scales.bfloat16().float()
+    scales = scales.reshape(scale_shape).repeat_interleave(rows, 0)[:shape[0]].repeat_interleave(columns, 1)[:, :shape[1]]
+    return codes * scales
+
+
+class Weights:
+    def __init__(self, config):
+        self.config = config
+
+    def __call__(self, name, shape):
+        minimax = self.config["model_type"] == "minimax_m2"
+        if name.endswith("e_score_correction_bias") or (minimax and name.endswith("gate.weight")):
+            return plain(name, shape, bf16=False)
+        is_linear = len(shape) == 2 and ".layers." in name and not name.endswith(".gate.weight")
+        if is_linear and "quantization_config" in self.config:
+            return fp8(name, shape, self.config["quantization_config"], scale_bf16=not minimax)
+        return plain(name, shape)
+
+
+def fill(model, config):
+    weights = Weights(config)
+    minimax = config["model_type"] == "minimax_m2"
+    with torch.no_grad():
+        tensors = list(model.named_parameters()) + [b for b in model.named_buffers() if "correction_bias" in b[0]]
+        for name, target in tensors:
+            disk = name.replace(".mlp.", ".block_sparse_moe.") if minimax else name
+            if name.endswith("experts.gate_up_proj") or name.endswith("experts.down_proj"):
+                base = disk.rsplit(".", 1)[0]
+                gate, up, down = ("w1", "w3", "w2") if minimax else ("gate_proj", "up_proj", "down_proj")
+                for e in range(target.shape[0]):
+                    if name.endswith("down_proj"):
+                        target[e] = weights(f"{base}.{e}.{down}.weight", tuple(target.shape[1:]))
+                        continue
+                    half = (target.shape[1] // 2, target.shape[2])
+                    target[e] = torch.cat([weights(f"{base}.{e}.{part}.weight", half) for part in (gate, up)])
+            else:
+                target.copy_(weights(disk, tuple(target.shape)))
+
+
+# --- transformers -----------------------------------------------------------------------------------------------------
+def make_model(config):
+    fields = {k: v for k, v in config.items() if k not in ("quantization_config", "architectures", "rotary_dim")}
+    hf = transformers.AutoConfig.for_model(**fields)
+    if "rotary_dim" in config:  # which this version of the class does not read
+        hf.rope_parameters["partial_rotary_factor"] = config["rotary_dim"] / config["head_dim"]
+    hf._attn_implementation = "eager"
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(hf).float().eval()
+    fill(model, config)
+    return model
+
+
+def watch_routers(model, config, gaps):
+    """Appends, for each router that runs, how far apart chosen and not chosen experts are, by position."""
+    sigmoid = config["model_type"] != "qwen3_moe"
+    k, groups, kept = config.get("num_experts_per_tok", 0), config.get("n_group", 1), config.get("topk_group", 1)
+
+    def hook(block, arguments, _output):
+        x = arguments[0].reshape(-1, arguments[0].shape[-1])
+        scores = x @ block.gate.weight.float().T
+        scores = torch.sigmoid(scores) if sigmoid else torch.softmax(scores, -1)
+        bias = getattr(block.gate, "e_score_correction_bias", getattr(block, "e_score_correction_bias", None))
+        if bias is not None:
+            scores = scores + bias
+        gap = torch.full((len(x),), float("inf"))
+        if groups > 1:
+            totals = scores.view(len(x), groups, -1).topk(2, -1).values.sum(-1)
+            ordered = totals.sort(-1, descending=True).values
+            gap = torch.minimum(gap, ordered[:, kept - 1] - ordered[:, kept])
+            mask = torch.zeros_like(totals).scatter_(1, totals.topk(kept, -1).indices, 1).bool()
+            scores = scores.masked_fill(~mask.repeat_interleave(scores.shape[1] // groups, 1), -1e9)
+        ordered = scores.sort(-1, descending=True).values
+        gaps.append(torch.minimum(gap, ordered[:, k - 1] - ordered[:, k]))
+
+    for layer in model.model.layers:
+        if hasattr(layer.mlp, "gate"):
+            layer.mlp.register_forward_hook(hook)
+
+
+def run(model, gaps, ids):
+    gaps.clear()
+    logits = model(torch.tensor([ids]), use_cache=False).logits[0]
+    routed = torch.stack(gaps).min(0).values if gaps else torch.full((len(ids),), 1e9)
+    return logits, routed
+
+
+def main():
+    out = pathlib.Path(sys.argv[1])
+    torch.set_num_threads(1)
+    tensors, golden = {}, {"made_with": f"transformers {transformers.__version__}, torch {torch.__version__}, fp32, eager attention",
+                           "seed": SEED, "cases": {}}
+    for case, config in CASES.items():
+        (out / case).mkdir(parents=True, exist_ok=True)
+        (out / case / "config.json").write_text(json.dumps(config, indent=1) + "\n")
+        model, gaps = make_model(config), []
+        watch_routers(model, config, gaps)
+        generator = np.random.default_rng(7)
+        with torch.no_grad():
+            best = None
+            for _ in range(400):  # a prompt on which rounding to BF16 cannot choose other experts
+                ids = generator.integers(2, config["vocab_size"], PROMPT).tolist()
+                logits, routed = run(model, gaps, ids)
+                if best is None or float(routed.min()) > best[0]:
+                    best = (float(routed.min()), ids, logits)
+                if best[0] > ROUTER_GAP:
+                    break
+            smallest, ids, logits = best
+            positions = [0, 1, 7, 15, 22, 23]
+            tensors[case] = logits[positions].contiguous()
+            tokens, top_gaps, router_gaps = list(ids), [], []
+            for _ in range(GREEDY):
+                step, routed = run(model, gaps, tokens)
+                top = torch.topk(step[-1], 2)
+                top_gaps.append(round(float(top.values[0] - top.values[1]), 4))
+                router_gaps.append(round(min(float(routed[-1]), 1.0), 5))
+                tokens.append(int(top.indices[0]))
+        golden["cases"][case] = {"ids": ids, "positions": positions, "greedy_ids": tokens[PROMPT:], "top_gaps": top_gaps,
+                                 "router_gaps": router_gaps, "prompt_router_gap": round(min(smallest, 1.0), 5)}
+        print(f"{case}: router gap {smallest:.4f}, logits up to {float(logits.abs().max()):.2f}, "
+              f"{sum(g > 0.16 for g in top_gaps)} of {GREEDY} greedy gaps above 0.16")
+    save_file(tensors, out / "golden.safetensors")
+    (out / "golden.json").write_text(json.dumps(golden) + "\n")
+
+
+main()
