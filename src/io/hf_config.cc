@@ -3,6 +3,7 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 #include <nlohmann/json.hpp>
@@ -29,6 +30,7 @@ constexpr int kMaxHeads = 1 << 12;
 constexpr int kMaxHeadDim = 1 << 12;
 constexpr int kMaxPositions = 1 << 26;
 constexpr int kMaxExperts = 1 << 12;
+constexpr int kMaxExpertsOfAllLayers = 1 << 18;  // whose tensors are listed
 constexpr double kMaxTheta = 1e12;
 constexpr double kMaxFactor = 1e6;
 
@@ -102,6 +104,18 @@ class Fields {
       return std::nullopt;
     }
     return value->get<std::string>();
+  }
+
+  std::vector<int> Ints(const char* key, int low, int high) const {
+    std::vector<int> out;
+    const Json* value = Find(key);
+    if (value == nullptr) return out;
+    if (!value->is_array() || value->size() > static_cast<size_t>(kMaxLayers)) {
+      Fail(key, fmt::format("must be a list of at most {} integers", kMaxLayers));
+      return out;
+    }
+    for (const Json& item : *value) out.push_back(IntOf(item, key, low, high).value_or(low));
+    return out;
   }
 
   // One id or a list of them; -1, which some configs write for "none", is left out.
@@ -191,9 +205,7 @@ void ReadRopeScaling(const Fields& rope, ModelConfig* config) {
     for (const char* key : {"mscale", "mscale_all_dim"}) {
       if (rope.Find(key) != nullptr) rope.FailUnsupported(key, "is not supported");
     }
-    if (!rope.Bool("truncate").value_or(true)) {
-      rope.FailUnsupported("truncate", "false is not supported");
-    }
+    scaling.truncate = rope.Bool("truncate").value_or(true);
   }
 }
 
@@ -220,10 +232,9 @@ void ReadRope(const Fields& fields, std::string_view what, ModelConfig* config, 
   if (rope_json != nullptr) ReadRopeScaling(rope, config);
 
   const Fields& partial_home = rope.Find("partial_rotary_factor") != nullptr ? rope : fields;
-  config->rotary_dim = config->head_dim;
-  if (const auto factor = partial_home.Real("partial_rotary_factor", 1e-3, 1)) {
-    config->rotary_dim = static_cast<int>(config->head_dim * *factor);
-  }
+  const double unstated = config->model_type == "glm4_moe" ? 0.5 : 1.0;
+  const double factor = partial_home.Real("partial_rotary_factor", 1e-3, 1).value_or(unstated);
+  config->rotary_dim = static_cast<int>(config->head_dim * factor);
   if (const auto dim = fields.Int("rotary_dim", 2, std::max(2, config->head_dim))) {
     config->rotary_dim = *dim;
   }
@@ -234,11 +245,63 @@ void ReadRope(const Fields& fields, std::string_view what, ModelConfig* config, 
   }
 }
 
+void ReadExperts(const Fields& fields, ModelConfig* config) {
+  ExpertsConfig& experts = config->experts;
+  for (const char* key : {"num_experts", "num_local_experts", "n_routed_experts"}) {
+    if (const auto count = fields.Int(key, 0, kMaxExperts)) experts.count = *count;
+  }
+  config->use_qk_norm = fields.Bool("use_qk_norm");
+  config->qk_norm_type = fields.Text("qk_norm_type").value_or("");
+  if (experts.count == 0) return;
+  if (experts.count * config->num_layers > kMaxExpertsOfAllLayers) {
+    fields.Fail("num_experts",
+                fmt::format("{} in each of {} layers are more than the limit of {}", experts.count,
+                            config->num_layers, kMaxExpertsOfAllLayers));
+    return;
+  }
+  for (const char* key : {"num_experts_per_tok", "experts_per_token"}) {
+    if (const auto count = fields.Int(key, 1, kMaxExperts)) experts.per_token = *count;
+  }
+  if (experts.per_token > experts.count) {
+    fields.Fail("num_experts_per_tok",
+                fmt::format("{} of {} experts", experts.per_token, experts.count));
+  }
+  experts.intermediate_size =
+      fields.Int("moe_intermediate_size", 1, kMaxWidth).value_or(config->intermediate_size);
+  experts.shared_count = fields.Int("n_shared_experts", 0, kMaxExperts).value_or(0);
+  for (const char* key : {"shared_expert_intermediate_size", "shared_intermediate_size"}) {
+    if (const auto width = fields.Int(key, 0, kMaxWidth)) experts.shared_intermediate = *width;
+  }
+  const bool is_glm = config->model_type == "glm4_moe";
+  experts.normalize_weights = fields.Bool("norm_topk_prob").value_or(is_glm);
+  experts.weight_scale = fields.Real("routed_scaling_factor", 1e-6, 1e6).value_or(1.0);
+  experts.groups = fields.Int("n_group", 1, kMaxExperts).value_or(1);
+  experts.chosen_groups = fields.Int("topk_group", 1, kMaxExperts).value_or(1);
+  if (experts.count % experts.groups != 0) {
+    fields.Fail("n_group", fmt::format("{} groups of {} experts", experts.groups, experts.count));
+  } else if (experts.chosen_groups > experts.groups) {
+    fields.Fail("topk_group",
+                fmt::format("{} of {} groups", experts.chosen_groups, experts.groups));
+  } else if (experts.count / experts.groups * experts.chosen_groups < experts.per_token) {
+    fields.Fail("topk_group", fmt::format("{} groups of {} experts hold less than the {} to choose",
+                                          experts.chosen_groups, experts.count / experts.groups,
+                                          experts.per_token));
+  }
+  experts.scoring = fields.Text("scoring_func").value_or("");
+  experts.choice_bias = fields.Bool("use_routing_bias").value_or(true);
+  experts.first_dense_layers =
+      fields.Int("first_k_dense_replace", 0, kMaxLayers).value_or(is_glm ? 1 : 0);
+  experts.sparse_step = fields.Int("decoder_sparse_step", 1, kMaxLayers).value_or(1);
+  experts.dense_layers = fields.Ints("mlp_only_layers", 0, kMaxLayers);
+  experts.prediction_layers = fields.Int("num_nextn_predict_layers", 0, kMaxLayers).value_or(0);
+}
+
 void ReadShape(const Fields& fields, ModelConfig* config) {
   if (fields.Find("text_config") != nullptr && fields.Find("hidden_size") == nullptr) {
-    fields.FailUnsupported("text_config",
-                           "a multimodal model: its language model is nested in here, which is not "
-                           "read yet; take a text-only checkpoint");
+    fields.FailUnsupported(
+        "text_config", fmt::format("model_type {} is multimodal: its language model is nested in "
+                                   "here, which is not read yet; take a text-only checkpoint",
+                                   Quote(config->model_type)));
     return;
   }
   config->vocab_size = fields.RequiredInt("vocab_size", 1, kMaxVocab);
@@ -254,7 +317,11 @@ void ReadShape(const Fields& fields, ModelConfig* config) {
                             config->num_attention_heads));
   }
   auto head_dim = fields.Int("head_dim", 1, kMaxHeadDim);
-  if (!head_dim && config->model_type == "qwen3") head_dim = 128;  // whatever the hidden size
+  // Whatever the hidden size.
+  constexpr std::array kHeadsOf128 = {"qwen3", "glm4_moe", "minimax_m2"};
+  if (!head_dim && std::ranges::find(kHeadsOf128, config->model_type) != kHeadsOf128.end()) {
+    head_dim = 128;
+  }
   if (!head_dim && config->hidden_size % config->num_attention_heads != 0) {
     fields.Fail("head_dim", fmt::format("missing, and num_attention_heads {} does not divide "
                                         "hidden_size {}",
@@ -263,10 +330,7 @@ void ReadShape(const Fields& fields, ModelConfig* config) {
   config->head_dim = head_dim.value_or(config->hidden_size / config->num_attention_heads);
   config->rms_norm_eps = fields.RequiredReal("rms_norm_eps", 1e-20, 1);
   config->max_position_embeddings = fields.RequiredInt("max_position_embeddings", 1, kMaxPositions);
-  for (const char* key : {"num_experts", "num_local_experts", "n_routed_experts"}) {
-    if (const auto count = fields.Int(key, 0, kMaxExperts)) config->num_experts = *count;
-  }
-  config->num_experts_per_token = fields.Int("num_experts_per_tok", 0, kMaxExperts).value_or(0);
+  ReadExperts(fields, config);
 }
 
 // Which layers slide is for layer_types to say, where a config has it. Without, Qwen configs carry
@@ -285,10 +349,15 @@ void ReadSlidingWindow(const Fields& fields, ModelConfig* config) {
     }
     return;
   }
+  // MiniMax: by number, 1 is full attention.
+  for (const int type : fields.Ints("attn_type_list", 0, std::numeric_limits<int>::max())) {
+    if (type != 1) config->other_layer_type = fmt::format("attn_type_list {}", type);
+  }
   const bool is_qwen = config->model_type.rfind("qwen", 0) == 0;
   const bool used = fields.Bool("use_sliding_window").value_or(!is_qwen);
-  constexpr int kQwenWindow = 4096, kQwenFullLayers = 28;  // where nothing is stated
-  const int unstated = is_qwen && !fields.Has("sliding_window") ? kQwenWindow : 0;
+  constexpr int kUnstatedWindow = 4096, kQwenFullLayers = 28;  // where nothing is stated
+  const bool has_default = is_qwen || config->model_type == "mistral";
+  const int unstated = has_default && !fields.Has("sliding_window") ? kUnstatedWindow : 0;
   const int window = fields.Int("sliding_window", 0, kMaxPositions).value_or(unstated);
   if (!used) return;
   if (config->model_type == "qwen2" || config->model_type == "qwen3") {

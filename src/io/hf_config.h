@@ -30,6 +30,25 @@ struct RopeScaling {
   double attention_factor = 0.0;      // yarn; 0 means 0.1 ln(factor) + 1
   double beta_fast = 32.0;            // yarn; > beta_slow
   double beta_slow = 1.0;             // yarn
+  bool truncate = true;               // yarn: the ramp begins and ends at whole dimensions
+};
+
+// Fields of mixtures of experts. What a file leaves out keeps the default of its model type.
+struct ExpertsConfig {
+  int count = 0;      // 0: dense
+  int per_token = 0;  // <= count
+  int intermediate_size = 0;
+  int shared_count = 0;         // experts that every token goes through
+  int shared_intermediate = 0;  // of all of them together, where stated
+  bool normalize_weights = false;
+  double weight_scale = 1.0;
+  int groups = 1, chosen_groups = 1;  // of which experts are chosen; groups divides count
+  std::string scoring;                // "softmax", "sigmoid"; empty where not stated
+  bool choice_bias = true;            // MiniMax: use_routing_bias
+  int first_dense_layers = 0;
+  int sparse_step = 1;            // every so many layers have experts
+  std::vector<int> dense_layers;  // have none, whatever the step
+  int prediction_layers = 0;      // past the last layer, for speculation; not used
 };
 
 struct ModelConfig {
@@ -60,8 +79,9 @@ struct ModelConfig {
   // nothing.
   std::string quantization_problem;
   int fp8_block_rows = 128, fp8_block_columns = 128;  // where scales are for blocks
-  int num_experts = 0;                                // 0: dense
-  int num_experts_per_token = 0;
+  ExpertsConfig experts;
+  std::optional<bool> use_qk_norm;     // where a model type leaves it to the config
+  std::string qk_norm_type;            // MiniMax: "per_layer" is one norm over all heads
   std::vector<int32_t> eos_token_ids;  // any of them ends a text; below vocab_size, distinct
   // Defaults of generation that the model's authors ship; unset where they say nothing.
   std::optional<bool> do_sample;

@@ -76,7 +76,7 @@ TEST(HfConfig, ReadsEveryPublishedConfig) {
     EXPECT_EQ(config.head_dim, row.head_dim);
     EXPECT_EQ(config.rotary_dim, row.rotary_dim);
     EXPECT_EQ(config.vocab_size, row.vocab);
-    EXPECT_EQ(config.num_experts, row.experts);
+    EXPECT_EQ(config.experts.count, row.experts);
     EXPECT_EQ(config.sliding_window, 0);
     EXPECT_EQ(config.hidden_act, "silu");
   }
@@ -305,12 +305,15 @@ TEST(HfConfig, AbsurdValuesAreRefused) {
 TEST(HfConfig, UnknownYarnSettingsAreNotIgnored) {
   const json yarn = {{"type", "yarn"}, {"factor", 4}};
   for (const auto& [key, value] :
-       std::map<std::string, json>{{"mscale", 1.0}, {"mscale_all_dim", 1.0}, {"truncate", false}}) {
+       std::map<std::string, json>{{"mscale", 1.0}, {"mscale_all_dim", 1.0}}) {
     json changed = yarn;
     changed[key] = value;
     EXPECT_THAT(ErrorWith("rope_scaling", changed), HasSubstr("rope_scaling." + key + ": "));
   }
   EXPECT_EQ(ErrorWith("rope_scaling", yarn), "ok");
+  json config = Valid();
+  config["rope_scaling"] = {{"type", "yarn"}, {"factor", 4}, {"truncate", false}};
+  EXPECT_FALSE(Parse(config)->rope_scaling.truncate);
 }
 
 TEST(HfConfig, CommandLineScaling) {
@@ -352,6 +355,9 @@ TEST(HfConfig, SlidingWindowOfOtherTypes) {
   for (const char* type : {"llama", "mistral"}) {
     json config = Valid();
     config["model_type"] = type;
+    // Mistral's files state a null where they mean none.
+    EXPECT_EQ(Parse(config)->sliding_window, type == std::string("mistral") ? 4096 : 0);
+    config["sliding_window"] = nullptr;
     EXPECT_EQ(Parse(config)->sliding_window, 0);
     config["sliding_window"] = 512;
     config["max_window_layers"] = 2;  // means nothing to them
@@ -386,7 +392,7 @@ TEST(HfConfig, NotAConfig) {
   EXPECT_THAT(MessageOf(ParseModelConfig(R"({"hidden_size":1,"hidden_size":2})", "", "c.json")),
               HasSubstr("duplicate key 'hidden_size'"));
   EXPECT_THAT(MessageOf(ParseModelConfig(R"({"model_type":"x","text_config":{}})", "", "c.json")),
-              HasSubstr("text_config: a multimodal model"));
+              HasSubstr("is multimodal"));
 }
 
 using HfConfigDirectory = TempDirTest;

@@ -2,16 +2,14 @@
 
 #include <fmt/core.h>
 
-#include <algorithm>
 #include <array>
-#include <cstdlib>
 #include <fstream>
 #include <nlohmann/json.hpp>
-#include <optional>
 #include <string_view>
 
 #include "base/file.h"
 #include "base/json.h"
+#include "io/hub_cache.h"
 
 namespace oscar {
 namespace {
@@ -21,65 +19,18 @@ namespace fs = std::filesystem;
 constexpr uint64_t kMaxSmallFile = uint64_t{1} << 20;
 constexpr std::string_view kCachePrefix = "models--";
 
-std::optional<fs::path> FromEnvironment(const char* name) {
-  const char* value = std::getenv(name);
-  if (value == nullptr || *value == '\0') return std::nullopt;
-  return fs::path(value);
-}
-
-// The order is that of huggingface_hub.
-fs::path HubCache() {
-  if (const auto cache = FromEnvironment("HF_HUB_CACHE")) return *cache;
-  if (const auto home = FromEnvironment("HF_HOME")) return *home / "hub";
-  if (const auto cache = FromEnvironment("XDG_CACHE_HOME")) return *cache / "huggingface/hub";
-  return FromEnvironment("HOME").value_or("/") / ".cache/huggingface/hub";
-}
-
-bool IsNamePart(std::string_view text) {
-  const auto is_plain = [](unsigned char c) { return std::isalnum(c) != 0 || c == '_'; };
-  return !text.empty() && is_plain(static_cast<unsigned char>(text.front())) &&
-         std::all_of(text.begin(), text.end(),
-                     [&](unsigned char c) { return is_plain(c) || c == '-' || c == '.'; });
-}
-
-// "org/name" and nothing that a path needs.
-bool IsHubName(std::string_view text) {
-  const size_t slash = text.find('/');
-  return slash != std::string_view::npos && IsNamePart(text.substr(0, slash)) &&
-         IsNamePart(text.substr(slash + 1));
-}
-
-// The snapshot that refs/main names, or the only one there is.
-std::optional<fs::path> SnapshotOf(const fs::path& repository) {
-  const fs::path snapshots = repository / "snapshots";
-  if (const auto commit = ReadFile(repository / "refs/main", 256); commit.has_value()) {
-    const std::string name = commit->substr(0, commit->find_last_not_of(" \r\n") + 1);
-    if (IsNamePart(name) && IsDirectory(snapshots / name)) return snapshots / name;
-  }
-  std::optional<fs::path> only;
-  std::error_code error;
-  for (const fs::directory_entry& entry : fs::directory_iterator(snapshots, error)) {
-    if (!IsDirectory(entry.path())) continue;
-    if (only.has_value()) return std::nullopt;
-    only = entry.path();
-  }
-  return only;
-}
-
-Result<fs::path> FindInHubCache(const std::string& name) {
-  std::string folder = std::string(kCachePrefix) + name;
-  folder.replace(folder.find('/'), 1, "--");
+Result<fs::path> FindInHubCache(const HubName& name, const std::string& given) {
   const fs::path cache = HubCache();
-  const auto snapshot = SnapshotOf(cache / folder);
+  const auto snapshot = FindSnapshot(HubRepository(cache, name.repository), name.revision);
   if (!snapshot.has_value()) {
-    return Unexpected(NotFound(fmt::format(
-        "{}: neither a directory nor in the hub cache ({}); get it with: hf download {}", name,
-        cache.string(), name)));
+    return Unexpected(NotFound(
+        fmt::format("{}: neither a directory nor in the hub cache ({}); get it with: oscar pull {}",
+                    given, cache.string(), given)));
   }
   if (!Exists(*snapshot / "config.json") && !Exists(*snapshot / "adapter_config.json")) {
     return Unexpected(
-        NotFound(fmt::format("{}: {} has no config.json; finish the download with: hf download {}",
-                             name, snapshot->string(), name)));
+        NotFound(fmt::format("{}: {} has no config.json; finish the download with: oscar pull {}",
+                             given, snapshot->string(), given)));
   }
   return *snapshot;
 }
@@ -126,11 +77,12 @@ Status ExplainDirectory(const fs::path& directory) {
 Result<fs::path> FindModel(const fs::path& given) {
   fs::path found = given;
   if (!Exists(given)) {
-    if (!IsHubName(given.string())) {
+    const auto name = ParseHubName(given.string());
+    if (!name.has_value()) {
       return Unexpected(
           NotFound(fmt::format("{}: no such file or model directory", given.string())));
     }
-    OSCAR_ASSIGN_OR_RETURN(found, FindInHubCache(given.string()));
+    OSCAR_ASSIGN_OR_RETURN(found, FindInHubCache(*name, given.string()));
   }
   if (IsRegularFile(found) && HasGgufMagic(found)) return Unexpected(NotReadYet(found));
   if (IsDirectory(found) && !Exists(found / "config.json")) {

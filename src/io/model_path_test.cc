@@ -41,7 +41,7 @@ TEST_F(ModelPathTest, FindsTheSnapshotThatMainNames) {
   Write(repository / "snapshots/aaa/config.json", "{}");
   EXPECT_EQ(FindModel("Qwen/Qwen3-0.6B").value(), root_ / repository / "snapshots/aaa");
   Write(repository / "snapshots/bbb/config.json", "{}");
-  EXPECT_THAT(ErrorOf("Qwen/Qwen3-0.6B"), HasSubstr("hf download Qwen/Qwen3-0.6B"));
+  EXPECT_THAT(ErrorOf("Qwen/Qwen3-0.6B"), HasSubstr("oscar pull Qwen/Qwen3-0.6B"));
   Write(repository / "refs/main", "bbb\n");
   EXPECT_EQ(FindModel("Qwen/Qwen3-0.6B").value(), root_ / repository / "snapshots/bbb");
   EXPECT_EQ(ModelName(root_ / repository / "snapshots/bbb"), "Qwen/Qwen3-0.6B");
@@ -56,7 +56,7 @@ TEST_F(ModelPathTest, FindsTheSnapshotThatMainNames) {
 }
 
 TEST_F(ModelPathTest, SaysHowToGetWhatIsNotThere) {
-  EXPECT_THAT(ErrorOf("Qwen/Qwen3-8B"), HasSubstr("hf download Qwen/Qwen3-8B"));
+  EXPECT_THAT(ErrorOf("Qwen/Qwen3-8B"), HasSubstr("oscar pull Qwen/Qwen3-8B"));
   for (const char* path : {"./Qwen/Qwen3-8B", "../x/y", "/no/where", "a/b/c", "../y", "a/.."}) {
     EXPECT_THAT(ErrorOf(path), HasSubstr("no such file or model directory")) << path;
   }

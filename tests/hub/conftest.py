@@ -1,0 +1,1 @@
+from hub_fixtures import cache, env, hub, oscar  # noqa: F401
