@@ -24,6 +24,7 @@
 
 #include "oscar/options.h"
 #include "oscar/status.h"
+#include "oscar/tool_call.h"
 
 namespace oscar {
 
@@ -47,6 +48,7 @@ struct AnswerEvent {
   };
   Kind kind = Kind::kTimeout;
   std::string content, reasoning;
+  std::vector<ToolCallDelta> tool_calls;
   std::vector<int32_t> token_ids;  // in order; a stop token is among them
   // kFinished: as in Completion.
   FinishReason finish_reason = FinishReason::kStop;

@@ -16,6 +16,7 @@
 
 #include "oscar/options.h"
 #include "oscar/status.h"
+#include "oscar/tool_call.h"
 
 namespace oscar {
 
@@ -31,8 +32,9 @@ struct CacheReport {
 };
 
 struct Completion {
-  std::string text;                // without what ended it, unless asked for
-  std::string reasoning;           // what the model thought first, where its family marks that
+  std::string text;       // without what ended it, unless asked for
+  std::string reasoning;  // what the model thought first, where its family marks that
+  std::vector<ToolCall> tool_calls;
   std::vector<int32_t> token_ids;  // the stop token included
   int64_t prompt_tokens = 0;
   int64_t reused_tokens = 0;  // of the prompt, found in the cache

@@ -97,6 +97,14 @@ struct SamplingOptions {
   Status Validate(int vocab_size) const;
 };
 
+// What the model does with the tools of a request.
+enum class ToolChoice : uint8_t {
+  kAuto,      // it calls them or answers, as it likes
+  kNone,      // it answers and does not see them
+  kRequired,  // it calls at least one
+  kNamed,     // it calls one by its name
+};
+
 // What to ask of one answer. What is unset takes the model's default (generation_config.json), the
 // same through the library, the commands and the server.
 struct CompletionOptions {
@@ -115,6 +123,11 @@ struct CompletionOptions {
   bool include_stop = false;  // the text keeps what of `stop` or `stop_token_ids` ended it
   // Extra variables for the chat template as a JSON object, such as {"enable_thinking": false}.
   std::string template_arguments;
+  // Tools that the model may call in a conversation: a JSON list as in OpenAI's API; empty: none.
+  std::string tools;
+  ToolChoice tool_choice = ToolChoice::kAuto;
+  std::string tool_name;            // of kNamed
+  bool parallel_tool_calls = true;  // else the answer ends with its first call
 };
 
 enum class FinishReason : uint8_t {
@@ -122,8 +135,9 @@ enum class FinishReason : uint8_t {
   kLength,     // max_tokens, or the end of the context
   kCancelled,  // Cancel(), or the callback asked for it
   kFailed,     // an error in mid-answer, such as a full cache; what was sampled before it stands
+  kToolCalls,  // the model ended its answer, and it waits for the results of the tools it called
 };
-// "stop", "length", "cancelled", "error".
+// "stop", "length", "cancelled", "error", "tool_calls".
 std::string_view NameOf(FinishReason reason);
 
 }  // namespace oscar

@@ -1,11 +1,12 @@
 // AnswerAssembler: the tokens of one answer on their way to text: detokenized, searched for stop
-// strings, split into reasoning and content, cut into pieces that are safe to show. A piece never
-// ends inside a character or inside what may become a stop string. One object per answer, used by
-// one thread.
+// strings, split into reasoning, content and calls of tools, cut into pieces that are safe to show.
+// A piece never ends inside a character or inside what may become a stop string. One object per
+// answer, used by one thread.
 #pragma once
 
 #include <cstdint>
 #include <deque>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -13,9 +14,10 @@
 
 #include "dialogue/stop_matcher.h"
 #include "oscar/options.h"
+#include "oscar/tool_call.h"
 #include "text/detokenizer.h"
-#include "text/reasoning.h"
 #include "text/tokenizer.h"
+#include "toolcall/answer_parser.h"
 
 namespace oscar {
 
@@ -26,14 +28,13 @@ struct AnswerFormat {
   bool include_stop = false;
   bool skip_special = true;
   int64_t min_tokens = 0;
-  // Where set, what the model marks as reasoning is kept apart from the answer.
-  std::optional<ReasoningFormat> reasoning;
-  bool starts_in_reasoning = false;
+  AnswerSyntax syntax;
 };
 
 // New text of an answer.
 struct AnswerPiece {
   std::string content, reasoning;
+  std::vector<ToolCallDelta> tool_calls;
   // Tokens, in order, whose text is now complete. After a stop string those beyond it never are.
   size_t tokens = 0;
 };
@@ -43,11 +44,12 @@ class AnswerAssembler {
   // `tokenizer` must outlive this object.
   AnswerAssembler(const Tokenizer& tokenizer, AnswerFormat format);
 
-  // Appends to `piece`. True when a stop string has ended the answer: no more tokens are wanted.
+  // Appends to `piece`. True when the answer has ended, by a stop string or by the one call that it
+  // may have: no more tokens are wanted.
   bool OnToken(int32_t token, AnswerPiece* piece);
   // A stop token that ends the answer without being part of its text.
   bool IsHiddenStop(int32_t token) const;
-  // No more tokens come: flushes. A stop string that matched before wins over `reason`.
+  // No more tokens come: flushes. What ended the answer before wins over `reason`.
   void OnFinish(FinishReason reason, AnswerPiece* piece);
 
   // Once finished.
@@ -63,20 +65,23 @@ class AnswerAssembler {
   struct Span {
     size_t begin = 0, end = 0;  // bytes of the decoded stream
   };
+  bool IsHidden(int32_t token) const;
   void Give(std::string_view text, AnswerPiece* piece);
-  void GiveRest(AnswerPiece* piece);
+  void GiveRest(bool is_cut, AnswerPiece* piece);
   void Release(bool cut, AnswerPiece* piece);
   void Stop(AnswerPiece* piece);
+  void Append(ParsedPiece&& from, AnswerPiece* piece);
 
   AnswerFormat format_;
   const Tokenizer& tokenizer_;
   Detokenizer detokenizer_;
   StopMatcher matcher_;
-  std::optional<ReasoningSplitter> splitter_;
-  std::deque<Span> pending_;  // tokens whose text is not all out
+  std::unique_ptr<AnswerParser> parser_;  // null: all is content
+  std::vector<int32_t> markers_;          // special tokens that the parser must see
+  std::deque<Span> pending_;              // tokens whose text is not all out
   size_t decoded_ = 0;
   int64_t num_tokens_ = 0, reasoning_tokens_ = 0;
-  bool stopped_ = false;
+  bool stopped_ = false, has_calls_ = false;
   FinishReason reason_ = FinishReason::kStop;
   std::optional<std::string> stop_string_;
   std::optional<int32_t> stop_token_;

@@ -3,10 +3,15 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
 #include <random>
 
 namespace oscar {
 namespace {
+
+namespace fs = std::filesystem;
 
 // The specification: cut at the match that ends first, of those the longest.
 std::pair<std::string, bool> Cut(const std::string& text, const std::vector<std::string>& stops) {
@@ -106,7 +111,7 @@ Told Tell(const std::string& text, const AnswerFormat& format, FinishReason reas
 
 TEST(AnswerAssembler, SplitsReasoning) {
   AnswerFormat format;
-  format.reasoning.emplace();
+  format.syntax.reasoning.emplace();
   Told told = Tell("<think>\nhm\n</think>\n\n42", format, FinishReason::kStop);
   EXPECT_EQ(told.piece.reasoning, "hm");
   EXPECT_EQ(told.piece.content, "42");
@@ -118,7 +123,7 @@ TEST(AnswerAssembler, SplitsReasoning) {
   EXPECT_EQ(told.reasoning_tokens, -1);
   EXPECT_EQ(Tell("a <think>b</think>", format, FinishReason::kStop).piece.content,
             "a <think>b</think>");
-  format.starts_in_reasoning = true;
+  format.syntax.starts_in_reasoning = true;
   told = Tell("hm</think>42", format, FinishReason::kStop);
   EXPECT_EQ(told.piece.reasoning, "hm");
   EXPECT_EQ(told.piece.content, "42");
@@ -126,7 +131,7 @@ TEST(AnswerAssembler, SplitsReasoning) {
 
 TEST(AnswerAssembler, ReasoningCutByTheLimitIsReasoning) {
   AnswerFormat format;
-  format.reasoning.emplace();
+  format.syntax.reasoning.emplace();
   const Told told = Tell("<think>let me see</thi", format, FinishReason::kLength);
   EXPECT_EQ(told.piece.reasoning, "let me see</thi");
   EXPECT_EQ(told.piece.content, "");
@@ -135,7 +140,7 @@ TEST(AnswerAssembler, ReasoningCutByTheLimitIsReasoning) {
 
 TEST(AnswerAssembler, StopStringsCountInReasoningTooAndWinOverTheReason) {
   AnswerFormat format;
-  format.reasoning.emplace();
+  format.syntax.reasoning.emplace();
   format.stop = {"see"};
   Told told = Tell("<think>let me see</think>", format, FinishReason::kCancelled);
   EXPECT_EQ(told.piece.reasoning, "let me");
@@ -144,6 +149,87 @@ TEST(AnswerAssembler, StopStringsCountInReasoningTooAndWinOverTheReason) {
   format.include_stop = true;
   told = Tell("<think>let me see</think>", format, FinishReason::kLength);
   EXPECT_EQ(told.piece.reasoning, "let me see");
+}
+
+AnswerFormat WithCalls(CallFormat calls) {
+  AnswerFormat format;
+  format.syntax.calls = calls;
+  format.syntax.tools = std::make_shared<const ToolSet>(
+      nlohmann::ordered_json::parse(R"([{"type": "function", "function": {"name": "f"}}])"));
+  return format;
+}
+constexpr const char* kHermesCall = "<tool_call>{\"name\": \"f\"}</tool_call>";
+
+TEST(AnswerAssembler, CallsEndAnAnswer) {
+  const AnswerFormat format = WithCalls(CallFormat::kHermes);
+  Told told = Tell(std::string("ok\n") + kHermesCall, format, FinishReason::kStop);
+  EXPECT_EQ(told.piece.content, "ok");
+  ASSERT_EQ(told.piece.tool_calls.size(), 1u);
+  EXPECT_EQ(told.piece.tool_calls[0].name, "f");
+  EXPECT_EQ(told.reason, FinishReason::kToolCalls);
+  EXPECT_EQ(told.piece.tokens, 3 + std::string(kHermesCall).size());
+  // An answer that a limit has cut says so.
+  EXPECT_EQ(Tell(kHermesCall, format, FinishReason::kLength).reason, FinishReason::kLength);
+  told = Tell("<tool_call>{\"name\": \"g\"}</tool_call>", format, FinishReason::kStop);
+  EXPECT_EQ(told.piece.content, "<tool_call>{\"name\": \"g\"}</tool_call>");
+  EXPECT_EQ(told.reason, FinishReason::kStop);
+}
+
+TEST(AnswerAssembler, OneCallIsEnoughWhereNoMoreAreWanted) {
+  AnswerFormat format = WithCalls(CallFormat::kHermes);
+  format.syntax.parallel_calls = false;
+  const Told told = Tell(std::string(kHermesCall) + kHermesCall, format, FinishReason::kCancelled);
+  EXPECT_EQ(told.piece.tool_calls.size(), 1u);
+  EXPECT_EQ(told.reason, FinishReason::kToolCalls);
+  EXPECT_EQ(told.piece.tokens, std::string(kHermesCall).size());
+}
+
+TEST(AnswerAssembler, StopStringsAndCalls) {
+  AnswerFormat format = WithCalls(CallFormat::kHermes);
+  format.stop = {"name"};  // cuts a call: it is text
+  Told told = Tell(kHermesCall, format, FinishReason::kStop);
+  EXPECT_EQ(told.piece.content, "<tool_call>{\"");
+  EXPECT_TRUE(told.piece.tool_calls.empty());
+  EXPECT_EQ(told.reason, FinishReason::kStop);
+  format.stop = {"STOP"};  // behind a call: the call waits for its result all the same
+  told = Tell(std::string(kHermesCall) + " and STOP", format, FinishReason::kStop);
+  EXPECT_EQ(told.piece.content, "and ");
+  EXPECT_EQ(told.piece.tool_calls.size(), 1u);
+  EXPECT_EQ(told.reason, FinishReason::kToolCalls);
+  EXPECT_EQ(told.stop_string, "STOP");
+}
+
+TEST(AnswerAssembler, SpecialTokensThatMarkCallsAreRead) {
+  // The demo model's vocabulary, in which one special token is called as Mistral's marker is.
+  std::ifstream file(fs::path(OSCAR_DEMO_MODEL) / "tokenizer.json");
+  nlohmann::json json = nlohmann::json::parse(file);
+  for (auto& token : json["added_tokens"]) {
+    if (token["content"] == "<|im_start|>") token["content"] = "[TOOL_CALLS]";
+  }
+  auto& vocabulary = json["model"]["vocab"];
+  if (vocabulary.contains("<|im_start|>")) {
+    vocabulary["[TOOL_CALLS]"] = vocabulary["<|im_start|>"];
+    vocabulary.erase("<|im_start|>");
+  }
+  const auto tokenizer = Tokenizer::FromJson(json.dump(), "patched");
+  ASSERT_TRUE(tokenizer.has_value()) << tokenizer.error().ToString();
+  const int32_t marker = *tokenizer->FindToken("[TOOL_CALLS]");
+  ASSERT_TRUE(tokenizer->IsSpecial(marker));
+  const auto read = [&](const AnswerFormat& format, const std::string& text) {
+    AnswerAssembler answer(*tokenizer, format);
+    AnswerPiece piece;
+    answer.OnToken(marker, &piece);
+    for (const char c : text) answer.OnToken(*tokenizer->FindToken(std::string(1, c)), &piece);
+    answer.OnFinish(FinishReason::kStop, &piece);
+    EXPECT_EQ(piece.tokens, text.size() + 1);
+    return piece;
+  };
+  const AnswerPiece call = read(WithCalls(CallFormat::kMistral), "f[ARGS]{}");
+  EXPECT_EQ(call.content, "");
+  EXPECT_EQ(call.tool_calls.size(), 1u);
+  // Broken, it is text to the last token; without calls it is hidden as ever.
+  EXPECT_EQ(read(WithCalls(CallFormat::kMistral), "g[ARGS]{}").content, "[TOOL_CALLS]g[ARGS]{}");
+  EXPECT_EQ(read({}, "g[ARGS]{}").content, "g[ARGS]{}");
 }
 
 }  // namespace

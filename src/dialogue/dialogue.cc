@@ -43,7 +43,49 @@ Status BadOption(const char* name, const std::string& why) {
   return InvalidArgument(fmt::format("{} {}", name, why)).WithParam(name);
 }
 
+// Channels mark both, so their parser reads both or is not used.
+Status CheckParsers(CallFormat calls, ReasoningKind reasoning) {
+  const bool is_tagged = reasoning == ReasoningKind::kThink || reasoning == ReasoningKind::kMistral;
+  const bool has_other = calls != CallFormat::kNone && calls != CallFormat::kHarmony;
+  if ((calls == CallFormat::kHarmony && is_tagged) ||
+      (reasoning == ReasoningKind::kHarmony && has_other)) {
+    return InvalidArgument(fmt::format(
+        "tool parser {} and reasoning parser {} exclude each other: harmony goes with harmony or "
+        "none",
+        NameOf(calls), NameOf(reasoning)));
+  }
+  return {};
+}
+
+Status CheckChoice(const ToolUse& use, const ToolSet* tools, CallFormat format) {
+  constexpr const char* kField = "tool_choice";
+  if (tools == nullptr || tools->empty()) return BadOption(kField, "asks for a call without tools");
+  if (use.choice == ToolChoice::kNamed && !tools->Has(use.name)) {
+    return BadOption(kField, "names none of the tools");
+  }
+  if (format == CallFormat::kNone) {
+    return BadOption(kField,
+                     "asks for a call, but the model has no known format for calls; name one with "
+                     "--tool-parser");
+  }
+  return {};
+}
+
+// Harmony's template joins descriptions without asking whether there are any.
+nlohmann::ordered_json WithDescriptions(nlohmann::ordered_json tools) {
+  for (nlohmann::ordered_json& tool : tools) {
+    nlohmann::ordered_json& description = tool["function"]["description"];
+    if (description.is_null()) description = "";
+  }
+  return tools;
+}
+
 }  // namespace
+
+Status CheckDemand(const std::optional<DemandedCall>& demand) {
+  if (!demand.has_value()) return {};
+  return BadOption("tool_choice", "asks for a call, and this build cannot make a model write one");
+}
 
 AnswerDefaults DefaultsOf(const ModelConfig& config) {
   AnswerDefaults defaults;
@@ -67,7 +109,8 @@ Dialogue::Dialogue(Tokenizer tokenizer, std::optional<ChatTemplate> chat,
     : tokenizer_(std::move(tokenizer)),
       chat_(std::move(chat)),
       no_chat_reason_(std::move(no_chat_reason)),
-      reasoning_(DetectReasoning(chat_.has_value() ? &*chat_ : nullptr, tokenizer_)),
+      call_format_(DetectCallFormat(chat_.has_value() ? &*chat_ : nullptr, tokenizer_)),
+      reasoning_(DetectReasoningKind(chat_.has_value() ? &*chat_ : nullptr, tokenizer_)),
       defaults_(std::move(defaults)),
       eos_ids_(std::move(eos_ids)) {}
 
@@ -94,40 +137,87 @@ Result<Dialogue> Dialogue::Load(const fs::path& model, const ModelConfig& config
   Dialogue dialogue(std::move(tokenizer), std::move(chat), std::move(no_chat_reason),
                     options.use_generation_config ? DefaultsOf(config) : AnswerDefaults{},
                     config.eos_token_ids);
+  if (options.call_format.has_value()) dialogue.call_format_ = *options.call_format;
+  if (options.reasoning.has_value()) {
+    dialogue.reasoning_ = *options.reasoning;
+    dialogue.guesses_reasoning_ = false;
+  }
+  OSCAR_RETURN_IF_ERROR(CheckParsers(dialogue.call_format_, dialogue.reasoning_));
   OSCAR_ASSIGN_OR_RETURN(dialogue.sample_prompts_,
                          ReadSamplePrompts(folder / "sample_prompts.json"));
   return dialogue;
 }
 
-Result<Prompt> Dialogue::Render(const TemplateInput& input) const {
+Result<Prompt> Dialogue::Render(const TemplateInput& given, const ToolUse& use) const {
   if (!chat_.has_value()) {
     return Unexpected(InvalidArgument(no_chat_reason_).WithParam("messages"));
+  }
+  TemplateInput input = given;
+  std::shared_ptr<const ToolSet> tools;
+  if (input.tools != nullptr) {
+    OSCAR_RETURN_IF_ERROR(CheckTools(*input.tools));
+    tools = std::make_shared<const ToolSet>(*input.tools);
+  }
+  const bool is_demanded = use.choice == ToolChoice::kRequired || use.choice == ToolChoice::kNamed;
+  if (is_demanded) OSCAR_RETURN_IF_ERROR(CheckChoice(use, tools.get(), call_format_));
+  if (use.choice == ToolChoice::kNone || tools == nullptr || tools->empty()) {
+    tools = nullptr;
+    input.tools = nullptr;
+  }
+  nlohmann::ordered_json described;
+  if (input.tools != nullptr && call_format_ == CallFormat::kHarmony) {
+    described = WithDescriptions(*input.tools);
+    input.tools = &described;
   }
   OSCAR_ASSIGN_OR_RETURN(ChatPrompt rendered, chat_->Render(input));
   Prompt prompt;
   OSCAR_ASSIGN_OR_RETURN(prompt.tokens, tokenizer_.Encode(rendered.segments));
+  AnswerSyntax& syntax = prompt.syntax;
+  syntax.reasoning = TagsOf(reasoning_);
+  syntax.harmony = reasoning_ == ReasoningKind::kHarmony || call_format_ == CallFormat::kHarmony;
+  if (reasoning_ == ReasoningKind::kHarmony) syntax.reasoning.emplace();
+  if (reasoning_ == ReasoningKind::kNone && guesses_reasoning_ &&
+      rendered.EndsWith(ReasoningFormat{}.open)) {
+    syntax.reasoning.emplace();
+  }
+  syntax.starts_in_reasoning =
+      !syntax.harmony && syntax.reasoning.has_value() && rendered.EndsWith(syntax.reasoning->open);
+  if (call_format_ != CallFormat::kNone) {
+    syntax.calls = call_format_;
+    syntax.tools = tools;
+    syntax.parallel_calls = use.parallel;
+  }
+  if (is_demanded) {
+    prompt.demand.emplace();
+    prompt.demand->tools =
+        use.choice == ToolChoice::kNamed ? std::vector{use.name} : tools->Names();
+    prompt.demand->several = use.parallel && use.choice == ToolChoice::kRequired;
+  }
   prompt.segments = std::move(rendered.segments);
-  prompt.reasoning = reasoning_;
-  prompt.opens_reasoning = rendered.opens_reasoning;
-  if (prompt.opens_reasoning && !reasoning_.has_value()) prompt.reasoning.emplace();
   return prompt;
 }
 
 Result<Prompt> Dialogue::RenderJson(std::string_view messages,
-                                    std::string_view template_arguments) const {
-  OSCAR_ASSIGN_OR_RETURN(const nlohmann::ordered_json list, ParseOrderedJson(messages, "messages"));
+                                    const CompletionOptions& options) const {
   // A template would show a number that 64 bits do not hold as another one.
-  OSCAR_RETURN_IF_ERROR(CheckIntegersFit(messages, "messages"));
-  nlohmann::ordered_json arguments;
+  const auto parse = [](std::string_view text, const char* name) -> Result<nlohmann::ordered_json> {
+    OSCAR_ASSIGN_OR_RETURN(nlohmann::ordered_json json, ParseOrderedJson(text, name));
+    OSCAR_RETURN_IF_ERROR(CheckIntegersFit(text, name));
+    return json;
+  };
+  OSCAR_ASSIGN_OR_RETURN(const nlohmann::ordered_json list, parse(messages, "messages"));
+  nlohmann::ordered_json arguments, tools;
   TemplateInput input;
   input.messages = &list;
-  if (!template_arguments.empty()) {
-    constexpr const char* kName = "template arguments";
-    OSCAR_ASSIGN_OR_RETURN(arguments, ParseOrderedJson(template_arguments, kName));
-    OSCAR_RETURN_IF_ERROR(CheckIntegersFit(template_arguments, kName));
+  if (!options.template_arguments.empty()) {
+    OSCAR_ASSIGN_OR_RETURN(arguments, parse(options.template_arguments, "template arguments"));
     input.template_arguments = &arguments;
   }
-  return Render(input);
+  if (!options.tools.empty()) {
+    OSCAR_ASSIGN_OR_RETURN(tools, parse(options.tools, "tools"));
+    input.tools = &tools;
+  }
+  return Render(input, {options.tool_choice, options.tool_name, options.parallel_tool_calls});
 }
 
 Result<Prompt> Dialogue::Encode(std::string_view text) const {
@@ -167,8 +257,9 @@ Result<AnswerPlan> Dialogue::Plan(const CompletionOptions& options) const {
 
 Result<AnswerPlan> Dialogue::PlanFor(const Prompt& prompt, const CompletionOptions& options) const {
   OSCAR_ASSIGN_OR_RETURN(AnswerPlan plan, Plan(options));
-  plan.format.reasoning = prompt.reasoning;
-  plan.format.starts_in_reasoning = prompt.opens_reasoning;
+  OSCAR_RETURN_IF_ERROR(CheckDemand(prompt.demand));
+  plan.format.syntax = prompt.syntax;
+  plan.demand = prompt.demand;
   return plan;
 }
 

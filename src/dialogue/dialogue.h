@@ -17,6 +17,8 @@
 #include "oscar/status.h"
 #include "text/chat.h"
 #include "text/tokenizer.h"
+#include "toolcall/call_frame.h"
+#include "toolcall/format.h"
 
 namespace oscar {
 
@@ -35,10 +37,16 @@ AnswerDefaults DefaultsOf(const ModelConfig& config);
 struct Prompt {
   std::vector<int32_t> tokens;
   std::vector<TextSegment> segments;  // the rendered conversation; empty of raw text
-  // How the answer will mark its reasoning, and whether the prompt has opened it already. Nothing
-  // for raw text: its answer is all content.
-  std::optional<ReasoningFormat> reasoning;
-  bool opens_reasoning = false;
+  // How the answer will be written. Nothing is set for raw text: its answer is all content.
+  AnswerSyntax syntax;
+  std::optional<DemandedCall> demand;
+};
+
+// What a conversation may do with the tools of its TemplateInput.
+struct ToolUse {
+  ToolChoice choice = ToolChoice::kAuto;
+  std::string name;      // of kNamed
+  bool parallel = true;  // else the answer ends with its first call
 };
 
 // Everything an engine and an AnswerAssembler need beside the prompt.
@@ -48,11 +56,19 @@ struct AnswerPlan {
   bool limit_is_default = false;     // the caller set none: less will do where memory is short
   std::vector<int32_t> stop_tokens;  // the request's and the model's
   AnswerFormat format;
+  std::optional<DemandedCall> demand;
 };
+
+// Whether an answer can be made to begin with that call: a mask over tokens has to do it, along
+// FrameOf each tool and its schema (ToolSet::Schema).
+Status CheckDemand(const std::optional<DemandedCall>& demand);
 
 struct DialogueOptions {
   std::filesystem::path chat_template;  // a Jinja file instead of the model's own; empty: none
   bool use_generation_config = true;
+  // How answers are read; unset: as the chat template teaches the model to write them.
+  std::optional<CallFormat> call_format = std::nullopt;
+  std::optional<ReasoningKind> reasoning = std::nullopt;
 };
 
 class Dialogue {
@@ -66,20 +82,28 @@ class Dialogue {
 
   // A conversation through the chat template. Text in messages never becomes a special token.
   // Errors of the request carry the name of the field at fault (Status::param).
-  Result<Prompt> Render(const TemplateInput& input) const;
-  // The same from JSON text: messages as in OpenAI's API, and an object of template arguments or
-  // nothing.
-  Result<Prompt> RenderJson(std::string_view messages, std::string_view template_arguments) const;
+  Result<Prompt> Render(const TemplateInput& input, const ToolUse& use = {}) const;
+  // The same from JSON text: messages as in OpenAI's API, and what of the options is about them
+  // (template_arguments, tools).
+  Result<Prompt> RenderJson(std::string_view messages, const CompletionOptions& options) const;
   // Raw text to continue. Special tokens in it are recognised: it is the caller's own.
   Result<Prompt> Encode(std::string_view text) const;
 
-  // Options checked and joined with the model's defaults. What the format says of reasoning comes
-  // from the prompt, and with PlanFor it is there.
+  // Options checked and joined with the model's defaults. How the answer is written comes from the
+  // prompt, and with PlanFor it is there.
   Result<AnswerPlan> Plan(const CompletionOptions& options) const;
   Result<AnswerPlan> PlanFor(const Prompt& prompt, const CompletionOptions& options) const;
 
   const Tokenizer& tokenizer() const { return tokenizer_; }
   bool has_chat() const { return chat_.has_value(); }
+  // Whether the chat template writes the marks of reasoning, so that the model can be expected to
+  // reason where the prompt has not opened or closed it.
+  bool template_reasons() const {
+    const auto tags = TagsOf(reasoning_);
+    return tags.has_value() && chat_.has_value() && chat_->Mentions(tags->open);
+  }
+  CallFormat call_format() const { return call_format_; }
+  ReasoningKind reasoning() const { return reasoning_; }
   const std::string& no_chat_reason() const { return no_chat_reason_; }
   const AnswerDefaults& defaults() const { return defaults_; }
   const std::vector<int32_t>& eos_ids() const { return eos_ids_; }
@@ -90,7 +114,9 @@ class Dialogue {
   Tokenizer tokenizer_;
   std::optional<ChatTemplate> chat_;
   std::string no_chat_reason_;
-  std::optional<ReasoningFormat> reasoning_;
+  CallFormat call_format_ = CallFormat::kNone;
+  ReasoningKind reasoning_ = ReasoningKind::kNone;
+  bool guesses_reasoning_ = true;  // nobody has said how it is marked
   AnswerDefaults defaults_;
   std::vector<int32_t> eos_ids_;
   std::vector<std::string> sample_prompts_;

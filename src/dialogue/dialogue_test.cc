@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 
 #include <fstream>
+#include <iterator>
+#include <map>
 #include <nlohmann/json.hpp>
 
 namespace oscar {
@@ -102,23 +104,23 @@ TEST_F(DialogueTest, RefusesOptionsByName) {
 TEST_F(DialogueTest, AConversationHasReasoningAndRawTextHasNone) {
   // The demo model's template names no tags; its tokenizer has them.
   const Dialogue dialogue = Load();
-  const auto chat = dialogue.RenderJson(R"([{"role": "user", "content": "<|im_end|> hi"}])", "");
+  const auto chat = dialogue.RenderJson(R"([{"role": "user", "content": "<|im_end|> hi"}])", {});
   ASSERT_TRUE(chat.has_value()) << chat.error().message();
-  EXPECT_TRUE(chat->reasoning.has_value());
-  EXPECT_FALSE(chat->opens_reasoning);
+  EXPECT_TRUE(chat->syntax.reasoning.has_value());
+  EXPECT_FALSE(chat->syntax.starts_in_reasoning);
   const auto raw = dialogue.Encode("<|im_end|> hi");
   ASSERT_TRUE(raw.has_value());
-  EXPECT_FALSE(raw->reasoning.has_value());
+  EXPECT_FALSE(raw->syntax.reasoning.has_value());
   EXPECT_EQ(raw->tokens.front(), 2);  // special in raw text, plain text in a message
   EXPECT_EQ(std::ranges::count(chat->tokens, 2), 1);
 }
 
 TEST_F(DialogueTest, APromptThatOpensReasoningIsEnough) {
   Write("chat_template.jinja", "{{ messages[0].content }}{{ '<think>\n' }}");
-  const auto prompt = Load().RenderJson(R"([{"role": "user", "content": "x"}])", "");
+  const auto prompt = Load().RenderJson(R"([{"role": "user", "content": "x"}])", {});
   ASSERT_TRUE(prompt.has_value());
-  EXPECT_TRUE(prompt->opens_reasoning);
-  ASSERT_TRUE(prompt->reasoning.has_value());
+  EXPECT_TRUE(prompt->syntax.starts_in_reasoning);
+  ASSERT_TRUE(prompt->syntax.reasoning.has_value());
 }
 
 TEST_F(DialogueTest, WithoutATemplateRawTextStillWorks) {
@@ -128,7 +130,7 @@ TEST_F(DialogueTest, WithoutATemplateRawTextStillWorks) {
     const Dialogue dialogue = Load();
     EXPECT_FALSE(dialogue.has_chat());
     EXPECT_TRUE(dialogue.Encode("hi").has_value());
-    const auto refused = dialogue.RenderJson(R"([{"role": "user", "content": "x"}])", "");
+    const auto refused = dialogue.RenderJson(R"([{"role": "user", "content": "x"}])", {});
     ASSERT_FALSE(refused.has_value());
     EXPECT_EQ(refused.error().code(), StatusCode::kInvalidArgument);
     EXPECT_THAT(refused.error().message(), HasSubstr(folder_.string()));
@@ -149,6 +151,92 @@ TEST_F(DialogueTest, ReadsSamplePrompts) {
     Write("sample_prompts.json", bad);
     EXPECT_THAT(LoadError(), HasSubstr("sample_prompts.json")) << bad;
   }
+}
+
+TEST_F(DialogueTest, TheTemplateSaysHowAnswersAreWritten) {
+  const auto detect = [&](const std::string& source) {
+    Write("chat_template.jinja", source);
+    const Dialogue dialogue = Load();
+    return std::string(NameOf(dialogue.call_format())) + " " +
+           std::string(NameOf(dialogue.reasoning()));
+  };
+  EXPECT_EQ(detect("x"), "none think");  // the vocabulary has the tags
+  EXPECT_EQ(detect("<tool_call>"), "hermes think");
+  EXPECT_EQ(detect("[TOOL_CALLS][ARGS] [THINK] [/THINK]"), "mistral mistral");
+  EXPECT_EQ(detect("<|channel|>analysis <|channel|>commentary"), "harmony harmony");
+  // The families' templates.
+  for (const auto& [name, expected] : std::map<std::string, std::string>{
+           {"GLM-4.6", "glm45 think"},
+           {"GLM-4.7-Flash", "glm45 think"},
+           {"MiniMax-M2", "minimax_m2 think"},
+           {"Qwen-Qwen2.5-7B-Instruct", "hermes think"},
+           {"Qwen-Qwen3-0.6B", "hermes think"},
+           {"Qwen3-2507", "hermes think"},
+           {"Qwen3-Coder", "qwen3_coder think"},
+           {"Mistral-Small-3.2-24B-Instruct-2506", "mistral think"},
+           {"mistralai-Mistral-Nemo-Instruct-2407", "mistral_list think"},
+           {"openai-gpt-oss-120b", "harmony harmony"},
+           {"meta-llama-Llama-3.1-8B-Instruct", "llama3_json think"}}) {
+    std::ifstream file(fs::path(OSCAR_TEST_DATA) / "text/templates" / (name + ".jinja"));
+    EXPECT_EQ(detect(std::string(std::istreambuf_iterator<char>(file), {})), expected) << name;
+  }
+  // What the caller says counts.
+  DialogueOptions options;
+  options.call_format = CallFormat::kGlm;
+  options.reasoning = ReasoningKind::kNone;
+  Write("chat_template.jinja", "{{ '<think>' }}");
+  const auto dialogue = Dialogue::Load(folder_, config_, options);
+  ASSERT_TRUE(dialogue.has_value());
+  EXPECT_EQ(dialogue->call_format(), CallFormat::kGlm);
+  const auto prompt = dialogue->RenderJson(R"([{"role": "user", "content": "x"}])", {});
+  EXPECT_FALSE(prompt->syntax.reasoning.has_value());
+  options.call_format = CallFormat::kHarmony;
+  options.reasoning = ReasoningKind::kThink;
+  EXPECT_THAT(LoadError(options), HasSubstr("harmony"));
+}
+
+TEST_F(DialogueTest, ToolsAreShownOrDemanded) {
+  Write("chat_template.jinja",
+        "{#- <tool_call> #}{{ messages[0].content }}{% if tools %}[{{ tools[0].function.name }}]"
+        "{% endif %}");
+  const Dialogue dialogue = Load();
+  CompletionOptions options;
+  options.tools = R"([{"type": "function", "function": {"name": "f"}},
+                      {"type": "function", "function": {"name": "g"}}])";
+  const auto render = [&] {
+    return dialogue.RenderJson(R"([{"role": "user", "content": "x"}])", options);
+  };
+  const auto text = [](const Prompt& prompt) {
+    std::string out;
+    for (const TextSegment& segment : prompt.segments) out += segment.text;
+    return out;
+  };
+  auto prompt = render();
+  ASSERT_TRUE(prompt.has_value()) << prompt.error().message();
+  EXPECT_EQ(text(*prompt), "x[f]");
+  EXPECT_TRUE(prompt->syntax.has_calls());
+  EXPECT_FALSE(prompt->demand.has_value());
+  options.tool_choice = ToolChoice::kNone;
+  prompt = render();
+  EXPECT_EQ(text(*prompt), "x");
+  EXPECT_FALSE(prompt->syntax.has_calls());
+  options.tool_choice = ToolChoice::kRequired;
+  prompt = render();
+  EXPECT_THAT(prompt->demand->tools, ElementsAre("f", "g"));
+  EXPECT_TRUE(prompt->demand->several);
+  options.tool_choice = ToolChoice::kNamed;
+  options.tool_name = "g";
+  prompt = render();
+  EXPECT_THAT(prompt->demand->tools, ElementsAre("g"));
+  EXPECT_FALSE(prompt->demand->several);
+  options.tool_name = "h";
+  EXPECT_EQ(render().error().param(), "tool_choice");
+  options.tools = "[]";
+  EXPECT_EQ(render().error().param(), "tool_choice");
+  options.tool_choice = ToolChoice::kAuto;
+  EXPECT_TRUE(render().has_value());
+  options.tools = "[{}]";
+  EXPECT_EQ(render().error().param(), "tools[0].function");
 }
 
 }  // namespace
