@@ -171,6 +171,15 @@ Status Service::Check(const EngineRequest& request) const {
   if (request.prompt.empty()) return InvalidArgument("the prompt is empty").WithParam("prompt");
   OSCAR_RETURN_IF_ERROR(CheckTokens(request.prompt, vocab_size_, "prompt"));
   OSCAR_RETURN_IF_ERROR(CheckTokens(request.stop_tokens, vocab_size_, "stop_token_ids"));
+  if (request.rules != nullptr) {
+    OSCAR_RETURN_IF_ERROR(CheckTokens(request.rules->allowed, vocab_size_, "allowed_token_ids"));
+    for (const std::vector<int32_t>& run : request.rules->bad_words) {
+      if (run.empty()) {
+        return InvalidArgument("bad_words: a run without tokens").WithParam("bad_words");
+      }
+      OSCAR_RETURN_IF_ERROR(CheckTokens(run, vocab_size_, "bad_words"));
+    }
+  }
   OSCAR_RETURN_IF_ERROR(request.sampling.Validate(vocab_size_));
   if (request.max_tokens < 0) {
     return InvalidArgument(

@@ -725,6 +725,125 @@ TEST(EngineService, Rule7_StopTokensAndMinTokens) {
   }
 }
 
+// A third of the vocabulary, another one after every token; complete after `length` tokens, whose
+// last is kEnd. Complains of every token that it did not allow.
+class ThirdConstraint : public TokenConstraint {
+ public:
+  static constexpr int32_t kEnd = 5;
+  explicit ThirdConstraint(int length, int fails_at = -1) : left_(length), fails_at_(fails_at) {}
+  Status Fill(std::span<uint32_t> mask) override {
+    EXPECT_EQ(mask.size(), MaskWords(FakeModel::kVocab));
+    EXPECT_FALSE(finished_);
+    if (seen_ == fails_at_) return InvalidArgument("nothing may follow");
+    std::ranges::fill(mask, 0);
+    for (int32_t token = 0; token < FakeModel::kVocab; ++token) {
+      if (Allows(token)) mask[static_cast<size_t>(token) / 32] |= uint32_t{1} << (token % 32);
+    }
+    return {};
+  }
+  Status Accept(int32_t token) override {
+    EXPECT_TRUE(Allows(token)) << token;
+    finished_ = left_ == 0;
+    --left_, ++seen_;
+    state_ = (state_ * 31 + token) % 97;
+    return {};
+  }
+  bool finished() const override { return finished_; }
+
+ private:
+  bool Allows(int32_t token) const {
+    return left_ == 0 ? token == kEnd : token != kEnd && (token + state_) % 3 == 0;
+  }
+  int left_, fails_at_, seen_ = 0, state_ = 0;
+  bool finished_ = false;
+};
+
+std::vector<EngineRequest> ConstrainedRequests(int count, uint64_t seed) {
+  auto requests = DeviceRequests(count, seed);
+  for (size_t i = 0; i < requests.size(); ++i) {
+    requests[i].max_tokens = 150;
+    requests[i].min_tokens = i % 4 == 1 ? 400 : 0;  // gives way
+    if (requests[i].min_tokens > 0) requests[i].max_tokens = 500;
+    requests[i].stop_tokens = {ThirdConstraint::kEnd};
+    if (i % 5 == 4) requests[i].stop_tokens.clear();  // the constraint alone ends it
+    if (i % 6 == 5) requests[i].want_logprobs = true;
+    if (i % 7 == 6) continue;  // free ones among them
+    const int length = static_cast<int>(20 + 17 * i % 200);
+    requests[i].make_constraint = [length] { return std::make_unique<ThirdConstraint>(length); };
+  }
+  return requests;
+}
+
+// Masks are filled while a pass runs, and after the tokens of the one before it: whoever samples,
+// however far ahead, the constraint sees the same tokens.
+TEST(EngineService, Rule7_ConstrainedAnswersAreTheSameForAnySchedule) {
+  const auto requests = ConstrainedRequests(28, 5);
+  for (const bool on_device : {false, true}) {
+    FakeModel::Options model = on_device ? SamplesOnDevice() : FakeModel::Options();
+    std::vector<Answer> expected;
+    for (size_t i = 0; i < requests.size(); ++i) {
+      model.runs_ahead = false;
+      expected.push_back(FakeEngine::Alone(requests[i], model));
+      ASSERT_TRUE(expected[i].finished) << expected[i].status.ToString();
+      if (!requests[i].make_constraint || expected[i].reason == FinishReason::kLength) continue;
+      EXPECT_EQ(expected[i].tokens.back(), ThirdConstraint::kEnd);
+      EXPECT_EQ(expected[i].tokens.size(), 21 + 17 * i % 200);
+    }
+    model.runs_ahead = true;
+    for (const uint64_t pages : {4096, 30}) {
+      EngineServiceOptions options;
+      options.max_running = 8;
+      FakeEngine engine(pages, options, model, 2);
+      std::vector<std::unique_ptr<RequestHandle>> handles;
+      for (const EngineRequest& request : requests) handles.push_back(engine.Submit(request));
+      for (size_t i = 0; i < requests.size(); ++i) {
+        const Answer answer = Collect(*handles[i]);
+        EXPECT_TRUE(answer.finished) << answer.status.ToString();
+        EXPECT_EQ(answer.tokens, expected[i].tokens) << "request " << i;
+        EXPECT_EQ(answer.reason, expected[i].reason) << "request " << i;
+      }
+      if (on_device && pages == 4096) {
+        EXPECT_EQ(engine.model.most_launched, 2);
+      }
+    }
+  }
+}
+
+TEST(EngineService, Rule7_ConstraintsOutliveAPreemption) {
+  FakeEngine engine(10);
+  std::vector<EngineRequest> requests;
+  for (uint64_t i = 0; i < 6; ++i) {
+    requests.push_back(FakeRequest(15 * (i + 1), 30, 500));
+    requests[i].make_constraint = [i] {
+      return std::make_unique<ThirdConstraint>(400 + static_cast<int>(i));
+    };
+  }
+  std::vector<std::unique_ptr<RequestHandle>> handles;
+  for (const auto& request : requests) handles.push_back(engine.Submit(request));
+  for (size_t i = 0; i < requests.size(); ++i) {
+    const Answer answer = Collect(*handles[i]);
+    EXPECT_EQ(answer.tokens.size(), 401 + i) << answer.status.ToString();
+    EXPECT_EQ(answer.tokens, FakeEngine::Alone(requests[i]).tokens);
+  }
+  EXPECT_GT(engine.service->Stats().preemptions, 0u);
+}
+
+TEST(EngineService, Rule7_AConstraintThatFailsFailsItsRequestAlone) {
+  for (const bool on_device : {false, true}) {
+    for (const int fails_at : {0, 1, 40}) {
+      FakeEngine engine(4096, {}, on_device ? SamplesOnDevice() : FakeModel::Options());
+      EngineRequest request = DeviceRequests(1, 3)[0];
+      const auto other = engine.Submit(request);
+      request.make_constraint = [=] { return std::make_unique<ThirdConstraint>(90, fails_at); };
+      const Answer answer = engine.Ask(request);
+      EXPECT_FALSE(answer.finished);
+      EXPECT_EQ(answer.status.message(), "nothing may follow");
+      EXPECT_EQ(answer.tokens.size(), static_cast<size_t>(fails_at));
+      EXPECT_TRUE(Collect(*other).finished);
+    }
+  }
+}
+
 TEST(EngineService, Rule7_Logprobs) {
   EngineServiceOptions options;
   options.step_tokens = 50;

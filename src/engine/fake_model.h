@@ -113,9 +113,10 @@ class FakeModel : public Model {
   int max_samples() const override { return options_.samples ? 64 : 0; }
   bool CanRunAhead() const override { return options_.samples && options_.runs_ahead; }
   Status ForwardAndSample(std::span<const ForwardItem> items,
-                          std::span<const SampleParams> sampling, std::span<int32_t> ids) override {
+                          std::span<const SampleParams> sampling, std::span<int32_t> ids,
+                          const BeforeSample& before_sample = {}) override {
     OSCAR_CHECK(launched_.empty(), "a pass while another is under way");
-    OSCAR_RETURN_IF_ERROR(Launch(items, sampling));
+    OSCAR_RETURN_IF_ERROR(Launch(items, sampling, before_sample));
     return Collect(ids);
   }
   Status ReadLogits(size_t row, std::span<float> logits) override {
@@ -125,8 +126,8 @@ class FakeModel : public Model {
     return {};
   }
   // Computes at once: what a device does later it does in the same order.
-  Status Launch(std::span<const ForwardItem> items,
-                std::span<const SampleParams> sampling) override {
+  Status Launch(std::span<const ForwardItem> items, std::span<const SampleParams> sampling,
+                const BeforeSample& before_sample = {}) override {
     OSCAR_CHECK(launched_.size() < 2);
     most_launched = std::max<int>(most_launched, static_cast<int>(launched_.size()) + 1);
     std::vector<ForwardItem> resolved(items.begin(), items.end());
@@ -140,6 +141,7 @@ class FakeModel : public Model {
     }
     sampled_logits_.resize(sampling.size() * kVocab);
     OSCAR_RETURN_IF_ERROR(Forward(resolved, sampled_logits_));
+    if (before_sample) OSCAR_RETURN_IF_ERROR(before_sample());
     std::vector<int32_t>& ids = launched_.emplace_back();
     for (size_t i = 0; i < sampling.size(); ++i) {
       const auto logits = std::span(sampled_logits_).subspan(i * kVocab, kVocab);
@@ -222,11 +224,20 @@ class FakeModel : public Model {
     if (std::ranges::any_of(logits, [](float x) { return !std::isfinite(x); })) {
       return SampleParams::kNotFinite;
     }
-    const auto best = static_cast<int32_t>(std::ranges::max_element(logits) - logits.begin());
+    const auto may = [&](int32_t token) {
+      return sample.mask == nullptr || (sample.mask[token / 32] >> (token % 32) & 1) != 0;
+    };
+    int32_t best = -1;
+    for (int32_t token = 0; token < kVocab; ++token) {
+      if (may(token) &&
+          (best < 0 || logits[static_cast<size_t>(token)] > logits[static_cast<size_t>(best)])) {
+        best = token;
+      }
+    }
     if (static_cast<int>(logits[0] * 1024.0f) % 23 == 0) return SampleParams::kUndecided;
     if (sample.temperature == 0.0f) return best;
     const auto sampled = static_cast<int32_t>(sample.uniform * kVocab);
-    return logits[static_cast<size_t>(sampled)] > 1.0f ? sampled : best;
+    return logits[static_cast<size_t>(sampled)] > 1.0f && may(sampled) ? sampled : best;
   }
 
   Status Prepare(std::span<const ForwardItem> items) {

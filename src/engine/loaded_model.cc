@@ -73,6 +73,15 @@ Result<fs::path> FindDemoModel() {
 }
 
 Result<std::unique_ptr<LoadedModel>> LoadedModel::Plan(const ModelOptions& options) {
+  return Plan(options, /*is_dry_run=*/false);
+}
+
+Result<std::unique_ptr<LoadedModel>> LoadedModel::DryRun(const ModelOptions& options) {
+  return Plan(options, /*is_dry_run=*/true);
+}
+
+Result<std::unique_ptr<LoadedModel>> LoadedModel::Plan(const ModelOptions& options,
+                                                       bool is_dry_run) {
   std::unique_ptr<LoadedModel> loaded(new LoadedModel);
   OSCAR_ASSIGN_OR_RETURN(loaded->directory_,
                          options.model.empty() ? FindDemoModel() : FindModel(options.model));
@@ -80,12 +89,25 @@ Result<std::unique_ptr<LoadedModel>> LoadedModel::Plan(const ModelOptions& optio
   OSCAR_ASSIGN_OR_RETURN(loaded->config_, is_file ? ReadModelConfigFile(loaded->directory_)
                                                   : ReadModelConfig(loaded->directory_));
   ModelConfig& config = loaded->config_;
-  if (is_file && !options.random_weights) {
+  if (is_file && !options.random_weights && !is_dry_run) {
     return Unexpected(InvalidArgument(
         fmt::format("{}: a config alone has no weights; name the model's directory, or add "
                     "--random-weights for speed work",
                     options.model.string())));
   }
+  OSCAR_RETURN_IF_ERROR(ApplyRopeScaling(options, &config));
+  // A window that no text outgrows is none.
+  if (config.sliding_window > 0 && options.max_context > 0 &&
+      options.max_context <= config.sliding_window &&
+      config.rope_scaling.type == RopeScalingType::kNone) {
+    config.max_position_embeddings = std::min(config.max_position_embeddings, options.max_context);
+    config.sliding_window = 0;
+  }
+  Result<ModelSpec> spec = MakeModelSpec(config);
+  if (!spec.has_value()) {
+    return Unexpected(spec.error().WithContext(loaded->directory_.string()));
+  }
+  loaded->spec_ = std::move(*spec);
   if (!config.quantization_problem.empty() && !options.random_weights) {
     return Unexpected(Unimplemented(fmt::format(
         "{}: the weights are quantised ({}: {}), which this version cannot read; use the BF16 or "
@@ -93,12 +115,6 @@ Result<std::unique_ptr<LoadedModel>> LoadedModel::Plan(const ModelOptions& optio
         "FP8 checkpoint",
         loaded->directory_.string(), config.quantization_method, config.quantization_problem)));
   }
-  OSCAR_RETURN_IF_ERROR(ApplyRopeScaling(options, &config));
-  Result<ModelSpec> spec = MakeModelSpec(config);
-  if (!spec.has_value()) {
-    return Unexpected(spec.error().WithContext(loaded->directory_.string()));
-  }
-  loaded->spec_ = std::move(*spec);
 
   // A stretched RoPE stretches the context it was trained on.
   const RopeScaling& rope = config.rope_scaling;
@@ -135,7 +151,8 @@ Result<std::unique_ptr<LoadedModel>> LoadedModel::Plan(const ModelOptions& optio
   OSCAR_RETURN_IF_ERROR(loaded->FindRotation(options, plan));
   loaded->memory_.available_bytes = AvailableMemory();
   OSCAR_RETURN_IF_ERROR(loaded->ChooseDevice(options, plan));
-  OSCAR_RETURN_IF_ERROR(loaded->PlanMemory(options));
+  const Status planned = loaded->PlanMemory(options);
+  if (!planned.ok() && !is_dry_run) return Unexpected(planned);
   return loaded;
 }
 
@@ -147,7 +164,6 @@ Status LoadedModel::FindRotation(const ModelOptions& options, KvPlanOptions& pla
     const fs::path beside = directory_ / kRotationFolderName;
     if (!Exists(beside / kSensitivityFileName)) return {};
     place = beside;
-    bits_found_ = !options.bits.has_value();
   }
   if (place.empty()) return {};
   const AttentionSpec& attention = spec_.attention();
@@ -195,8 +211,10 @@ Status LoadedModel::PlanMemory(const ModelOptions& options) {
   MemoryPlan& memory = memory_;
   const bool is_fp8 = options.weights == WeightFormat::kFp8 ||
                       (!options.random_weights && !config_.quantization_method.empty());
-  memory.weight_bytes = TensorTable(spec_).Bytes(is_fp8 && device_ == Device::kCuda,
-                                                 plan_->v(0).kind != RotationKind::kNone);
+  has_fp8_weights_ = is_fp8;
+  using Fp8 = TensorTable::Fp8;
+  const Fp8 fp8 = !is_fp8 ? Fp8::kNone : device_ == Device::kCuda ? Fp8::kAll : Fp8::kExperts;
+  memory.weight_bytes = TensorTable(spec_).Bytes(fp8, plan_->v(0).kind != RotationKind::kNone);
   memory.open_page_bytes = plan_->cache().open.bytes();
   memory.sealed_page_bytes = plan_->cache().sealed.bytes();
   memory.kv_bytes = options.kv_memory;
@@ -244,19 +262,10 @@ Status LoadedModel::ChooseDevice(const ModelOptions& options, const KvPlanOption
       KvPlanOptions ordered = plan;
       ordered.order = OrderOf(Device::kCuda);
       OSCAR_ASSIGN_OR_RETURN(plan_, KvPlan::Make(spec_, ordered, simd::WriteBlock));
-      if (bits_found_ && !plan_->cache().sealed.is_uniform()) {
-        // Nobody asked for more bits in some heads: a GPU that can do without runs the model.
-        LogWarning(
-            "the GPU gives every head 2 bits: heads with different bits ({}) run on the CPU alone",
-            sensitivity_path_.string());
-        ordered.sensitivities.reset();
-        OSCAR_ASSIGN_OR_RETURN(plan_, KvPlan::Make(spec_, ordered, simd::WriteBlock));
-      }
       refused = CheckPlan(Device::kCuda, spec_, *plan_);
       if (refused.ok()) {
         device_ = Device::kCuda;
         device_name_ = found->name;
-        if (!plan_->has_sensitivities()) sensitivity_path_.clear();
         memory_.available_bytes = found->free_bytes;
         return {};
       }

@@ -30,6 +30,9 @@ class LoadedModel {
   static Result<std::unique_ptr<LoadedModel>> Load(const ModelOptions& options);
   // Config, spec and plan alone: no weights are read.
   static Result<std::unique_ptr<LoadedModel>> Plan(const ModelOptions& options);
+  // The same of a model that this machine may not hold, or of a config without weights: what is
+  // short stands in the plan.
+  static Result<std::unique_ptr<LoadedModel>> DryRun(const ModelOptions& options);
 
   const ModelConfig& config() const { return config_; }
   const ModelSpec& spec() const { return spec_; }
@@ -37,6 +40,8 @@ class LoadedModel {
   // Pages that fit so many bytes of the device's memory: on a GPU less than all of them.
   uint64_t PageBudget(uint64_t bytes) const;
   const MemoryPlan& memory() const { return memory_; }
+  // Whether weights are FP8, in the checkpoint or by the options.
+  bool has_fp8_weights() const { return has_fp8_weights_; }
   int64_t max_context() const { return max_context_; }
   const std::filesystem::path& directory() const { return directory_; }
   // Where the model runs: kCpu or kCuda.
@@ -61,15 +66,16 @@ class LoadedModel {
   Status ChooseDevice(const ModelOptions& options, const KvPlanOptions& plan);
   // What weights take and the cache gets, of the memory that is free.
   Status PlanMemory(const ModelOptions& options);
+  static Result<std::unique_ptr<LoadedModel>> Plan(const ModelOptions& options, bool is_dry_run);
   std::filesystem::path directory_;
   ModelConfig config_;
   ModelSpec spec_;
   MemoryPlan memory_;
   std::string rotation_model_;  // fingerprint that the rotation names; empty: none
-  // Of the sensitivities that decide bits; empty: none. `bits_found_`: beside the weights, unasked.
+  // Of the sensitivities that decide bits; empty: none.
   std::filesystem::path sensitivity_path_;
-  bool bits_found_ = false;
   int64_t max_context_ = 0;
+  bool has_fp8_weights_ = false;
   Device device_ = Device::kCpu;
   std::string device_name_ = "cpu";
   std::unique_ptr<ThreadPool> threads_;

@@ -8,7 +8,8 @@
 namespace oscar {
 
 Status PassRunner::Run(std::span<const ForwardItem> items,
-                       std::span<const std::optional<SampleParams>> sampling) {
+                       std::span<const std::optional<SampleParams>> sampling,
+                       const Model::BeforeSample& fill_masks) {
   OSCAR_CHECK(flight_.empty() && (sampling.empty() || sampling.size() == items.size()));
   rows_.clear(), sampling_.clear();
   logits_used_ = 0;
@@ -32,12 +33,12 @@ Status PassRunner::Run(std::span<const ForwardItem> items,
     return model_.Forward(items, std::span(logits_).first(logits_used_));
   }
   if (runs_on) {
-    OSCAR_RETURN_IF_ERROR(model_.Launch(items, sampling_));
+    OSCAR_RETURN_IF_ERROR(model_.Launch(items, sampling_, fill_masks));
     for (const ForwardItem& item : items) flight_.push_back(item.cache);
     return {};
   }
   ids_.resize(sampling_.size());
-  OSCAR_RETURN_IF_ERROR(model_.ForwardAndSample(items, sampling_, ids_));
+  OSCAR_RETURN_IF_ERROR(model_.ForwardAndSample(items, sampling_, ids_, fill_masks));
   size_t row = 0;
   for (size_t i = 0; i < items.size(); ++i) {
     if (items[i].num_logits == 0) {
@@ -73,7 +74,8 @@ Result<bool> PassRunner::ContinueCell(CellRead& read, int64_t row_layers, bool w
 
 // Not where anything would be sealed, because a sealed page stays sealed, nor where pages would
 // have to be evicted: then the pass is run when it is sure that it is wanted.
-Status PassRunner::LaunchAhead(std::span<const Ahead> ahead) {
+Status PassRunner::LaunchAhead(std::span<const Ahead> ahead,
+                               const Model::BeforeSample& before_sample) {
   next_.clear(), items_.clear(), sampling_.clear(), tokens_.clear();
   tokens_.reserve(ahead.size());  // items point to them
   uint64_t bytes = 0;
@@ -93,17 +95,26 @@ Status PassRunner::LaunchAhead(std::span<const Ahead> ahead) {
     items_.push_back({cache, {&tokens_.back(), 1}, /*is_prompt=*/false, /*num_logits=*/1});
   }
   if (next_.empty()) return {};
-  const Status status = model_.Launch(items_, sampling_);
+  const Status status = model_.Launch(items_, sampling_, before_sample);
   if (!status.ok()) next_.clear();  // nothing has grown
   return status.code() == StatusCode::kResourceExhausted ? Status{} : status;
 }
 
-Status PassRunner::Land(std::span<const Ahead> ahead) {
+Status PassRunner::Land(std::span<const Ahead> ahead, const FillMasks& fill_masks) {
   OSCAR_CHECK(in_flight());
-  const Status launched = LaunchAhead(ahead);
-  // Also after a failure: nothing may be left under way that nobody knows of.
   ids_.resize(flight_.size());
-  const Status collected = model_.Collect(ids_);
+  std::optional<Status> early;  // masks need the ids before the next sample
+  Model::BeforeSample before_sample;
+  if (fill_masks) {
+    before_sample = [&] {
+      early = model_.Collect(ids_);
+      if (early->ok()) fill_masks(ids_);
+      return *early;
+    };
+  }
+  const Status launched = LaunchAhead(ahead, before_sample);
+  // Also after a failure: nothing may be left under way that nobody knows of.
+  const Status collected = early.has_value() ? *early : model_.Collect(ids_);
   std::swap(flight_, next_);
   OSCAR_RETURN_IF_ERROR(launched);
   OSCAR_RETURN_IF_ERROR(collected);
@@ -144,12 +155,13 @@ Status PassRunner::Drain() {
   return status;
 }
 
-int32_t PassRunner::Sample(size_t row, Sampler& sampler, std::span<const int32_t> masked) const {
+int32_t PassRunner::Sample(size_t row, Sampler& sampler, std::span<const int32_t> masked,
+                           const uint32_t* allowed) const {
   const int32_t id = rows_[row].id;
   if (id >= 0) sampler.Observe(id);
   if (id != SampleParams::kUndecided) return id;
   const auto vocab = static_cast<size_t>(model_.spec().vocab_size);
-  return sampler.Sample(logits(row).last(vocab), masked);
+  return sampler.Sample(logits(row).last(vocab), masked, allowed);
 }
 
 }  // namespace oscar

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <span>
 #include <vector>
@@ -23,9 +24,12 @@ class PassRunner {
   // Runs a pass. `sampling`, one per item or none at all: how the device may sample the token after
   // the item; unset where its logits are needed here, or where it has none. Leaves the pass running
   // where its rows are all generated tokens that the device is sure to decide on: Land ends it. As
-  // Model::Forward, an error leaves the caches as they were.
+  // Model::Forward, an error leaves the caches as they were. `fill_masks`, where given, fills those
+  // that `sampling` points to, while the device is at work; it is not called where nothing is
+  // sampled there.
   Status Run(std::span<const ForwardItem> items,
-             std::span<const std::optional<SampleParams>> sampling = {});
+             std::span<const std::optional<SampleParams>> sampling = {},
+             const Model::BeforeSample& fill_masks = {});
   // A step of a cell that is read by layer, after Run, as one more row of that pass. True when all
   // of the cell has been read: only then the logits of its last token are there, where wanted.
   Result<bool> ContinueCell(CellRead& read, int64_t row_layers, bool wants_logits);
@@ -38,8 +42,10 @@ class PassRunner {
   };
   // Waits for the pass in flight, after launching the next one for the rows `ahead`, in order,
   // where undoing that would leave no trace: then that is in flight, and its caches are a token
-  // longer.
-  Status Land(std::span<const Ahead> ahead);
+  // longer. `fill_masks`, where given, gets the ids of the pass in flight, by row, and fills the
+  // masks of `ahead`, while the next one runs.
+  using FillMasks = std::function<void(std::span<const int32_t> ids)>;
+  Status Land(std::span<const Ahead> ahead, const FillMasks& fill_masks = {});
   // Takes a sequence out of the pass in flight, if it is in it, and undoes that for it.
   void Leave(const SequenceCache& cache);
   bool wanted() const;  // whether any sequence is left in the pass in flight
@@ -56,8 +62,9 @@ class PassRunner {
     return std::span(logits_).subspan(rows_[row].first, rows_[row].count);
   }
   // The token after the row, from the device or sampled here, never one of `masked`; kNotFinite
-  // where the logits are not finite.
-  int32_t Sample(size_t row, Sampler& sampler, std::span<const int32_t> masked = {}) const;
+  // where the logits are not finite. `allowed`: SampleParams::mask.
+  int32_t Sample(size_t row, Sampler& sampler, std::span<const int32_t> masked = {},
+                 const uint32_t* allowed = nullptr) const;
 
  private:
   struct Row {
@@ -65,7 +72,7 @@ class PassRunner {
     size_t first = 0, count = 0;  // in logits_
   };
   std::span<float> AddRow(int32_t id, size_t num_logits);
-  Status LaunchAhead(std::span<const Ahead> ahead);
+  Status LaunchAhead(std::span<const Ahead> ahead, const Model::BeforeSample& before_sample);
   Status TakeSampled(int32_t id, size_t sampled_row);
 
   Model& model_;

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <limits>
 #include <random>
+#include <utility>
 
 #include "base/check.h"
 #include "base/rng.h"
@@ -42,10 +43,12 @@ bool Sampler::NeedsPenalties() const {
          options_.presence_penalty != 0.0f || options_.frequency_penalty != 0.0f;
 }
 
-int32_t Sampler::Sample(std::span<const float> logits, std::span<const int32_t> masked) {
+int32_t Sampler::Sample(std::span<const float> logits, std::span<const int32_t> masked,
+                        const uint32_t* allowed) {
   OSCAR_CHECK(!logits.empty());
   if (!AllFinite(logits)) return SampleParams::kNotFinite;
-  if (NeedsPenalties() || !masked.empty()) {
+  constexpr float kNever = -std::numeric_limits<float>::infinity();
+  if (NeedsPenalties() || !masked.empty() || allowed != nullptr) {
     adjusted_.assign(logits.begin(), logits.end());
     for (const auto& [token, bias] : options_.logit_bias) {
       adjusted_[static_cast<size_t>(token)] += bias;
@@ -64,8 +67,20 @@ int32_t Sampler::Sample(std::span<const float> logits, std::span<const int32_t> 
       adjusted_[static_cast<size_t>(token)] -=
           options_.presence_penalty + options_.frequency_penalty * static_cast<float>(count);
     }
+    if (allowed != nullptr) {
+      for (size_t i = 0; i < adjusted_.size(); ++i) {
+        if ((allowed[i / 32] >> (i % 32) & 1) == 0) adjusted_[i] = kNever;
+      }
+    }
+    std::vector<float> kept;  // of the masked ones
     for (int32_t token : masked) {
-      adjusted_[static_cast<size_t>(token)] = -std::numeric_limits<float>::infinity();
+      kept.push_back(std::exchange(adjusted_[static_cast<size_t>(token)], kNever));
+    }
+    if (allowed != nullptr &&
+        std::ranges::all_of(adjusted_, [](float logit) { return logit == kNever; })) {
+      for (size_t i = masked.size(); i-- > 0;) {  // a token may be masked twice
+        adjusted_[static_cast<size_t>(masked[i])] = kept[i];
+      }
     }
     logits = adjusted_;
   }
@@ -74,9 +89,9 @@ int32_t Sampler::Sample(std::span<const float> logits, std::span<const int32_t> 
   if (options_.temperature == 0.0f) {
     token = static_cast<int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
   } else {
-    candidates_.resize(logits.size());
+    candidates_.clear();
     for (size_t i = 0; i < logits.size(); ++i) {
-      candidates_[i] = {logits[i], static_cast<int32_t>(i)};
+      if (logits[i] != kNever) candidates_.push_back({logits[i], static_cast<int32_t>(i)});
     }
     token = SampleFrom(candidates_);
   }

@@ -29,8 +29,10 @@ class Sampler {
   void ObservePrompt(std::span<const int32_t> tokens);
   // Samples and counts the token as generated. `logits` [vocab] is not changed. `masked` tokens
   // (ids below vocab) are not sampled; they must leave at least one. SampleParams::kNotFinite, and
-  // no sample, where the logits hold a NaN or an infinity.
-  int32_t Sample(std::span<const float> logits, std::span<const int32_t> masked = {});
+  // no sample, where the logits hold a NaN or an infinity. With `allowed` (SampleParams::mask) only
+  // the tokens of that mask exist; where `masked` would leave none of them, it gives way.
+  int32_t Sample(std::span<const float> logits, std::span<const int32_t> masked = {},
+                 const uint32_t* allowed = nullptr);
   // The Sample that comes after `ahead` more, as a device can do it, where nothing but the logits
   // is needed for it; Observe then takes what the device drew.
   std::optional<SampleParams> NextSample(uint64_t ahead = 0) const;

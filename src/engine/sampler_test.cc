@@ -147,5 +147,59 @@ TEST(Sampler, MaskedTokensAreNotSampled) {
   }
 }
 
+// Only what a mask leaves is there for the other options to choose from.
+TEST(Sampler, WithAMaskOnlyItsTokensExist) {
+  const std::vector<float> logits = {1.0f, 9.0f, 3.0f, 8.0f, -4.0f};
+  const uint32_t mask = 0b10101 | 0xffffffe0u;  // bits beyond the vocabulary mean nothing
+  for (const float temperature : {0.0f, 1.0f, 5.0f}) {
+    for (const int top_k : {0, 1, 3}) {
+      for (const float top_p : {1.0f, 0.5f}) {
+        for (const float penalty : {0.0f, 2.0f}) {
+          SamplingOptions options;
+          options.temperature = temperature;
+          options.top_k = top_k;
+          options.top_p = top_p;
+          options.frequency_penalty = penalty;
+          options.logit_bias = {{1, 100.0f}, {4, penalty * 40.0f}};
+          options.seed = 3;
+          Sampler sampler(options);
+          for (int i = 0; i < 50; ++i) {
+            const int32_t token = sampler.Sample(logits, {}, &mask);
+            EXPECT_TRUE(token == 0 || token == 2 || token == 4) << token;
+          }
+        }
+      }
+    }
+  }
+  // The same as if the others had never been in the vocabulary.
+  SamplingOptions options;
+  options.temperature = 1.0f;
+  options.top_k = 2;
+  options.seed = 9;
+  Sampler masked(options), small(options);
+  const std::vector<float> left = {1.0f, 3.0f, -4.0f};
+  for (int i = 0; i < 100; ++i) {
+    EXPECT_EQ(masked.Sample(logits, {}, &mask), 2 * small.Sample(left));
+  }
+}
+
+// A stop token that may not come yet comes all the same where the mask leaves nothing else.
+TEST(Sampler, AMaskGoesBeforeMaskedTokens) {
+  const std::vector<float> logits = {1.0f, 9.0f, 3.0f};
+  SamplingOptions options;
+  options.temperature = 0.0f;
+  const uint32_t both = 0b011, only = 0b010;
+  const std::vector<int32_t> stops = {1, 2, 1};
+  EXPECT_EQ(Sampler(options).Sample(logits, stops, &both), 0);
+  EXPECT_EQ(Sampler(options).Sample(logits, stops, &only), 1);
+}
+
+TEST(Sampler, ValuesThatAreNotFiniteShowBehindAMask) {
+  std::vector<float> logits = {1.0f, 9.0f, 3.0f};
+  logits[1] = std::numeric_limits<float>::quiet_NaN();
+  const uint32_t mask = 0b101;
+  EXPECT_EQ(Sampler(SamplingOptions()).Sample(logits, {}, &mask), SampleParams::kNotFinite);
+}
+
 }  // namespace
 }  // namespace oscar

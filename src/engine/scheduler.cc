@@ -9,6 +9,7 @@
 #include "cache/layered_append.h"
 #include "engine/page_budget.h"
 #include "engine/prompt_reader.h"
+#include "engine/token_mask.h"
 
 namespace oscar {
 namespace {
@@ -34,6 +35,18 @@ Sequence::Sequence(EngineRequest engine_request, std::shared_ptr<EventChannel> e
       cache(config, pool) {
   ExtendPageHashes(request.cache_salt, tokens, &hashes);
   sampler.ObservePrompt(request.prompt);
+  if (request.make_constraint) {
+    constraint = request.make_constraint();
+    request.make_constraint = nullptr;
+  }
+}
+
+void Sequence::Constrain(int32_t token) {
+  if (constrained > generated()) return;
+  ++constrained;
+  constraint_status = constraint->Accept(token);
+  mask_filled = false;
+  mask_status = {};
 }
 
 std::span<const int32_t> Sequence::RestOfCell() {
@@ -76,7 +89,14 @@ void Scheduler::OpenStore() {
 
 void Scheduler::Enqueue(std::unique_ptr<Sequence> sequence) {
   sequence->arrival = next_arrival_++;
-  waiting_.push_back(std::move(sequence));
+  if (sequence->constraint != nullptr) sequence->mask.resize(MaskWords(model_.spec().vocab_size));
+  Queue(std::move(sequence));
+}
+
+void Scheduler::Queue(std::unique_ptr<Sequence> sequence) {
+  const auto at = std::ranges::upper_bound(waiting_, sequence->rank(), {},
+                                           [](const auto& s) { return s->rank(); });
+  waiting_.insert(at, std::move(sequence));
 }
 
 void Scheduler::Finish(Sequence& sequence, FinishReason reason) {
@@ -128,16 +148,16 @@ void Scheduler::PlanDecodes(int cap) {
   for (const auto& sequence : running_) {
     if (!sequence->reading_prompt()) decoders.push_back(sequence.get());
   }
-  // When not all of them fit, they take turns by arrival.
+  // When not all of them fit, they take turns, whatever their priority: who has begun continues.
   size_t first = 0;
   if (static_cast<int>(decoders.size()) > cap) {
-    while (first < decoders.size() && decoders[first]->arrival < next_decoder_) ++first;
+    while (first < decoders.size() && decoders[first]->rank() < next_decoder_) ++first;
   }
   const size_t count = std::min(decoders.size(), static_cast<size_t>(cap));
   for (size_t i = 0; i < count; ++i) {
     Sequence& sequence = *decoders[(first + i) % decoders.size()];
     batch_.push_back(Work::Decode(sequence));
-    next_decoder_ = sequence.arrival + 1;
+    next_decoder_ = {sequence.request.priority, sequence.arrival + 1};
   }
 }
 
@@ -178,8 +198,10 @@ void Scheduler::Plan() {
     if (left > 0 && sequence->reading_prompt()) left -= PlanPrefill(*sequence, left);
   }
   while (left > 0 && !waiting_.empty() &&
-         static_cast<int>(running_.size()) < options_.max_running && TryAdmit()) {
-    Sequence& sequence = *running_.back();
+         static_cast<int>(running_.size()) < options_.max_running) {
+    Sequence* const admitted = TryAdmit();
+    if (admitted == nullptr) break;
+    Sequence& sequence = *admitted;
     if (sequence.reading_prompt()) {
       left -= PlanPrefill(sequence, left);
     } else if (left > 0) {
@@ -261,7 +283,7 @@ bool Scheduler::FitsBeside(Sequence& sequence) {
   return true;
 }
 
-bool Scheduler::TryAdmit() {
+Sequence* Scheduler::TryAdmit() {
   Sequence& sequence = *waiting_.front();
   const bool resumed = sequence.preemptions > 0;
   if (options_.prefix_cache && !sequence.WantsPromptLogprobs()) {
@@ -272,7 +294,7 @@ bool Scheduler::TryAdmit() {
     if (exact_only) limit = std::min(limit, sequence.prompt_size());
     PrefixIndex::Hit hit = index_.Match(sequence.key(), limit, exact_only);
     const int64_t length = hit.cache.length();
-    if (!running_.empty() && !resumed && WaitsForPrefix(sequence, length)) return false;
+    if (!running_.empty() && !resumed && WaitsForPrefix(sequence, length)) return nullptr;
     sequence.cache = std::move(hit.cache);
     sequence.exact_tokens = hit.exact_tokens;
     if (!resumed) sequence.exact = hit.exact;
@@ -280,7 +302,7 @@ bool Scheduler::TryAdmit() {
   }
   if (!FitsBeside(sequence)) {
     sequence.DropCache();
-    return false;
+    return nullptr;
   }
   sequence.published_open = sequence.published_sealed = 0;
   if (!resumed) {
@@ -293,9 +315,11 @@ bool Scheduler::TryAdmit() {
     }
   }
   if (!sequence.started && !sequence.WantsPromptLogprobs()) Start(sequence);
-  running_.push_back(std::move(waiting_.front()));
+  const auto at = std::ranges::upper_bound(running_, sequence.rank(), {},
+                                           [](const auto& s) { return s->rank(); });
+  running_.insert(at, std::move(waiting_.front()));
   waiting_.pop_front();
-  return true;
+  return &sequence;
 }
 
 void Scheduler::Start(Sequence& sequence) {
@@ -362,9 +386,7 @@ void Scheduler::Preempt(size_t index) {
   ++counts_.preemptions;
   std::unique_ptr<Sequence> owned = std::move(running_[index]);
   running_.erase(running_.begin() + static_cast<ptrdiff_t>(index));
-  const auto at = std::ranges::find_if(
-      waiting_, [&](const auto& other) { return other->arrival > owned->arrival; });
-  waiting_.insert(at, std::move(owned));
+  Queue(std::move(owned));
 }
 
 void Scheduler::FreeNewest() {
@@ -424,7 +446,21 @@ Status Scheduler::RunPass() {
                      work.is_prompt, work.num_logits});
     sampling.push_back(work.num_logits > 0 ? DeviceSample(sequence, 0) : std::nullopt);
   }
-  OSCAR_RETURN_IF_ERROR(pass_.Run(items, sampling));
+  std::vector<Sequence*> masked;
+  for (size_t i = 0; i < batch_.size(); ++i) {
+    if (sampling[i].has_value() && sampling[i]->mask != nullptr) {
+      masked.push_back(batch_[i].sequence);
+    }
+  }
+  Model::BeforeSample fill_masks;
+  if (!masked.empty()) {
+    fill_masks = [&] {
+      threads_.ParallelFor(static_cast<int64_t>(masked.size()),
+                           [&](int64_t i, int) { FillMask(*masked[static_cast<size_t>(i)]); });
+      return Status();
+    };
+  }
+  OSCAR_RETURN_IF_ERROR(pass_.Run(items, sampling, fill_masks));
   if (pass_.in_flight()) flight_ = std::exchange(batch_, {});
   return cell_ != nullptr ? RunCell() : Status{};
 }
@@ -435,10 +471,42 @@ std::optional<SampleParams> Scheduler::DeviceSample(const Sequence& sequence, in
   const bool may_stop = sequence.generated() + ahead >= request.min_tokens;
   // Beside a cell that is read by layers all logits come back: that is a pass of its own.
   if (model_.max_samples() == 0 || cell_ != nullptr || request.want_logprobs ||
-      sequence.samples_here || (!may_stop && !request.stop_tokens.empty())) {
+      sequence.samples_here || (!may_stop && !request.stop_tokens.empty()) ||
+      request.rules != nullptr) {
     return std::nullopt;
   }
-  return sequence.sampler.NextSample(static_cast<uint64_t>(ahead));
+  auto sample = sequence.sampler.NextSample(static_cast<uint64_t>(ahead));
+  if (sample.has_value() && sequence.constraint != nullptr) sample->mask = sequence.mask.data();
+  return sample;
+}
+
+// A constraint that fails is told of when its token would have been sampled.
+void Scheduler::FillMask(Sequence& sequence) const {
+  if (std::exchange(sequence.mask_filled, true)) return;
+  sequence.mask_status = sequence.constraint->Fill(sequence.mask);
+  if (!sequence.mask_status.ok()) std::ranges::fill(sequence.mask, ~uint32_t{0});
+}
+
+// Tells the constraint, if there is one, of a token that was sampled. Where the mask is still the
+// one it was sampled by, and could not be filled, that is the error.
+Status Scheduler::Constrained(Sequence& sequence, int32_t token) {
+  if (sequence.constraint == nullptr) return {};
+  if (sequence.constrained == sequence.generated()) OSCAR_RETURN_IF_ERROR(sequence.mask_status);
+  sequence.Constrain(token);
+  return sequence.constraint_status;
+}
+
+// The masks of a pass that has been launched on the tokens `ids` of the one before it.
+void Scheduler::FillMasksAfter(std::span<const PassRunner::Ahead> ahead,
+                               std::span<const int32_t> ids) const {
+  threads_.ParallelFor(static_cast<int64_t>(ahead.size()), [&](int64_t i, int) {
+    const size_t row = ahead[static_cast<size_t>(i)].row;
+    Sequence& sequence = *flight_[row].sequence;
+    // Without a token, or with its last one, a sequence leaves the pass.
+    if (sequence.constraint == nullptr || ids[row] < 0 || !sequence.mask_status.ok()) return;
+    sequence.Constrain(ids[row]);
+    if (sequence.constraint_status.ok() && !sequence.constraint->finished()) FillMask(sequence);
+  });
 }
 
 // Who takes part in the pass after the one in flight: nobody unless that pass would be the same
@@ -467,7 +535,11 @@ Status Scheduler::Land() {
     if (work.sequence != nullptr) Publish(*work.sequence);
   }
   const std::vector<PassRunner::Ahead> ahead = PlanAhead();
-  OSCAR_RETURN_IF_ERROR(pass_.Land(ahead));
+  PassRunner::FillMasks fill_masks;
+  if (std::ranges::any_of(ahead, [](const auto& next) { return next.sample.mask != nullptr; })) {
+    fill_masks = [&](std::span<const int32_t> ids) { FillMasksAfter(ahead, ids); };
+  }
+  OSCAR_RETURN_IF_ERROR(pass_.Land(ahead, fill_masks));
   batch_ = std::exchange(flight_, {});
   if (pass_.in_flight()) {
     for (const PassRunner::Ahead& next : ahead) flight_.push_back(batch_[next.row]);
@@ -556,10 +628,19 @@ void Scheduler::TakePromptLogprobs(const Work& work, std::span<const float> logi
 void Scheduler::SampleToken(Sequence& sequence, size_t row, GeneratedToken* sampled) {
   const EngineRequest& request = sequence.request;
   sequence.samples_here = false;
-  const bool may_stop = sequence.generated() >= request.min_tokens;
-  sampled->token =
-      pass_.Sample(row, sequence.sampler,
-                   may_stop ? std::span<const int32_t>{} : std::span(request.stop_tokens));
+  std::vector<int32_t> masked;
+  if (!MaskTokens(request, std::span(sequence.tokens).subspan(request.prompt.size()),
+                  model_.spec().vocab_size, &masked)) {
+    sampled->token = kNoTokenLeft;
+    return;
+  }
+  const uint32_t* allowed = nullptr;
+  // One that the device sampled has used its mask.
+  if (sequence.constraint != nullptr && pass_.id(row) == SampleParams::kUndecided) {
+    FillMask(sequence);
+    allowed = sequence.mask.data();
+  }
+  sampled->token = pass_.Sample(row, sequence.sampler, masked, allowed);
   if (sampled->token < 0 || !request.want_logprobs) return;
   const auto logits = pass_.logits(row).last(static_cast<size_t>(model_.spec().vocab_size));
   sampled->logprob = LogProbability(logits, sampled->token);
@@ -607,8 +688,15 @@ void Scheduler::Absorb(bool landed) {
     const int32_t token = sampled.token.token;
     if (token < 0) {
       Leave(sequence);
-      sequence.channel->Push(
-          {.kind = EngineEvent::Kind::kFailed, .status = NotFinite(sequence.size())});
+      sequence.channel->Push({.kind = EngineEvent::Kind::kFailed,
+                              .status = token == kNoTokenLeft ? NoTokenLeft(sequence.generated())
+                                                              : NotFinite(sequence.size())});
+      ended_.push_back(&sequence);
+      continue;
+    }
+    if (const Status status = Constrained(sequence, token); !status.ok()) {
+      Leave(sequence);
+      sequence.channel->Push({.kind = EngineEvent::Kind::kFailed, .status = status});
       ended_.push_back(&sequence);
       continue;
     }
@@ -617,7 +705,8 @@ void Scheduler::Absorb(bool landed) {
     sequence.channel->Push({.kind = EngineEvent::Kind::kToken, .token = std::move(sampled.token)});
     ExtendPageHashes(sequence.request.cache_salt, sequence.tokens, &sequence.hashes);
     if (std::ranges::find(sequence.request.stop_tokens, token) !=
-        sequence.request.stop_tokens.end()) {
+            sequence.request.stop_tokens.end() ||
+        (sequence.constraint != nullptr && sequence.constraint->finished())) {
       Leave(sequence);
       Finish(sequence, FinishReason::kStop);
     } else if (sequence.generated() >= sequence.limit) {

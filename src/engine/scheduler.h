@@ -7,7 +7,9 @@
 
 #include <cstdint>
 #include <deque>
+#include <limits>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "engine/event_channel.h"
@@ -16,6 +18,7 @@
 #include "engine/prefix_store.h"
 #include "engine/sampler.h"
 #include "engine/service.h"
+#include "engine/token_constraint.h"
 #include "model/model.h"
 
 namespace oscar {
@@ -39,6 +42,12 @@ struct Sequence {
   int64_t exact_tokens = 0;  // leading ones in the cache computed as a fresh prompt would
   int64_t cached_tokens = 0;
   bool samples_here = false;  // its next sample needs the logits
+  std::unique_ptr<TokenConstraint> constraint;
+  std::vector<uint32_t> mask;  // of its next sample, where it has a constraint
+  bool mask_filled = false;
+  Status mask_status;        // why it could not be filled
+  Status constraint_status;  // what the constraint said to the last token it was told of
+  int64_t constrained = 0;   // generated tokens that it was told of
   int preemptions = 0;
   int64_t published_open = 0, published_sealed = 0;  // pages in the prefix index
   std::vector<GeneratedToken> prompt_logprobs;
@@ -46,6 +55,10 @@ struct Sequence {
   bool by_layer = false;
   std::unique_ptr<CellRead> read;  // the cell being read so; goes before the cache
 
+  // Who comes first: lower is served earlier and preempted later.
+  std::pair<int64_t, uint64_t> rank() const { return {request.priority, arrival}; }
+  // Tells the constraint of the generated token that comes next, once.
+  void Constrain(int32_t token);
   int64_t prompt_size() const { return static_cast<int64_t>(request.prompt.size()); }
   int64_t size() const { return static_cast<int64_t>(tokens.size()); }
   int64_t generated() const { return size() - prompt_size(); }
@@ -103,7 +116,9 @@ class Scheduler {
   void Plan();
   void PlanDecodes(int cap);
   int PlanPrefill(Sequence& sequence, int budget);
-  bool TryAdmit();
+  // The one that was admitted; null: none fits.
+  Sequence* TryAdmit();
+  void Queue(std::unique_ptr<Sequence> sequence);
   bool FitsBeside(Sequence& sequence);
   bool WaitsForPrefix(const Sequence& sequence, int64_t hit) const;
   uint64_t FutureBytes(const Sequence& sequence) const;
@@ -122,6 +137,9 @@ class Scheduler {
   void Drain();
   void Absorb(bool landed);
   void TakePromptLogprobs(const Work& work, std::span<const float> logits);
+  void FillMask(Sequence& sequence) const;
+  static Status Constrained(Sequence& sequence, int32_t token);
+  void FillMasksAfter(std::span<const PassRunner::Ahead> ahead, std::span<const int32_t> ids) const;
   void SampleToken(Sequence& sequence, size_t row, GeneratedToken* sampled);
   void Start(Sequence& sequence);
   void Publish(Sequence& sequence);
@@ -136,8 +154,9 @@ class Scheduler {
   const CacheConfig& config_;
   std::unique_ptr<PrefixStore> store_;
   PrefixIndex index_;
-  std::vector<std::unique_ptr<Sequence>> running_;  // by arrival
-  std::deque<std::unique_ptr<Sequence>> waiting_;   // by arrival; preempted ones are the oldest
+  std::vector<std::unique_ptr<Sequence>> running_;  // by rank
+  std::deque<std::unique_ptr<Sequence>>
+      waiting_;  // by rank; preempted ones are the oldest of theirs
   std::vector<Work> batch_;
   PassRunner pass_;
   // Whose the rows of the pass in flight are; no sequence: it has ended meanwhile. Their caches
@@ -147,7 +166,8 @@ class Scheduler {
   int cell_tokens_ = 0;       // the share of the step that is for it
   std::vector<Sequence*> ended_;
   uint64_t next_arrival_ = 0;
-  uint64_t next_decoder_ = 0;  // arrival of the decoder whose turn it is when not all fit
+  // Rank of the decoder whose turn it is when not all fit.
+  std::pair<int64_t, uint64_t> next_decoder_{std::numeric_limits<int64_t>::min(), 0};
   EngineStats counts_;
 };
 

@@ -19,10 +19,19 @@
 
 #include "engine/generator.h"
 #include "engine/sampler.h"
+#include "engine/token_constraint.h"
 #include "oscar/options.h"
 #include "oscar/status.h"
 
 namespace oscar {
+
+// Which tokens an answer may hold. Read-only once a request has it: its choices share one.
+struct TokenRules {
+  // Nothing else is sampled; empty: everything may be.
+  std::vector<int32_t> allowed;
+  // Runs of tokens that the answer does not hold: the last of a run is not sampled after the rest.
+  std::vector<std::vector<int32_t>> bad_words;
+};
 
 struct EngineRequest {
   std::string id;  // for logs and GET /v1/oscar/cache
@@ -32,6 +41,12 @@ struct EngineRequest {
   bool may_shorten = false;  // max_tokens is a default: where the cache holds less, that will do
   int64_t min_tokens = 0;    // stop tokens are not sampled before
   std::vector<int32_t> stop_tokens;
+  // Lower is served earlier, equals by arrival; never changes an answer.
+  int64_t priority = 0;
+  std::shared_ptr<const TokenRules> rules;  // null: any token may come
+  // Where set, called once: what the answer's tokens may be. Its masks come before everything else
+  // in sampling; a token that it admits nothing beside comes whatever min_tokens says.
+  std::function<std::unique_ptr<TokenConstraint>()> make_constraint;
   bool want_logprobs = false;
   int top_logprobs = 0;
   // Logprobs of the prompt's own tokens (echo, prompt_logprobs); such prompts are never taken from

@@ -64,6 +64,7 @@ class RunningAnswer : public Answer {
     last_.token_ids.clear();
     out.content = std::move(piece.content);
     out.reasoning = std::move(piece.reasoning);
+    out.tool_calls = std::move(piece.tool_calls);
     const std::lock_guard lock(mutex_);
     usage_.completion_tokens = assembler_.num_tokens();
     usage_.reasoning_tokens = assembler_.reasoning_tokens().value_or(0);
@@ -106,8 +107,7 @@ class HostedEngine : public Engine {
 
   Result<std::unique_ptr<Answer>> Chat(std::string_view messages_json,
                                        const CompletionOptions& options) override {
-    OSCAR_ASSIGN_OR_RETURN(Prompt prompt,
-                           host_->dialogue().RenderJson(messages_json, options.template_arguments));
+    OSCAR_ASSIGN_OR_RETURN(Prompt prompt, host_->dialogue().RenderJson(messages_json, options));
     return Submit(std::move(prompt), options);
   }
 

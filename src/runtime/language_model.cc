@@ -25,8 +25,7 @@ class LoadedLanguageModel : public LanguageModel {
 
   Result<Completion> Chat(std::string_view messages_json, const CompletionOptions& options,
                           const OnText& on_text) override {
-    OSCAR_ASSIGN_OR_RETURN(const Prompt prompt,
-                           dialogue_.RenderJson(messages_json, options.template_arguments));
+    OSCAR_ASSIGN_OR_RETURN(const Prompt prompt, dialogue_.RenderJson(messages_json, options));
     return Run(prompt, options, on_text);
   }
 
@@ -74,6 +73,13 @@ class LoadedLanguageModel : public LanguageModel {
     const auto emit = [&](const AnswerPiece& piece) {
       completion.text += piece.content;
       completion.reasoning += piece.reasoning;
+      for (const ToolCallDelta& delta : piece.tool_calls) {
+        if (delta.index == completion.tool_calls.size()) completion.tool_calls.emplace_back();
+        ToolCall& call = completion.tool_calls[delta.index];
+        call.id += delta.id;
+        call.name += delta.name;
+        call.arguments += delta.arguments;
+      }
       bool go_on = true;
       if (on_text && !piece.reasoning.empty()) go_on = on_text(piece.reasoning, true);
       if (on_text && !piece.content.empty()) go_on = on_text(piece.content, false) && go_on;

@@ -1,0 +1,544 @@
+// Every model family on a tiny checkpoint with all of its features on: against transformers
+// (tools/make_model_goldens.py), the CPU against the reference on other shapes, and what is wrong
+// with a checkpoint, by name.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "backend/error_budgets.h"
+#include "base/file.h"
+#include "base/json.h"
+#include "engine/engine_test_util.h"
+#include "engine/generator.h"
+#include "engine/page_budget.h"
+#include "engine/tiny_checkpoint.h"
+#include "io/safetensors.h"
+#include "model/load.h"
+#include "reference/reference_backend.h"
+#include "simd/block_writer.h"
+
+namespace oscar {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr char kRoot[] = OSCAR_TEST_DATA "/tiny-models/";
+
+std::string ConfigOf(const std::string& name) {
+  return *ReadFile(kRoot + name + "/config.json", 1 << 20);
+}
+
+// A checkpoint on a backend.
+struct TinyModel {
+  explicit TinyModel(const std::string& directory, const KvPlanOptions& kv = Bf16(),
+                     int num_threads = 2, const BackendOptions& options = {},
+                     bool is_reference = false, uint64_t budget = uint64_t{1} << 28)
+      : threads(num_threads) {
+    const auto config = ReadModelConfig(directory);
+    spec = *MakeModelSpec(*config);
+    auto source =
+        OpenCheckpointWeights(directory, {config->fp8_block_rows, config->fp8_block_columns});
+    if (!source.has_value()) {
+      status = source.error();
+      return;
+    }
+    auto made = KvPlan::Make(spec, kv, simd::WriteBlock);
+    if (!made.has_value()) {
+      status = made.error();
+      return;
+    }
+    plan = std::move(*made);
+    pool = std::make_unique<PagePool>(budget, plan->host_sealer());
+    if (is_reference) {
+      auto backend = MakeReferenceBackend(spec, **source, *plan, threads);
+      if (!backend.has_value()) {
+        status = backend.error();
+        return;
+      }
+      model = std::move(*Decoder::Make(std::move(*backend)));
+      return;
+    }
+    auto loaded = LoadModel(Device::kCpu, spec, **source, *plan, threads, options);
+    if (!loaded.has_value()) {
+      status = loaded.error();
+      return;
+    }
+    model = std::move(*loaded);
+  }
+
+  static KvPlanOptions Bf16() {
+    KvPlanOptions options;
+    options.method = "bf16";
+    return options;
+  }
+
+  std::vector<float> Logits(std::span<const int32_t> ids, int chunk = 0) {
+    Generator generator(*model, *pool, 0, chunk);
+    std::vector<float> logits;
+    const Status read = generator.Prefill(ids, static_cast<int64_t>(ids.size()),
+                                          [&](int64_t, std::span<const float> part) {
+                                            logits.insert(logits.end(), part.begin(), part.end());
+                                          });
+    EXPECT_TRUE(read.ok()) << read.ToString();
+    return logits;
+  }
+  std::vector<int32_t> Greedy(const std::vector<int32_t>& ids, int64_t count) {
+    Generator generator(*model, *pool);
+    GenerateRequest request;
+    request.prompt = ids;
+    request.sampling.temperature = 0.0f;
+    request.max_tokens = count;
+    const auto result = generator.Generate(request);
+    EXPECT_TRUE(result.has_value()) << result.error().ToString();
+    return result.has_value() ? result->tokens : std::vector<int32_t>{};
+  }
+
+  ThreadPool threads;
+  ModelSpec spec;
+  Status status;
+  std::unique_ptr<KvPlan> plan;
+  std::unique_ptr<PagePool> pool;
+  std::unique_ptr<Decoder> model;
+};
+
+struct Golden {
+  std::vector<int32_t> ids, greedy;
+  std::vector<size_t> positions;
+  std::vector<double> top_gaps, router_gaps;
+  std::vector<float> logits;
+
+  explicit Golden(const std::string& name) {
+    const auto json = *ParseJson(*ReadFile(kRoot + std::string("golden.json"), 1 << 20), "golden");
+    const auto& item = json["cases"][name];
+    ids = item["ids"].get<std::vector<int32_t>>();
+    greedy = item["greedy_ids"].get<std::vector<int32_t>>();
+    positions = item["positions"].get<std::vector<size_t>>();
+    top_gaps = item["top_gaps"].get<std::vector<double>>();
+    router_gaps = item["router_gaps"].get<std::vector<double>>();
+    const auto file = SafetensorsFile::Open(kRoot + std::string("golden.safetensors"));
+    logits = *ToFloatVector(*file->Get(name));
+  }
+  // The largest error and the largest root mean square of a row.
+  std::pair<double, double> Errors(const std::vector<float>& all) const {
+    const size_t vocab = logits.size() / positions.size();
+    double largest = 0.0, worst = 0.0;
+    for (size_t i = 0; i < positions.size(); ++i) {
+      double squares = 0.0;
+      for (size_t j = 0; j < vocab; ++j) {
+        const double e =
+            std::fabs(static_cast<double>(logits[i * vocab + j]) - all[positions[i] * vocab + j]);
+        largest = std::max(largest, e);
+        squares += e * e;
+      }
+      worst = std::max(worst, std::sqrt(squares / static_cast<double>(vocab)));
+    }
+    return {largest, worst};
+  }
+  // How many greedy tokens there are up to the first that rounding may decide otherwise.
+  size_t Certain(double top, double router) const {
+    size_t count = 0;
+    while (count < greedy.size() && top_gaps[count] > top && router_gaps[count] > router) ++count;
+    return count;
+  }
+};
+
+class FamilyTest : public testing::TestWithParam<const char*> {
+ protected:
+  const Golden golden_{GetParam()};
+  const TinyCheckpoint checkpoint_{ConfigOf(GetParam())};
+};
+
+TEST_P(FamilyTest, ReferenceMatchesTransformers) {
+  TinyModel tiny(checkpoint_.path(), TinyModel::Bf16(), 1, {}, /*is_reference=*/true);
+  ASSERT_TRUE(tiny.status.ok()) << tiny.status.ToString();
+  const auto [largest, rms] = golden_.Errors(tiny.Logits(golden_.ids));
+  EXPECT_LE(largest, 2e-3);
+  std::vector<int32_t> expected = golden_.greedy;
+  expected.resize(golden_.Certain(2e-3, 2e-5));
+  EXPECT_GE(expected.size(), 16u);
+  EXPECT_EQ(tiny.Greedy(golden_.ids, static_cast<int64_t>(expected.size())), expected);
+}
+
+TEST_P(FamilyTest, CpuMatchesTransformers) {
+  const SamenessBudget budget = BudgetOf("bf16");
+  for (const bool portable : {false, true}) {
+    BackendOptions options;
+    options.portable = portable;
+    TinyModel tiny(checkpoint_.path(), TinyModel::Bf16(), 2, options);
+    ASSERT_TRUE(tiny.status.ok()) << tiny.status.ToString();
+    const auto [largest, rms] = golden_.Errors(tiny.Logits(golden_.ids));
+    EXPECT_LE(rms, budget.rms);
+    EXPECT_LE(largest, budget.gap);
+    std::printf("%s%s: logits differ by at most %.4f, rms %.4f\n", GetParam(),
+                portable ? " portable" : "", largest, rms);
+    // Token by token behind transformers' own: equal unless the gap is below the budget, or other
+    // experts were nearly chosen.
+    std::vector<int32_t> ids = golden_.ids;
+    ids.insert(ids.end(), golden_.greedy.begin(), golden_.greedy.end());
+    const std::vector<float> all = tiny.Logits(ids);
+    const auto vocab = static_cast<size_t>(tiny.spec.vocab_size);
+    size_t compared = 0;
+    for (size_t i = 0; i < golden_.greedy.size(); ++i) {
+      if (golden_.top_gaps[i] <= budget.gap || golden_.router_gaps[i] <= 6e-3) continue;
+      ++compared;
+      const float* row = all.data() + (golden_.ids.size() - 1 + i) * vocab;
+      EXPECT_EQ(std::max_element(row, row + vocab) - row, golden_.greedy[i]) << "token " << i;
+    }
+    EXPECT_GE(compared, golden_.greedy.size() / 3);
+    std::vector<int32_t> expected = golden_.greedy;
+    expected.resize(golden_.Certain(budget.gap, 6e-3));
+    if (expected.empty()) continue;
+    EXPECT_EQ(tiny.Greedy(golden_.ids, static_cast<int64_t>(expected.size())), expected);
+  }
+}
+
+std::vector<int32_t> SomeIds(size_t count, uint64_t seed = 5) {
+  const Philox rng(seed, 0);
+  std::vector<int32_t> ids(count);
+  for (size_t i = 0; i < count; ++i) ids[i] = 2 + static_cast<int32_t>(rng.Below(i, 150));
+  return ids;
+}
+
+KvPlanOptions SmallWindows() {
+  KvPlanOptions options;
+  options.method = "oscar+";
+  options.prefill_cell = 128;
+  options.recent = 64;
+  return options;
+}
+
+// Cut anywhere, on any number of threads: the same bits.
+TEST_P(FamilyTest, ChunksAndThreadsChangeNoBit) {
+  const std::vector<int32_t> ids = SomeIds(150);
+  for (const bool portable : {false, true}) {
+    BackendOptions options;
+    options.portable = portable;
+    TinyModel one(checkpoint_.path(), SmallWindows(), 1, options);
+    ASSERT_TRUE(one.status.ok()) << one.status.ToString();
+    const std::vector<float> expected = one.Logits(ids);
+    TinyModel three(checkpoint_.path(), SmallWindows(), 3, options);
+    for (const int chunk : {1, 7, 64, 149}) EXPECT_EQ(three.Logits(ids, chunk), expected) << chunk;
+  }
+}
+
+// Through the engine: batched with others, preempted, from the prefix cache, forked.
+TEST_P(FamilyTest, SchedulingChangesNoAnswer) {
+  TinyModel reference(checkpoint_.path(), SmallWindows());
+  ASSERT_TRUE(reference.status.ok()) << reference.status.ToString();
+  const CacheConfig& config = reference.plan->cache();
+  const uint64_t tight = PeakBytes(config, 201, 301) + 2 * config.open.bytes();
+  uint64_t preemptions = 0;
+  constexpr int64_t kAnswer = 90;
+  for (const uint64_t budget : {uint64_t{1} << 28, tight}) {
+    TinyModel tiny(checkpoint_.path(), SmallWindows(), 2, {}, false, budget);
+    EngineServiceOptions options;
+    options.step_tokens = 100;
+    options.deterministic = true;
+    auto service = MakeEngineService(*tiny.model, *tiny.pool, tiny.threads, options);
+    std::vector<EngineRequest> requests;
+    for (uint64_t i = 0; i < 6; ++i) {
+      EngineRequest request;
+      request.prompt = SomeIds(i < 5 ? 40 + 10 * i : 200, i);
+      request.max_tokens = kAnswer;
+      request.sampling.temperature = 0.0f;
+      requests.push_back(request);
+    }
+    // Shares all of one prompt, then goes on differently.
+    requests.push_back(requests[5]);
+    requests.back().prompt.push_back(9);
+    for (int round = 0; round < 2; ++round) {  // the second from the prefix cache
+      std::vector<std::unique_ptr<RequestHandle>> handles;
+      for (const EngineRequest& request : requests) handles.push_back(*service->Submit(request));
+      int64_t cached = 0;
+      for (size_t i = 0; i < requests.size(); ++i) {
+        const Answer answer = Collect(*handles[i]);
+        EXPECT_TRUE(answer.finished) << answer.status.ToString();
+        cached += answer.cached_tokens;
+        EXPECT_EQ(answer.tokens, reference.Greedy(requests[i].prompt, kAnswer))
+            << "request " << i << " of round " << round << ", budget " << budget << ", "
+            << answer.cached_tokens << " cached";
+      }
+      if (round == 1 && budget != tight) {
+        EXPECT_GT(cached, 0);
+      }
+    }
+    preemptions += service->Stats().preemptions;
+  }
+  EXPECT_GT(preemptions, 0u);
+}
+
+INSTANTIATE_TEST_SUITE_P(Families, FamilyTest,
+                         testing::Values("qwen2", "mistral", "qwen3_moe", "qwen3_moe_fp8",
+                                         "glm4_moe", "glm4_moe_fp8", "minimax_m2",
+                                         "minimax_m2_fp8"),
+                         [](const auto& item) { return std::string(item.param); });
+
+// --- Shapes that no golden has ------------------------------------------------------------------
+
+struct Shape {
+  const char* family;
+  int hidden, heads, kv_heads, dim, experts, chosen, width, groups, kept, shared;
+};
+
+std::string ConfigFor(const Shape& shape) {
+  auto json = nlohmann::json::parse(ConfigOf(shape.family));
+  json["hidden_size"] = shape.hidden;
+  json["num_attention_heads"] = shape.heads;
+  json["num_key_value_heads"] = shape.kv_heads;
+  json["head_dim"] = shape.dim;
+  json["num_experts_per_tok"] = shape.chosen;
+  if (json.contains("rotary_dim")) json["rotary_dim"] = shape.dim / 2;
+  for (const char* key : {"num_experts", "n_routed_experts", "num_local_experts"}) {
+    if (json.contains(key)) json[key] = shape.experts;
+  }
+  const bool is_minimax = json["model_type"] == "minimax_m2";
+  json[is_minimax ? "intermediate_size" : "moe_intermediate_size"] = shape.width;
+  if (json["model_type"] == "glm4_moe") {
+    json["n_group"] = shape.groups;
+    json["topk_group"] = shape.kept;
+    json["n_shared_experts"] = shape.shared;
+  }
+  return json.dump();
+}
+
+class ShapeTest : public testing::TestWithParam<Shape> {};
+
+// The median over positions: where a token nearly goes to other experts, rounding decides.
+TEST_P(ShapeTest, CpuMatchesReference) {
+  const TinyCheckpoint checkpoint(ConfigFor(GetParam()));
+  TinyModel reference(checkpoint.path(), TinyModel::Bf16(), 1, {}, /*is_reference=*/true);
+  ASSERT_TRUE(reference.status.ok()) << reference.status.ToString();
+  BackendOptions portable;
+  portable.portable = true;
+  TinyModel cpu(checkpoint.path()), exact(checkpoint.path(), TinyModel::Bf16(), 2, portable);
+  ASSERT_TRUE(cpu.status.ok()) << cpu.status.ToString();
+  const std::vector<int32_t> ids = SomeIds(40);
+  const std::vector<float> expected = reference.Logits(ids);
+  const auto vocab = static_cast<size_t>(cpu.spec.vocab_size);
+  for (TinyModel* model : {&cpu, &exact}) {
+    const std::vector<float> logits = model->Logits(ids);
+    std::vector<double> rms;
+    for (size_t at = 0; at < logits.size(); at += vocab) {
+      double squares = 0.0;
+      for (size_t j = at; j < at + vocab; ++j) {
+        squares += std::pow(static_cast<double>(logits[j]) - expected[j], 2);
+      }
+      rms.push_back(std::sqrt(squares / static_cast<double>(vocab)));
+    }
+    std::ranges::sort(rms);
+    EXPECT_LE(rms[rms.size() / 2], BudgetOf("bf16").rms);
+    EXPECT_LE(rms[rms.size() * 3 / 4], BudgetOf("bf16").gap);
+  }
+  // Decode reads the routed experts and no others.
+  const ExpertTraffic before = cpu.model->backend().expert_traffic();
+  Generator generator(*cpu.model, *cpu.pool);
+  ASSERT_TRUE(generator.Prefill(ids, 1, [](int64_t, std::span<const float>) {}).ok());
+  const ExpertTraffic prompt = cpu.model->backend().expert_traffic();
+  ASSERT_TRUE(generator.Step(7).has_value());
+  const ExpertTraffic after = cpu.model->backend().expert_traffic();
+  const uint64_t layers = after.layers - prompt.layers;
+  EXPECT_GT(prompt.layers, before.layers);
+  EXPECT_EQ(after.experts - prompt.experts, layers * static_cast<uint64_t>(GetParam().chosen));
+  const uint64_t per_expert = (after.bytes - prompt.bytes) / (after.experts - prompt.experts);
+  EXPECT_EQ(
+      cpu.model->weight_bytes() - cpu.model->weight_bytes_per_step(),
+      (cpu.spec.tied_head ? 0
+                          : static_cast<uint64_t>(cpu.spec.vocab_size) *
+                                static_cast<uint64_t>(cpu.spec.hidden) * 2) +
+          layers * static_cast<uint64_t>(GetParam().experts - GetParam().chosen) * per_expert);
+}
+
+INSTANTIATE_TEST_SUITE_P(Shapes, ShapeTest,
+                         testing::Values(Shape{"qwen3_moe", 64, 2, 1, 128, 5, 1, 31, 1, 1, 0},
+                                         Shape{"qwen3_moe", 96, 2, 2, 256, 16, 8, 40, 1, 1, 0},
+                                         Shape{"qwen3_moe", 128, 8, 2, 64, 3, 3, 200, 1, 1, 0},
+                                         Shape{"qwen3_moe_fp8", 200, 2, 1, 64, 6, 2, 130, 1, 1, 0},
+                                         Shape{"qwen3_moe_fp8", 256, 2, 1, 128, 4, 4, 128, 1, 1, 0},
+                                         Shape{"qwen3_moe_fp8", 64, 2, 1, 64, 4, 2, 33, 1, 1, 0},
+                                         Shape{"glm4_moe", 64, 4, 1, 128, 12, 3, 24, 4, 2, 1},
+                                         Shape{"glm4_moe", 80, 4, 4, 64, 6, 6, 17, 1, 1, 0},
+                                         Shape{"glm4_moe", 64, 2, 1, 256, 9, 2, 48, 3, 1, 3},
+                                         Shape{"glm4_moe_fp8", 72, 4, 2, 64, 8, 4, 37, 2, 2, 1},
+                                         Shape{"glm4_moe_fp8", 64, 2, 2, 128, 4, 1, 64, 1, 1, 2},
+                                         Shape{"minimax_m2", 64, 4, 4, 64, 7, 2, 29, 1, 1, 0},
+                                         Shape{"minimax_m2", 96, 2, 1, 256, 32, 8, 16, 1, 1, 0},
+                                         Shape{"minimax_m2_fp8", 160, 4, 2, 128, 4, 2, 144, 1, 1,
+                                               0}),
+                         [](const auto& item) {
+                           const Shape& s = item.param;
+                           return std::string(s.family) + "_" + std::to_string(item.index);
+                         });
+
+// --- What checkpoints may hold, and what is wrong with them
+// -----------------------------------------
+
+// Per-expert tensors of `tensors`, joined as transformers 5 holds them.
+void Fuse(TinyTensors* tensors) {
+  TinyTensors out;
+  struct Part {
+    const char* name;
+    const char* fused;
+  };
+  for (auto& [name, tensor] : *tensors) {
+    const size_t at = name.find(".experts.");
+    if (at == std::string::npos) {
+      std::string renamed = name;  // MiniMax's as the others'
+      if (const size_t moe = name.find("block_sparse_moe"); moe != std::string::npos) {
+        renamed.replace(moe, std::strlen("block_sparse_moe"), "mlp");
+      }
+      out[renamed] = std::move(tensor);
+    }
+  }
+  for (const Part& part : {Part{"gate_proj", "gate_up_proj"}, Part{"down_proj", "down_proj"},
+                           Part{"w1", "gate_up_proj"}, Part{"w2", "down_proj"}}) {
+    for (const char* suffix : {".weight", ".weight_scale_inv", ".weight_scale"}) {
+      const std::string tail = std::string(".") + part.name + suffix;
+      for (const auto& [name, first] : *tensors) {
+        const size_t at = name.find(".experts.0.");
+        if (at == std::string::npos || !name.ends_with(tail) ||
+            name.size() != at + 10 + tail.size())
+          continue;
+        TinyTensor all{first.dtype, first.shape, {}};
+        int64_t experts = 0;
+        const bool has_up = std::string(part.fused) == "gate_up_proj";
+        for (;; ++experts) {
+          const std::string prefix = name.substr(0, at + 9) + std::to_string(experts) + ".";
+          const auto gate = tensors->find(prefix + part.name + suffix);
+          if (gate == tensors->end()) break;
+          all.bytes += gate->second.bytes;
+          const std::string up = std::string(part.name) == "w1" ? "w3" : "up_proj";
+          if (has_up) all.bytes += tensors->at(prefix + up + suffix).bytes;
+        }
+        all.shape = {experts, first.shape[0] * (has_up ? 2 : 1), first.shape[1]};
+        std::string base = name.substr(0, at);
+        if (const size_t moe = base.find("block_sparse_moe"); moe != std::string::npos) {
+          base.replace(moe, std::strlen("block_sparse_moe"), "mlp");
+        }
+        out[base + ".experts." + part.fused + std::string(suffix).substr(7)] = std::move(all);
+      }
+    }
+  }
+  *tensors = std::move(out);
+}
+
+TEST(FamilyCheckpoints, FusedExpertsAreTheSameModel) {
+  const std::vector<int32_t> ids = SomeIds(20);
+  for (const char* name : {"qwen3_moe", "glm4_moe", "glm4_moe_fp8", "minimax_m2"}) {
+    const TinyCheckpoint split(ConfigOf(name)), fused(ConfigOf(name), Fuse);
+    TinyModel first(split.path()), second(fused.path());
+    ASSERT_TRUE(second.status.ok()) << second.status.ToString();
+    EXPECT_EQ(first.Logits(ids), second.Logits(ids)) << name;
+    EXPECT_EQ(first.model->weight_bytes(), second.model->weight_bytes());
+  }
+}
+
+// Blocks of 128 rows that begin in the gates and end in the ups have no place of their own.
+TEST(FamilyCheckpoints, FusedBlocksMustNotStraddle) {
+  const TinyCheckpoint fused(ConfigOf("minimax_m2_fp8"), [](TinyTensors* tensors) {
+    Fuse(tensors);
+    for (auto& [name, tensor] : *tensors) {
+      if (!name.ends_with("experts.gate_up_proj_scale_inv")) continue;
+      tensor.shape[1] = 1;
+      tensor.bytes.resize(tensor.bytes.size() / 2);
+    }
+  });
+  TinyModel tiny(fused.path());
+  EXPECT_EQ(tiny.status.code(), StatusCode::kDataLoss);
+  EXPECT_THAT(tiny.status.message(), HasSubstr("gate_up_proj_scale_inv"));
+}
+
+TEST(FamilyCheckpoints, Fp8ExpertsStayFp8) {
+  for (const char* name : {"qwen3_moe", "glm4_moe", "minimax_m2"}) {
+    const TinyCheckpoint bf16(ConfigOf(name)), fp8(ConfigOf(std::string(name) + "_fp8"));
+    TinyModel first(bf16.path()), second(fp8.path());
+    ASSERT_TRUE(second.status.ok()) << second.status.ToString();
+    uint64_t weights = 0;
+    const TensorTable table(first.spec);
+    for (const TensorDecl& tensor : table.tensors()) {
+      if (tensor.expert >= 0) weights += tensor.num_elements();
+    }
+    // A byte less for each, but for padding and scales.
+    const uint64_t saved = first.model->weight_bytes() - second.model->weight_bytes();
+    EXPECT_GT(saved, weights * 8 / 10) << name;
+  }
+}
+
+TEST(FamilyCheckpoints, FaultsAreNamed) {
+  struct Fault {
+    const char* family;
+    std::function<void(TinyTensors*)> change;
+    std::vector<const char*> expected;
+  };
+  const auto cut = [](const char* name, std::vector<int64_t> shape) {
+    return [name, shape](TinyTensors* tensors) {
+      TinyTensor& tensor = tensors->at(name);
+      const size_t each = tensor.dtype == "F32" ? 4 : tensor.dtype == "BF16" ? 2 : 1;
+      size_t count = each;
+      for (const int64_t extent : shape) count *= static_cast<size_t>(extent);
+      tensor.shape = shape;
+      tensor.bytes.resize(count);
+    };
+  };
+  const std::vector<Fault> faults = {
+      {"qwen3_moe",
+       [](TinyTensors* t) { t->erase("model.layers.2.mlp.experts.7.up_proj.weight"); },
+       {"model.layers.2.mlp.experts.7.up_proj.weight"}},
+      {"minimax_m2",
+       [](TinyTensors* t) { t->erase("model.layers.1.block_sparse_moe.experts.3.w2.weight"); },
+       {"model.layers.1.block_sparse_moe.experts.3.w2.weight"}},
+      {"qwen3_moe",
+       [](TinyTensors* t) { t->erase("model.layers.0.mlp.gate.weight"); },
+       {"model.layers.0.mlp.gate.weight"}},
+      {"qwen3_moe_fp8",
+       cut("model.layers.0.mlp.experts.1.gate_proj.weight_scale_inv", {1, 1}),
+       {}},  // one scale for all is a form that there is
+      {"qwen3_moe_fp8",
+       cut("model.layers.0.mlp.experts.1.gate_proj.weight_scale_inv", {3, 2}),
+       {"model.layers.0.mlp.experts.1.gate_proj.weight_scale_inv", "[3, 2]", "[2, 2]"}},
+      {"qwen3_moe_fp8",
+       [](TinyTensors* t) { t->erase("model.layers.0.mlp.experts.1.gate_proj.weight_scale_inv"); },
+       {"model.layers.0.mlp.experts.1.gate_proj.weight", "_scale_inv"}},
+      {"glm4_moe_fp8",
+       cut("model.layers.1.mlp.experts.0.down_proj.weight_scale", {95, 1}),
+       {"model.layers.1.mlp.experts.0.down_proj.weight_scale", "[95, 1]"}},
+      {"glm4_moe",
+       cut("model.layers.1.mlp.gate.e_score_correction_bias", {7}),
+       {"model.layers.1.mlp.gate.e_score_correction_bias", "[7]", "[8]"}},
+      {"glm4_moe",
+       [](TinyTensors* t) {
+         std::string& bytes = t->at("model.layers.1.mlp.gate.e_score_correction_bias").bytes;
+         const float nan = NAN;
+         std::memcpy(bytes.data() + 8, &nan, 4);
+       },
+       {"model.layers.1.mlp.gate.e_score_correction_bias", "not a finite number at element 2"}},
+      {"glm4_moe",
+       [](TinyTensors* t) {
+         t->at("model.layers.1.mlp.gate.e_score_correction_bias").dtype = "I32";
+       },
+       {"model.layers.1.mlp.gate.e_score_correction_bias", "I32"}},
+      {"minimax_m2",
+       cut("model.layers.0.self_attn.q_norm.weight", {64}),
+       {"model.layers.0.self_attn.q_norm.weight", "[64]", "[384]"}},
+      {"qwen3_moe_fp8",
+       [](TinyTensors* t) {
+         t->at("model.layers.0.mlp.experts.2.down_proj.weight").bytes[5] = '\x7f';
+       },
+       {"model.layers.0.mlp.experts.2.down_proj.weight", "not a number at element 5"}},
+      {"qwen2",
+       [](TinyTensors* t) { t->erase("model.layers.1.self_attn.k_proj.bias"); },
+       {"model.layers.1.self_attn.k_proj.bias"}},
+  };
+  for (const Fault& fault : faults) {
+    const TinyCheckpoint checkpoint(ConfigOf(fault.family), fault.change);
+    TinyModel tiny(checkpoint.path());
+    EXPECT_EQ(tiny.status.ok(), fault.expected.empty()) << tiny.status.ToString();
+    for (const char* expected : fault.expected) {
+      EXPECT_THAT(tiny.status.message(), HasSubstr(expected));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace oscar
