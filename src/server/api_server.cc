@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "base/log.h"
+#include "messages/error.h"
 
 namespace oscar::server {
 
@@ -25,6 +26,12 @@ const std::vector<ApiServer::Route>& ApiServer::Routes() {
   static const std::vector<Route> routes = {
       {"POST", "/chat/completions", &ApiServer::HandleChat, false, true, true},
       {"POST", "/completions", &ApiServer::HandleCompletions, false, true, true},
+      {"POST", "/responses", &ApiServer::HandleResponses, false, true, true},
+      {"POST", "/responses/input_tokens", &ApiServer::HandleInputTokens},
+      {"GET", "/responses/*", &ApiServer::HandleStoredResponse},
+      {"DELETE", "/responses/*", &ApiServer::HandleDeleteResponse},
+      {"POST", "/messages", &ApiServer::HandleMessages, false, true, true},
+      {"POST", "/messages/count_tokens", &ApiServer::HandleCountTokens},
       {"POST", "/chat/completions/render", &ApiServer::HandleApplyTemplate},
       {"POST", "/apply-template", &ApiServer::HandleApplyTemplate},
       {"POST", "/tokenize", &ApiServer::HandleTokenize},
@@ -80,6 +87,10 @@ bool IsHeaderList(std::string_view text) {
          });
 }
 
+bool HasMethod(std::string_view method, const HttpRequest& request) {
+  return request.method == method || (request.method == "HEAD" && method == "GET");
+}
+
 HttpResponse MethodNotAllowed(std::string_view allowed) {
   HttpResponse response = ErrorResponse(
       MakeApiError(405, "method_not_allowed", fmt::format("this path answers {} only", allowed)));
@@ -89,16 +100,27 @@ HttpResponse MethodNotAllowed(std::string_view allowed) {
 
 }  // namespace
 
-ApiServer::ApiServer(ApiOptions options) : options_(std::move(options)) {
+bool ApiServer::SpeaksMessages(const HttpRequest& request) {
+  const std::string_view path = WithoutPrefix(request.path);
+  return path == "/messages" || path.starts_with("/messages/") ||
+         FindHeader(request.headers, "Anthropic-Version") != nullptr;
+}
+
+ApiServer::ApiServer(ApiOptions options)
+    : options_(std::move(options)),
+      responses_(options_.response_store_bytes, options_.response_store_count) {
   std::random_device device;
   id_seed_ = (uint64_t{device()} << 32) | device();
 }
 
-const ApiServer::Route* ApiServer::FindRoute(std::string_view path) {
+const ApiServer::Route* ApiServer::FindRoute(const HttpRequest& request) {
+  const Route* first = nullptr;
   for (const Route& route : Routes()) {
-    if (Matches(route.path, WithoutPrefix(path))) return &route;
+    if (!Matches(route.path, WithoutPrefix(request.path))) continue;
+    if (HasMethod(route.method, request)) return &route;
+    if (first == nullptr) first = &route;
   }
-  return nullptr;
+  return first;
 }
 
 void ApiServer::SetModel(std::shared_ptr<const ServedModel> model) {
@@ -149,7 +171,7 @@ bool ApiServer::Guarded(const HttpRequest& request, const Route* route) const {
 }
 
 std::optional<HttpResponse> ApiServer::Admit(const HttpRequest& request) {
-  const Route* route = FindRoute(request.path);
+  const Route* route = FindRoute(request);
   if (Guarded(request, route) && !options_.keys.Check(request).has_value()) {
     return ErrorResponse(MakeApiError(401, "invalid_api_key",
                                       "a valid API key is required: Authorization: Bearer KEY"));
@@ -159,8 +181,14 @@ std::optional<HttpResponse> ApiServer::Admit(const HttpRequest& request) {
     return ErrorResponse(
         MakeApiError(404, "not_found", fmt::format("there is no {}", request.path)));
   }
-  const bool head = request.method == "HEAD" && route->method == "GET";
-  if (request.method != route->method && !head) return MethodNotAllowed(route->method);
+  if (!HasMethod(route->method, request)) {
+    std::string allowed;
+    for (const Route& other : Routes()) {
+      if (!Matches(other.path, WithoutPrefix(request.path))) continue;
+      allowed += fmt::format("{}{}", allowed.empty() ? "" : ", ", other.method);
+    }
+    return MethodNotAllowed(allowed);
+  }
   if (route->method == "POST") {
     const std::string* type = FindHeader(request.headers, "Content-Type");
     if (type != nullptr && !IsJson(*type)) {
@@ -194,7 +222,7 @@ HttpResponse ApiServer::Handle(const HttpRequest& request) {
     response.status = 204;
     return response;
   }
-  const Route* route = FindRoute(request.path);
+  const Route* route = FindRoute(request);
   const auto served = model();
   Context context{request, served, {}, "", std::chrono::steady_clock::now()};
   if (auto key = options_.keys.Check(request)) context.key = std::move(*key);
@@ -233,6 +261,11 @@ void ApiServer::Finish(const HttpRequest& request, HttpResponse& response) {
   if (FindHeader(response.headers, "X-Request-Id") == nullptr) {
     response.headers.emplace_back("X-Request-Id", RequestId(request));
   }
+  if (SpeaksMessages(request)) {
+    const std::string id = *FindHeader(response.headers, "X-Request-Id");
+    response.headers.emplace_back("Request-Id", id);
+    ToMessagesError(id, &response);
+  }
   const std::string* origin = FindHeader(request.headers, "Origin");
   if (origin == nullptr || options_.cors_origins.empty()) return;
   for (const std::string& allowed : options_.cors_origins) {
@@ -241,12 +274,13 @@ void ApiServer::Finish(const HttpRequest& request, HttpResponse& response) {
     response.headers.emplace_back("Vary", "Origin");
     response.headers.emplace_back("Access-Control-Expose-Headers", "X-Request-Id, Retry-After");
     if (request.method == "OPTIONS") {
-      response.headers.emplace_back("Access-Control-Allow-Methods", "GET, POST, OPTIONS");
+      response.headers.emplace_back("Access-Control-Allow-Methods", "GET, POST, DELETE, OPTIONS");
       const std::string* wanted = FindHeader(request.headers, "Access-Control-Request-Headers");
       response.headers.emplace_back("Access-Control-Allow-Headers",
                                     wanted != nullptr && IsHeaderList(*wanted)
                                         ? *wanted
-                                        : "Authorization, Content-Type, X-Api-Key, X-Request-Id");
+                                        : "Authorization, Content-Type, X-Api-Key, X-Request-Id, "
+                                          "Anthropic-Version, Anthropic-Beta");
       response.headers.emplace_back("Access-Control-Max-Age", "600");
     }
     return;

@@ -20,8 +20,10 @@
 #include "http/auth.h"
 #include "http/http.h"
 #include "http/http_server.h"
+#include "openai/answer_writer.h"
 #include "openai/api_error.h"
 #include "oscar/status.h"
+#include "responses/response_store.h"
 #include "server/metrics.h"
 
 namespace oscar::server {
@@ -30,12 +32,18 @@ struct ApiOptions {
   HttpOptions http;  // what the HTTP layer enforces; told by GET /props
   KeyRing keys;
   bool guard_metrics = true;
+  // GET /metrics also under vLLM's names, for its dashboards.
+  bool metrics_compat = false;
   // Origins that browsers may call from; "*" allows any. Empty: CORS is off.
   std::vector<std::string> cors_origins;
   std::chrono::milliseconds request_timeout{0};  // 0: none
   std::chrono::milliseconds ping_interval{15'000};
+  bool ignore_priority = false;  // serve by arrival, whatever requests ask
   // Requests of different keys never share cached prefixes.
   bool isolate_keys = false;
+  // What is kept of /v1/responses, for all keys together.
+  uint64_t response_store_bytes = uint64_t{256} << 20;
+  size_t response_store_count = 4096;
 };
 
 class ApiServer final : public HttpHandler {
@@ -68,7 +76,10 @@ class ApiServer final : public HttpHandler {
   };
   using RouteFunction = HttpResponse (ApiServer::*)(const Context&);
   static const std::vector<Route>& Routes();
-  static const Route* FindRoute(std::string_view path);
+  // Of several that have the path, the one of the method; else the first.
+  static const Route* FindRoute(const HttpRequest& request);
+  // A client of Anthropic's API: it wants errors and models in its shapes.
+  static bool SpeaksMessages(const HttpRequest& request);
   bool Guarded(const HttpRequest& request, const Route* route) const;
   // What keeps the cached prefixes of a key apart, as the end of every salt of its requests; empty
   // without --isolate-keys.
@@ -81,11 +92,33 @@ class ApiServer final : public HttpHandler {
   std::optional<ApiError> Unready(const ServedModel* model) const;
   static std::optional<ApiError> CheckModelName(const ServedModel& model, const std::string& name);
 
+  // What a writer is told of a request that was accepted.
+  struct WriterContext {
+    std::string request_id;
+    int64_t created = 0;  // unix seconds
+    std::string model;
+    bool context_is_limit = false;  // the context has less room than max_tokens
+  };
+  using MakeWriter = std::function<std::unique_ptr<AnswerWriter>(const WriterContext&)>;
+
   // handlers_generation.cc
   HttpResponse HandleChat(const Context& context);
   HttpResponse HandleCompletions(const Context& context);
-  HttpResponse Generate(const Context& context, std::string endpoint,
-                        const GenerationParams& params, GenerationPlan plan);
+  HttpResponse Generate(const Context& context, std::string endpoint, const GenerationParams& given,
+                        GenerationPlan plan, const MakeWriter& make_writer);
+  HttpResponse GenerateCompletion(const Context& context, const char* endpoint,
+                                  const GenerationParams& params, GenerationPlan plan);
+  // The conversation as a prompt, and how its answer is to be read.
+  static ApiResult<GenerationPlan> PlanChat(const Context& context, const ChatRequest& request);
+  // handlers_responses.cc
+  static ApiResult<GenerationPlan> PlanTruncated(const Context& context, const ChatRequest& chat);
+  HttpResponse HandleResponses(const Context& context);
+  HttpResponse HandleInputTokens(const Context& context);
+  HttpResponse HandleStoredResponse(const Context& context);
+  HttpResponse HandleDeleteResponse(const Context& context);
+  // handlers_messages.cc
+  HttpResponse HandleMessages(const Context& context);
+  HttpResponse HandleCountTokens(const Context& context);
   // handlers_text.cc
   HttpResponse HandleTokenize(const Context& context);
   HttpResponse HandleDetokenize(const Context& context);
@@ -104,6 +137,7 @@ class ApiServer final : public HttpHandler {
 
   ApiOptions options_;
   ServerMetrics metrics_;
+  ResponseStore responses_;
   mutable std::mutex mutex_;
   std::shared_ptr<const ServedModel> model_;  // guarded by mutex_
   std::atomic<bool> draining_{false};

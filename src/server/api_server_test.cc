@@ -74,6 +74,41 @@ TEST(ApiServer, ChatAnswersWhole) {
   EXPECT_FALSE(reply.Header("X-Request-Id").empty());
 }
 
+TEST(ApiServer, RulesAndPrioritiesReachTheEngine) {
+  TestServer server(Says("ok"));
+  const Json fields = {{"priority", -4}, {"bad_words", {"Hello"}}, {"allowed_token_ids", {7, 9}}};
+  ASSERT_EQ(server.Post("/v1/chat/completions", TestServer::Chat(fields)).status, 200);
+  ASSERT_EQ(server.Post("/v1/chat/completions", TestServer::Chat({{"n", 1}})).status, 200);
+  const auto requests = server.engine.requests();
+  EXPECT_EQ(requests[0].priority, -4);
+  ASSERT_NE(requests[0].rules, nullptr);
+  EXPECT_EQ(requests[0].rules->allowed, std::vector<int32_t>({7, 9}));
+  // As it is, and after a space.
+  ASSERT_EQ(requests[0].rules->bad_words.size(), 2u);
+  EXPECT_EQ(requests[0].rules->bad_words[0], Ids("Hello"));
+  EXPECT_EQ(requests[0].rules->bad_words[1], Ids(" Hello"));
+  EXPECT_EQ(requests[1].priority, 0);
+  EXPECT_EQ(requests[1].rules, nullptr);
+  ApiOptions api;
+  api.ignore_priority = true;
+  TestServer by_arrival(Says("ok"), api);
+  by_arrival.Post("/v1/chat/completions", TestServer::Chat(fields));
+  EXPECT_EQ(by_arrival.engine.requests().at(0).priority, 0);
+}
+
+TEST(ApiServer, BestOfIsGeneratedAndNotAllTold) {
+  TestServer server(Says("ok"));
+  const RawReply reply =
+      server.Post("/v1/chat/completions", TestServer::Chat({{"n", 2}, {"best_of", 5}}));
+  ASSERT_EQ(reply.status, 200) << reply.body;
+  EXPECT_EQ(reply.json()["choices"].size(), 2u);
+  const auto requests = server.engine.requests();
+  ASSERT_EQ(requests.size(), 5u);
+  for (const EngineRequest& request : requests) EXPECT_TRUE(request.want_logprobs);
+  server.Post("/v1/chat/completions", TestServer::Chat({{"n", 2}}));
+  EXPECT_FALSE(server.engine.requests().back().want_logprobs);
+}
+
 TEST(ApiServer, UserTextIsNeverASpecialToken) {
   TestServer server(Says("ok"));
   server.Post("/v1/chat/completions",
@@ -283,6 +318,23 @@ TEST(ApiServer, AnswersAreBounded) {
         Json{{"n", 8}, {"return_token_ids", true}}}) {
     ExpectError(complete(3, extra), 400, "invalid_request_error", "answer_too_large");
   }
+}
+
+// As in a build without xgrammar: the error names the field and the option.
+TEST(ApiServer, WithoutACompilerFormsAreRefused) {
+  TestServer server(Says("x"));
+  for (const Json& form : {Json{{"response_format", {{"type", "json_object"}}}},
+                           Json{{"guided_choice", {"a"}}}, Json{{"grammar", "root ::= \"a\""}}}) {
+    const RawReply reply = server.Post("/v1/chat/completions", TestServer::Chat(form));
+    ExpectError(reply, 400, "invalid_request_error", "unsupported_parameter");
+    EXPECT_EQ(reply.json()["error"]["param"], form.begin().key());
+    EXPECT_NE(reply.body.find("OSCAR_XGRAMMAR"), std::string::npos);
+  }
+  EXPECT_EQ(
+      server
+          .Post("/v1/chat/completions", TestServer::Chat({{"response_format", {{"type", "text"}}}}))
+          .status,
+      200);
 }
 
 TEST(ApiServer, ErrorTable) {
@@ -556,7 +608,7 @@ TEST(ApiServer, SmallEndpoints) {
   EXPECT_EQ(server.Post("/apply-template", TestServer::Chat()).json()["prompt"],
             "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n");
   const Json props = server.Call("GET", "/props").json();
-  EXPECT_EQ(props["limits"]["n"], 8);
+  EXPECT_EQ(props["limits"]["n"], 128);
   EXPECT_EQ(props["limits"]["answer_logprobs"], 1 << 22);
   EXPECT_EQ(props["cache"]["method"], "oscar+");
   EXPECT_EQ(server.Post("/v1/chat/completions", TestServer::Chat()).status, 200);

@@ -1,28 +1,26 @@
-// The two generation endpoints: from a parsed request to a plan, and from the engine's events to a
-// body or a stream.
+// Generation: from a parsed request to a plan, and the endpoints of chats and completions.
 #include <fmt/core.h>
 
 #include <algorithm>
-#include <chrono>
+#include <cctype>
 #include <ctime>
+#include <nlohmann/json.hpp>
 #include <random>
 #include <utility>
 
 #include "base/log.h"
+#include "generation/answer_constraint.h"
+#include "grammar/tool_calls.h"
+#include "openai/chat_writer.h"
 #include "openai/response.h"
 #include "server/api_server.h"
+#include "server/generation_run.h"
+#include "toolcall/call_frame.h"
 
 namespace oscar::server {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-using std::chrono::milliseconds;
-
-// Bytes of a stream that are formatted before they are sent, at most one update over.
-constexpr size_t kMaxStepBytes = size_t{32} << 10;
 constexpr int64_t kDefaultCompletionTokens = 16;
-
-double Seconds(Clock::duration duration) { return std::chrono::duration<double>(duration).count(); }
 
 uint64_t SeedFromSystem() {
   std::random_device device;
@@ -37,22 +35,29 @@ std::string RequestIdOf(const HttpRequest& http, const std::string& sampled,
   return from_header || params.request_id.empty() ? sampled : params.request_id;
 }
 
-// Fits the wanted number of tokens to the context; `fallback` (0: all that is left) and at least
-// `least` of them where the request names none. All three numbers are in the message.
-ApiResult<int64_t> FitTokens(std::optional<int64_t> wanted, int64_t fallback, int64_t least,
-                             int64_t prompt, int64_t context) {
+// Fits the wanted number of tokens to the context; the model's own number or, where it has none,
+// all that is left, and at least `min_tokens`, where the request names none. All three numbers are
+// in the message.
+ApiResult<int64_t> FitTokens(const GenerationParams& params, int64_t fallback, int64_t prompt,
+                             int64_t context) {
   const int64_t room = context - prompt;
-  const int64_t needed = wanted.value_or(std::max<int64_t>(least, 1));
+  const int64_t least = std::max<int64_t>(params.min_tokens, 1);
+  const int64_t needed = params.may_cut_max_tokens ? least : params.max_tokens.value_or(least);
   if (needed > room) {
-    ApiError error = MakeApiError(
-        400, "context_length_exceeded",
-        fmt::format("the prompt has {} tokens and {} more were asked for, but the context holds {}",
-                    prompt, needed, context));
-    error.param = "max_tokens";
+    // Agents know a prompt that must become shorter by these words.
+    const std::string why =
+        params.may_cut_max_tokens
+            ? fmt::format("prompt is too long: {} tokens > {} maximum", prompt, context - least)
+            : fmt::format(
+                  "the prompt has {} tokens and {} more were asked for, but the context "
+                  "holds {}",
+                  prompt, needed, context);
+    ApiError error = MakeApiError(400, "context_length_exceeded", why);
+    if (!params.may_cut_max_tokens) error.param = "max_tokens";
     return tl::unexpected(std::move(error));
   }
-  if (wanted.has_value()) return *wanted;
-  return fallback > 0 ? std::min(std::max(fallback, least), room) : room;
+  if (params.max_tokens.has_value()) return std::min(*params.max_tokens, room);
+  return fallback > 0 ? std::min(std::max(fallback, params.min_tokens), room) : room;
 }
 
 // An answer is held in memory until all of it is there, unless it is streamed, and then at least
@@ -68,257 +73,139 @@ std::optional<ApiError> CheckAnswerSize(const ServedModel& served, const Generat
   int64_t of_prompts = 0, of_answers = 0;
   for (const GenerationPrompt& prompt : plan.prompts) {
     const auto length = static_cast<int64_t>(prompt.tokens.size());
-    of_prompts += params.n * length * of_prompt_token;
-    of_answers += params.n * longest * of_token;
+    of_prompts += params.choices() * length * of_prompt_token;
+    of_answers += params.choices() * longest * of_token;
   }
   const int64_t limit = served.max_answer_logprobs();
-  if (of_prompts + (params.stream ? 0 : of_answers) <= limit) return std::nullopt;
+  const bool is_kept = !params.stream || params.stream_is_kept;
+  if (of_prompts + (is_kept ? of_answers : 0) <= limit) return std::nullopt;
   ApiError error = MakeApiError(
       400, "answer_too_large",
       fmt::format("the answer could name {} tokens with logprobs or ids ({} choices of up to {} "
                   "tokens) and holds {} at most; lower max_tokens, n, the number of prompts or of "
                   "logprobs{}",
-                  of_prompts + of_answers, params.n * static_cast<int64_t>(plan.prompts.size()),
-                  longest, limit, of_prompts <= limit ? ", or set stream" : ""));
+                  of_prompts + of_answers,
+                  params.choices() * static_cast<int64_t>(plan.prompts.size()), longest, limit,
+                  of_prompts <= limit && !params.stream_is_kept ? ", or set stream" : ""));
   error.param = "max_tokens";
   return error;
 }
 
+// A word at the start of a line, and after a space, are different tokens: both are ruled out.
+Status AddBadWords(const Tokenizer& tokenizer, const std::vector<std::string>& words,
+                   TokenRules* rules) {
+  for (const std::string& word : words) {
+    const std::string bare = word.substr(std::min(word.find_first_not_of(' '), word.size()));
+    std::vector<std::string> forms = {bare, " " + bare};
+    if (bare.empty()) forms = {word};
+    for (const std::string& form : forms) {
+      OSCAR_ASSIGN_OR_RETURN(std::vector<int32_t> run,
+                             tokenizer.Encode(form, {.parse_special = true}));
+      if (!run.empty()) rules->bad_words.push_back(std::move(run));
+    }
+  }
+  return {};
+}
+
+// Whether the answer may begin with reasoning: the prompt has opened it, or has left it to a model
+// whose template knows of it. A prompt that ends with the closing mark has turned it off.
+bool ReasonsFirst(const Dialogue& dialogue, const Prompt& prompt) {
+  const AnswerSyntax& syntax = prompt.syntax;
+  if (!syntax.reasoning.has_value()) return false;
+  if (syntax.starts_in_reasoning) return true;
+  std::string_view tail = prompt.segments.empty() ? "" : prompt.segments.back().text;
+  while (!tail.empty() && std::isspace(static_cast<unsigned char>(tail.back()))) {
+    tail.remove_suffix(1);
+  }
+  return dialogue.template_reasons() && !tail.ends_with(syntax.reasoning->close);
+}
+
+// A call that `tool_choice` demands is a form of the answer like any other.
+std::optional<ApiError> Demand(const ServedModel& served, const Prompt& prompt,
+                               const GenerationParams& params, GenerationPlan* plan) {
+  if (!prompt.demand.has_value()) return std::nullopt;
+  if (served.grammars == nullptr) return FromStatus(CheckDemand(prompt.demand), "");
+  if (params.constraint.has_value()) {
+    return InvalidValue("tool_choice",
+                        fmt::format("'tool_choice' demands a call and cannot be combined with '{}'",
+                                    params.constraint_param));
+  }
+  const CallFormat format = prompt.syntax.calls;
+  std::vector<CallGrammar> calls;
+  for (const std::string& name : prompt.demand->tools) {
+    CallFrame frame = FrameOf(format, name);
+    // Arguments as tags: their grammar allows blanks around values, which the parser keeps.
+    if (frame.style != ArgumentStyle::kJson) {
+      return UnsupportedParameter(
+          "tool_choice", fmt::format("'tool_choice' cannot demand a call in the format {}, whose "
+                                     "arguments are not JSON",
+                                     NameOf(format)));
+    }
+    const nlohmann::ordered_json* schema = prompt.syntax.tools->Schema(name);
+    calls.push_back({std::move(frame.begin), schema != nullptr ? schema->dump() : "",
+                     ArgumentSpelling::kJson, std::move(frame.end)});
+  }
+  // Several calls are one list there, which a frame per call is not.
+  const bool several = prompt.demand->several && format != CallFormat::kMistralList;
+  auto spec = ToolCallGrammar(calls, BetweenCalls(format), several, served.dialogue->tokenizer());
+  if (!spec.has_value()) {
+    return InvalidValue("tools", fmt::format("'tools' cannot be demanded by 'tool_choice': {}",
+                                             spec.error().message()));
+  }
+  plan->demand = std::move(*spec);
+  return std::nullopt;
+}
+
+// Where the form of an answer begins: after this, or at once.
+std::optional<ReasoningFormat> BeforeTheForm(const GenerationParams& params,
+                                             const GenerationPlan& plan, bool* inside) {
+  const AnswerSyntax& syntax = plan.choice.syntax;
+  *inside = syntax.starts_in_reasoning;
+  if (syntax.harmony && params.constraint->kind != GrammarSpec::Kind::kTags) {
+    *inside = true;  // whatever comes before the message to the user
+    return ReasoningFormat{"", "<|channel|>final<|message|>"};
+  }
+  return plan.reasons_first && !syntax.harmony ? syntax.reasoning : std::nullopt;
+}
+
+// Compiles what the answer has to look like, or finds it compiled, for every choice to keep to.
+std::optional<ApiError> Constrain(const ServedModel& served, const GenerationParams& params,
+                                  GenerationPlan* plan) {
+  if (served.grammars == nullptr) {
+    ApiError error = UnsupportedParameter(
+        params.constraint_param,
+        fmt::format("'{}' is not supported: this server was built without structured output "
+                    "(scripts/setup.sh, then -DOSCAR_XGRAMMAR=ON)",
+                    params.constraint_param));
+    return error;
+  }
+  auto grammar = served.grammars->Compile(*params.constraint);
+  if (!grammar.has_value()) {
+    const Status& status = grammar.error();
+    if (status.code() == StatusCode::kInvalidArgument) {
+      return InvalidValue(
+          params.constraint_param,
+          fmt::format("'{}' is refused: {}", params.constraint_param, status.message()));
+    }
+    return FromStatus(status, plan->request_id);
+  }
+  bool inside = false;
+  const auto reasoning = BeforeTheForm(params, *plan, &inside);
+  plan->prototype.make_constraint = [grammar = std::move(*grammar), dialogue = served.dialogue,
+                                     reasoning, inside]() -> std::unique_ptr<TokenConstraint> {
+    return std::make_unique<AnswerConstraint>(dialogue->tokenizer(), grammar, reasoning, inside,
+                                              dialogue->eos_ids());
+  };
+  return std::nullopt;
+}
+
 }  // namespace
 
-// One request from admission to the log line: the source of its answer.
-class GenerationRun final : public AnswerSource {
- public:
-  GenerationRun(ApiServer& server, const ApiServer::Context& context, std::string endpoint,
-                std::string request_id, ResponseHead head, const GenerationParams& params,
-                std::unique_ptr<Generation> generation)
-      : server_(server),
-        model_(context.model),
-        endpoint_(std::move(endpoint)),
-        request_id_(std::move(request_id)),
-        key_id_(context.key.id),
-        head_(std::move(head)),
-        is_stream_(params.stream),
-        include_usage_(params.include_usage),
-        continuous_usage_(params.continuous_usage_stats),
-        prompt_logprobs_(params.prompt_logprobs.has_value()),
-        received_(context.received),
-        generation_(std::move(generation)),
-        offsets_(generation_->num_choices(), 0),
-        last_write_(Clock::now()) {
-    ++server_.active_;
-    if (server_.options_.request_timeout > milliseconds{0}) {
-      deadline_ = received_ + server_.options_.request_timeout;
-    }
-    if (!is_stream_) {
-      results_.resize(generation_->num_choices());
-      for (size_t i = 0; i < results_.size(); ++i) {
-        results_[i].index = static_cast<int64_t>(i);
-        if (head_.return_token_ids) results_[i].prompt_token_ids = generation_->prompt_tokens(i);
-      }
-    }
-    std::lock_guard lock(server_.runs_mutex_);
-    server_.wakes_.emplace(this, context.http.wake);
-  }
-  ~GenerationRun() override {
-    {
-      std::lock_guard lock(server_.runs_mutex_);
-      server_.wakes_.erase(this);
-    }
-    if (!recorded_) Gone();
-    if (streaming_) --server_.metrics_.streams;
-    --server_.active_;
-  }
-  GenerationRun(const GenerationRun&) = delete;
-  GenerationRun& operator=(const GenerationRun&) = delete;
-
-  Step Next(Peer peer) override {
-    Step step;
-    if (peer == Peer::kGone) {
-      if (!recorded_) Gone();
-      step.done = true;
-      return step;
-    }
-    while (!step.done && !step.compose && step.bytes.size() < kMaxStepBytes) {
-      Generation::Update update = generation_->Next();
-      if (auto error = Interrupted()) {
-        Fail(*error, &step);
-      } else if (update.kind == Kind::kFailed) {
-        Fail(update.error, &step);
-      } else if (update.kind == Kind::kIdle) {
-        Wait(peer, &step);
-        break;
-      } else if (is_stream_) {
-        Forward(update, &step);
-      } else if (update.kind == Kind::kDone) {
-        step.compose = [this] { return Whole(); };
-      } else {
-        results_[update.choice].piece.Append(std::move(update.piece));
-      }
-    }
-    return step;
-  }
-
- private:
-  using Kind = Generation::Update::Kind;
-
-  HttpResponse Whole() {
-    for (size_t i = 0; i < results_.size(); ++i) {
-      results_[i].finish = generation_->finish(i);
-      if (prompt_logprobs_) results_[i].prompt_logprobs = generation_->prompt_logprobs(i);
-    }
-    HttpResponse response;
-    response.body = ResponseBody(head_, results_, generation_->usage());
-    response.headers.emplace_back("X-Request-Id", request_id_);
-    Record(results_.front().finish.finish_reason, 200);
-    return response;
-  }
-
-  // Nothing has happened. A stream begins with the engine's first word, so that what fails before
-  // it is an ordinary HTTP error, or when it is time for a ping.
-  void Wait(Peer peer, Step* step) {
-    if (is_stream_) {
-      const auto ping_at = last_write_ + server_.options_.ping_interval;
-      if (Clock::now() >= ping_at || peer == Peer::kHalfClosed) {
-        const bool begins = !streaming_;
-        Begin(step);
-        if (!begins) Send(kSsePing, step);
-      }
-      step->again = last_write_ + server_.options_.ping_interval;
-    }
-    if (deadline_.has_value()) step->again = std::min(step->again, *deadline_);
-  }
-
-  void Begin(Step* step) {
-    if (std::exchange(streaming_, true)) return;
-    ++server_.metrics_.streams;
-    step->head.emplace();
-    step->head->content_type = "text/event-stream; charset=utf-8";
-    step->head->headers = {
-        {"X-Request-Id", request_id_}, {"Cache-Control", "no-cache"}, {"X-Accel-Buffering", "no"}};
-    last_write_ = Clock::now();
-    if (!head_.chat) return;
-    for (size_t i = 0; i < generation_->num_choices(); ++i) {
-      Send(SseFrame(RoleChunk(head_, static_cast<int64_t>(i), Continuous())), step);
-    }
-  }
-
-  void Forward(Generation::Update& update, Step* step) {
-    Begin(step);
-    if (update.kind == Kind::kDone) {
-      if (include_usage_) Send(SseFrame(UsageChunk(head_, generation_->usage())), step);
-      Send(kSseDone, step);
-      step->done = true;
-      Record(generation_->finish(0).finish_reason, 200);
-      return;
-    }
-    const auto index = static_cast<int64_t>(update.choice);
-    const bool has_text = !update.piece.empty() ||
-                          (head_.logprobs && !update.piece.logprobs.empty()) ||
-                          (head_.return_token_ids && !update.piece.token_ids.empty());
-    if (has_text) {
-      int64_t* const offset = &offsets_[update.choice];
-      Send(SseFrame(PieceChunk(head_, index, update.piece, offset, Continuous())), step);
-    }
-    if (update.kind != Kind::kChoiceDone) return;
-    const FinishInfo finish = generation_->finish(update.choice);
-    Send(SseFrame(FinishChunk(head_, index, finish, Continuous())), step);
-  }
-
-  void Send(std::string_view frame, Step* step) {
-    last_write_ = Clock::now();
-    step->bytes += frame;
-  }
-
-  std::optional<Usage> Continuous() const {
-    if (!continuous_usage_) return std::nullopt;
-    return generation_->usage();
-  }
-
-  // What ends a request from outside: its deadline, or the server.
-  std::optional<ApiError> Interrupted() const {
-    if (server_.aborting_) {
-      return MakeApiError(503, "draining", "the server is shutting down");
-    }
-    if (deadline_.has_value() && Clock::now() >= *deadline_) {
-      return MakeApiError(408, "request_timeout",
-                          fmt::format("the request took longer than {} s",
-                                      server_.options_.request_timeout.count() / 1000));
-    }
-    return std::nullopt;
-  }
-
-  void Fail(const ApiError& error, Step* step) {
-    generation_->Cancel();
-    Record("error", error.http_status);
-    step->done = true;
-    if (streaming_) {
-      Send(SseFrame(ErrorBody(error)), step);
-      Send(kSseDone, step);
-      return;
-    }
-    step->head = ErrorResponse(error);
-    step->head->headers.emplace_back("X-Request-Id", request_id_);
-  }
-
-  void Gone() {
-    generation_->Cancel();
-    ++server_.metrics_.cancelled;
-    Record("cancelled", 499);
-  }
-
-  void Record(std::string_view finish, int status) {
-    recorded_ = true;
-    ServerMetrics& metrics = server_.metrics_;
-    const auto now = Clock::now();
-    metrics.requests.Add({{"endpoint", endpoint_}, {"finish_reason", std::string(finish)}});
-    metrics.request_duration.Observe(Seconds(now - received_));
-    double first_token = 0.0, per_token = 0.0;  // of the slowest choice
-    for (size_t i = 0; i < generation_->num_choices(); ++i) {
-      const Generation::Timing& timing = generation_->timing(i);
-      if (timing.has_started) metrics.queue.Observe(Seconds(timing.started - timing.submitted));
-      if (!timing.has_token) continue;
-      const double ttft = Seconds(timing.first_token - received_);
-      metrics.time_to_first_token.Observe(ttft);
-      if (timing.has_started) metrics.prefill.Observe(Seconds(timing.first_token - timing.started));
-      metrics.decode.Observe(Seconds(timing.last_token - timing.first_token));
-      if (timing.tokens > 1) {
-        const double tpot = Seconds(timing.last_token - timing.first_token) /
-                            static_cast<double>(timing.tokens - 1);
-        metrics.time_per_output_token.Observe(tpot);
-        per_token = std::max(per_token, tpot);
-      }
-      first_token = std::max(first_token, ttft);
-    }
-    const Usage usage = generation_->usage();
-    metrics.request_prompt_tokens.Observe(static_cast<double>(usage.prompt_tokens));
-    metrics.request_generation_tokens.Observe(static_cast<double>(usage.completion_tokens));
-    LogInfo(
-        "{} {} status={} finish={} key={} prompt={} cached={} completion={} ttft_ms={:.1f} "
-        "tpot_ms={:.2f} total_ms={:.1f}",
-        request_id_, endpoint_, status, finish, key_id_.empty() ? "-" : key_id_,
-        usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens, first_token * 1e3,
-        per_token * 1e3, Seconds(now - received_) * 1e3);
-  }
-
-  ApiServer& server_;
-  std::shared_ptr<const ServedModel> model_;
-  std::string endpoint_, request_id_, key_id_;
-  ResponseHead head_;
-  bool is_stream_, include_usage_, continuous_usage_, prompt_logprobs_;
-  Clock::time_point received_;
-  std::optional<Clock::time_point> deadline_;
-  std::unique_ptr<Generation> generation_;
-  std::vector<int64_t> offsets_;       // of a stream's choices: text so far
-  std::vector<ChoiceResult> results_;  // of a whole answer
-  Clock::time_point last_write_;
-  bool streaming_ = false;  // the stream's head is out
-  bool recorded_ = false;
-};
-
 HttpResponse ApiServer::Generate(const Context& context, std::string endpoint,
-                                 const GenerationParams& params, GenerationPlan plan) {
+                                 const GenerationParams& given, GenerationPlan plan,
+                                 const MakeWriter& make_writer) {
   const ServedModel& served = *context.model;
+  GenerationParams params = given;
   const bool chat = plan.chat;
   const std::string request_id = RequestIdOf(context.http, context.request_id, params);
   int64_t longest = 0;
@@ -336,17 +223,17 @@ HttpResponse ApiServer::Generate(const Context& context, std::string endpoint,
       prompt.echo_text = served.dialogue->tokenizer().Decode(prompt.tokens, /*skip_special=*/false);
   }
   plan.prefill_only = params.max_tokens == 0;
+  if (plan.prefill_only) params.max_tokens = 1;
   const auto max_tokens =
-      FitTokens(plan.prefill_only ? std::optional<int64_t>(1) : params.max_tokens,
-                chat ? served.dialogue->defaults().max_tokens : kDefaultCompletionTokens,
-                params.min_tokens, longest, served.engine->max_context());
+      FitTokens(params, chat ? served.dialogue->defaults().max_tokens : kDefaultCompletionTokens,
+                longest, served.engine->max_context());
   if (!max_tokens.has_value()) return ErrorResponse(max_tokens.error());
   if (const auto error = CheckAnswerSize(served, params, plan, *max_tokens)) {
     return ErrorResponse(*error);
   }
 
   plan.request_id = request_id;
-  plan.choices_per_prompt = params.n;
+  plan.choices_per_prompt = params.choices();
   plan.seed = params.seed.has_value() ? static_cast<uint64_t>(*params.seed) : SeedFromSystem();
   LogDebug("{} seed={}", request_id, plan.seed);
   plan.keep_prompt_logprobs = params.prompt_logprobs.has_value();
@@ -365,8 +252,7 @@ HttpResponse ApiServer::Generate(const Context& context, std::string endpoint,
   auto answer = served.dialogue->Plan(wanted);
   if (!answer.has_value()) return ErrorResponse(FromStatus(answer.error(), request_id));
   answer->format.skip_special = params.skip_special_tokens;
-  answer->format.reasoning = plan.choice.reasoning;
-  answer->format.starts_in_reasoning = plan.choice.starts_in_reasoning;
+  answer->format.syntax = std::move(plan.choice.syntax);
   static_cast<AnswerFormat&>(plan.choice) = std::move(answer->format);
   plan.choice.logprobs = params.logprobs;
   plan.choice.keep_token_ids = params.return_token_ids;
@@ -374,13 +260,37 @@ HttpResponse ApiServer::Generate(const Context& context, std::string endpoint,
   engine.on_event = context.http.wake;
   engine.sampling = std::move(answer->sampling);
   engine.max_tokens = answer->max_tokens;
-  engine.may_shorten = !params.max_tokens.has_value();
+  engine.may_shorten = !params.max_tokens.has_value() || params.may_cut_max_tokens;
   engine.min_tokens = params.min_tokens;
   engine.stop_tokens = std::move(answer->stop_tokens);
-  engine.want_logprobs = params.logprobs;
+  engine.want_logprobs = params.logprobs || params.choices() > params.n;
+  engine.priority = options_.ignore_priority ? 0 : params.priority;
+  if (!params.bad_words.empty() || !params.allowed_token_ids.empty()) {
+    auto rules = std::make_shared<TokenRules>();
+    rules->allowed = params.allowed_token_ids;
+    const Status status = AddBadWords(served.dialogue->tokenizer(), params.bad_words, rules.get());
+    if (!status.ok()) return ErrorResponse(FromStatus(status, request_id));
+    engine.rules = std::move(rules);
+  }
   engine.top_logprobs =
       static_cast<int>(std::max(params.top_logprobs, params.prompt_logprobs.value_or(0)));
   engine.cache_salt = params.cache_salt + SaltOf(context.key);
+  if (plan.demand.has_value()) {
+    params.constraint = std::move(plan.demand);
+    params.constraint_param = "tool_choice";
+  }
+  if (params.constraint.has_value()) {
+    // Where both leave no token in common there would be no answer.
+    if (engine.rules != nullptr) {
+      const char* const name = params.bad_words.empty() ? "allowed_token_ids" : "bad_words";
+      return ErrorResponse(InvalidValue(
+          name, fmt::format("'{}' cannot be combined with '{}'", name, params.constraint_param)));
+    }
+    if (auto error = Constrain(served, params, &plan)) {
+      metrics_.requests.Add({{"endpoint", endpoint}, {"finish_reason", "refused"}});
+      return ErrorResponse(*error);
+    }
+  }
 
   auto generation =
       Generation::Start(*served.engine, served.dialogue->tokenizer(), std::move(plan));
@@ -390,20 +300,47 @@ HttpResponse ApiServer::Generate(const Context& context, std::string endpoint,
             generation.error().message);
     return ErrorResponse(generation.error());
   }
+  WriterContext made;
+  made.request_id = request_id;
+  made.created = static_cast<int64_t>(std::time(nullptr));
+  made.model = params.model.empty() ? served.names.front() : params.model;
+  made.context_is_limit = params.max_tokens.has_value() && *max_tokens < *params.max_tokens;
+  HttpResponse response;
+  response.source =
+      std::make_unique<GenerationRun>(*this, context, std::move(endpoint), request_id, params,
+                                      make_writer(made), std::move(*generation));
+  return response;
+}
+
+HttpResponse ApiServer::GenerateCompletion(const Context& context, const char* endpoint,
+                                           const GenerationParams& params, GenerationPlan plan) {
   ResponseHead head;
-  head.chat = chat;
-  head.id = fmt::format("{}-{}", chat ? "chatcmpl" : "cmpl", request_id);
-  head.created = static_cast<int64_t>(std::time(nullptr));
-  head.model = params.model.empty() ? served.names.front() : params.model;
-  head.fingerprint = served.fingerprint;
+  head.chat = plan.chat;
+  head.fingerprint = context.model->fingerprint;
   head.usage_null = params.include_usage;
   head.logprobs = params.logprobs;
   head.return_token_ids = params.return_token_ids;
-  HttpResponse response;
-  response.source =
-      std::make_unique<GenerationRun>(*this, context, std::move(endpoint), request_id,
-                                      std::move(head), params, std::move(*generation));
-  return response;
+  const size_t choices = plan.prompts.size() * static_cast<size_t>(params.choices());
+  return Generate(context, endpoint, params, std::move(plan), [&](const WriterContext& made) {
+    head.id = fmt::format("{}-{}", head.chat ? "chatcmpl" : "cmpl", made.request_id);
+    head.created = made.created;
+    head.model = made.model;
+    return std::make_unique<ChatWriter>(std::move(head), choices, params.include_usage);
+  });
+}
+
+ApiResult<GenerationPlan> ApiServer::PlanChat(const Context& context, const ChatRequest& request) {
+  auto chat = TokenizeChat(*context.model, request, context.request_id);
+  if (!chat.has_value()) return tl::unexpected(chat.error());
+  GenerationPlan plan;
+  plan.chat = true;
+  plan.prompts.push_back({std::move(chat->tokens), ""});
+  if (auto error = Demand(*context.model, *chat, request.params, &plan)) {
+    return tl::unexpected(std::move(*error));
+  }
+  plan.reasons_first = ReasonsFirst(*context.model->dialogue, *chat);
+  plan.choice.syntax = std::move(chat->syntax);
+  return plan;
 }
 
 ApiResult<Prompt> TokenizeChat(const ServedModel& model, const ChatRequest& request,
@@ -420,7 +357,8 @@ ApiResult<Prompt> TokenizeChat(const ServedModel& model, const ChatRequest& requ
   input.template_arguments = request.template_kwargs.get();
   input.add_generation_prompt = request.add_generation_prompt;
   input.continue_final_message = request.continue_final_message;
-  auto prompt = model.dialogue->Render(input);
+  auto prompt = model.dialogue->Render(
+      input, {request.tool_choice, request.tool_name, request.parallel_tool_calls});
   if (!prompt.has_value()) {
     // What exceeds a budget here will do so again: the client's error, not a moment's.
     const Status& status = prompt.error();
@@ -438,14 +376,9 @@ HttpResponse ApiServer::HandleChat(const Context& context) {
   auto request = ParseChatRequest(context.http.body, served.limits);
   if (!request.has_value()) return ErrorResponse(request.error());
   if (auto error = CheckModelName(served, request->params.model)) return ErrorResponse(*error);
-  auto chat = TokenizeChat(served, *request, context.request_id);
-  if (!chat.has_value()) return ErrorResponse(chat.error());
-  GenerationPlan plan;
-  plan.chat = true;
-  plan.prompts.push_back({std::move(chat->tokens), ""});
-  plan.choice.reasoning = chat->reasoning;
-  plan.choice.starts_in_reasoning = chat->opens_reasoning;
-  return Generate(context, "chat", request->params, std::move(plan));
+  auto plan = PlanChat(context, *request);
+  if (!plan.has_value()) return ErrorResponse(plan.error());
+  return GenerateCompletion(context, "chat", request->params, std::move(*plan));
 }
 
 HttpResponse ApiServer::HandleCompletions(const Context& context) {
@@ -465,7 +398,7 @@ HttpResponse ApiServer::HandleCompletions(const Context& context) {
     if (!prompt.has_value()) return ErrorResponse(FromStatus(prompt.error(), context.request_id));
     plan.prompts.push_back({std::move(prompt->tokens), ""});
   }
-  return Generate(context, "completions", request->params, std::move(plan));
+  return GenerateCompletion(context, "completions", request->params, std::move(plan));
 }
 
 }  // namespace oscar::server

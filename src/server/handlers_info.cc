@@ -6,9 +6,11 @@
 #include <vector>
 
 #include "base/json.h"
+#include "messages/model_list.h"
 #include "openai/response.h"
 #include "oscar/version.h"
 #include "server/api_server.h"
+#include "server/vllm_metrics.h"
 #include "server/web_page.h"
 
 namespace oscar::server {
@@ -44,14 +46,7 @@ void WriteEngine(const EngineStats& stats, ExpositionWriter* out) {
   out->Counter("cells_by_layer_total",
                "Cells of prompts read layer by layer because they did not fit otherwise",
                stats.cells_by_layer);
-  Histogram::Snapshot batch;
-  for (size_t i = 0; i < BatchHistogram::kBounds; ++i) {
-    batch.count += stats.batch_tokens.counts[i];
-    batch.cumulative.emplace_back(static_cast<double>(uint64_t{1} << i), batch.count);
-  }
-  batch.count += stats.batch_tokens.counts.back();
-  batch.sum = number(stats.batch_tokens.sum);
-  out->Add("batch_tokens", "Tokens of each forward pass", batch);
+  out->Add("batch_tokens", "Tokens of each forward pass", BatchTokens(stats));
   // Two sizes share one budget: what is free counts in each kind, so used + free = total holds.
   const uint64_t free_bytes =
       stats.kv_budget_bytes - std::min(stats.kv_budget_bytes, stats.kv_bytes);
@@ -126,7 +121,8 @@ HttpResponse ApiServer::HandleModels(const Context& context) {
   for (const std::string& name : context.model->names)
     cards.push_back(CardOf(*context.model, name));
   HttpResponse response;
-  response.body = ModelListBody(cards);
+  response.body =
+      SpeaksMessages(context.http) ? MessagesModelListBody(cards) : ModelListBody(cards);
   return response;
 }
 
@@ -136,7 +132,8 @@ HttpResponse ApiServer::HandleModel(const Context& context) {
   const std::string name = path.substr(path.find(kPrefix) + kPrefix.size());
   if (auto error = CheckModelName(*context.model, name)) return ErrorResponse(*error);
   HttpResponse response;
-  response.body = ModelBody(CardOf(*context.model, name));
+  const ModelCard card = CardOf(*context.model, name);
+  response.body = SpeaksMessages(context.http) ? MessagesModelBody(card) : ModelBody(card);
   return response;
 }
 
@@ -149,6 +146,13 @@ HttpResponse ApiServer::HandleMetrics(const Context& context) {
   out.Counter("cancelled_total", "Requests whose client went away", metrics_.cancelled.load());
   out.Gauge("streams", "Open event streams", static_cast<double>(metrics_.streams.load()));
   out.Gauge("model_loaded", "1 once requests can be served", context.model == nullptr ? 0.0 : 1.0);
+  const ResponseStore::Stats responses = responses_.stats();
+  out.Gauge("responses_stored", "Responses that can be continued",
+            static_cast<double>(responses.count));
+  out.Gauge("response_store_bytes", "Bytes of stored responses and of what they continue",
+            static_cast<double>(responses.bytes));
+  out.Counter("responses_evicted_total", "Stored responses dropped to make room",
+              responses.evicted);
   const ServedModel* model = context.model.get();
   out.Gauge("build_info", "What is running; always 1",
             {{{{"version", kVersion},
@@ -172,6 +176,9 @@ HttpResponse ApiServer::HandleMetrics(const Context& context) {
   HttpResponse response;
   response.content_type = "text/plain; version=0.0.4; charset=utf-8";
   response.body = out.text();
+  if (options_.metrics_compat && model != nullptr) {
+    response.body += VllmMetrics(metrics_, model->engine->Stats(), model->names.front());
+  }
   return response;
 }
 
@@ -191,6 +198,8 @@ HttpResponse ApiServer::HandleProps(const Context& context) {
       {"system_fingerprint", served.fingerprint},
       {"max_model_len", served.engine->max_context()},
       {"chat_template", served.dialogue->has_chat()},
+      {"tool_parser", NameOf(served.dialogue->call_format())},
+      {"reasoning_parser", NameOf(served.dialogue->reasoning())},
       {"simd", served.simd},
       {"device", served.device},
       {"limits",
@@ -205,6 +214,9 @@ HttpResponse ApiServer::HandleProps(const Context& context) {
         {"answer_logprobs", served.max_answer_logprobs()},
         {"tools", limits.max_tools},
         {"json_values", limits.max_json_values},
+        {"conversation_bytes", limits.max_conversation_bytes},
+        {"response_store_bytes", responses_.max_bytes()},
+        {"response_store_count", responses_.max_count()},
         {"body_bytes", options_.http.max_body_bytes},
         {"body_bytes_total", options_.http.max_bytes_in_flight},
         {"header_bytes", options_.http.max_header_bytes},

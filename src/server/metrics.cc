@@ -77,16 +77,19 @@ std::map<Labels, uint64_t> LabelledCounter::Read() const {
 }
 
 void ExpositionWriter::Family(std::string_view name, std::string_view help, std::string_view type) {
-  text_ += fmt::format("# HELP oscar_{} {}\n# TYPE oscar_{} {}\n", name, help, name, type);
+  text_ += fmt::format("# HELP {0}{1} {2}\n# TYPE {0}{1} {3}\n", prefix_, name, help, type);
 }
 
 void ExpositionWriter::Sample(std::string_view name, const Labels& labels, double value) {
-  text_ += fmt::format("oscar_{}", name);
-  for (size_t i = 0; i < labels.size(); ++i) {
-    text_ +=
-        fmt::format("{}{}=\"{}\"", i == 0 ? "{" : ",", labels[i].first, Escape(labels[i].second));
+  text_ += fmt::format("{}{}", prefix_, name);
+  bool is_first = true;
+  for (const Labels* part : {&common_, &labels}) {
+    for (const auto& [label, text] : *part) {
+      text_ += fmt::format("{}{}=\"{}\"", is_first ? "{" : ",", label, Escape(text));
+      is_first = false;
+    }
   }
-  text_ += fmt::format("{} {}\n", labels.empty() ? "" : "}", Number(value));
+  text_ += fmt::format("{} {}\n", is_first ? "" : "}", Number(value));
 }
 
 void ExpositionWriter::Counter(std::string_view name, std::string_view help, uint64_t value) {

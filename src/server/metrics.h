@@ -56,10 +56,12 @@ class LabelledCounter {
   std::map<Labels, uint64_t> counts_;
 };
 
-// Writes families in exposition order; every family once, with HELP and TYPE. Names get the prefix
-// "oscar_"; label values are escaped.
+// Writes families in exposition order; every family once, with HELP and TYPE. Names get the prefix,
+// and every sample the common labels; label values are escaped.
 class ExpositionWriter {
  public:
+  explicit ExpositionWriter(std::string prefix = "oscar_", Labels common = {})
+      : prefix_(std::move(prefix)), common_(std::move(common)) {}
   void Counter(std::string_view name, std::string_view help, uint64_t value);
   void Counter(std::string_view name, std::string_view help,
                const std::map<Labels, uint64_t>& values);
@@ -75,6 +77,8 @@ class ExpositionWriter {
  private:
   void Family(std::string_view name, std::string_view help, std::string_view type);
   void Sample(std::string_view name, const Labels& labels, double value);
+  const std::string prefix_;
+  const Labels common_;
   std::string text_;
 };
 

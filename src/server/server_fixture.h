@@ -189,7 +189,7 @@ struct TestServer {
     model->names = {"demo", "alias"};
     model->root = "demo";
     model->engine = &engine;
-    model->dialogue = &ChatMl();
+    model->dialogue = dialogue;
     model->limits = limits;
     model->limits.vocab_size = DemoTokenizer().vocab_size();
     model->fingerprint = "fp_test";
@@ -222,7 +222,8 @@ struct TestServer {
   }
 
   FakeEngine engine;
-  RequestLimits limits;  // as SetReady finds them
+  RequestLimits limits;  // these two as SetReady finds them
+  const Dialogue* dialogue = &ChatMl();
   std::unique_ptr<ApiServer> handler;
   std::unique_ptr<HttpServer> http;
 };

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from conftest import ROOT
+from conftest import ROOT, Server
 
 CHAT = "/v1/chat/completions"
 
@@ -239,7 +239,7 @@ def test_context_overflow(server):
 
 def test_null_unknown_and_unsupported(server):
     assert server.chat(stop=None, seed=None, logit_bias=None, tools=None, shiny_new_field={"x": 1}).status_code == 200
-    assert error_of(server.chat(response_format={"type": "json_object"}), 400, "unsupported_parameter")["param"]
+    assert error_of(server.chat(response_format={"type": "xml"}), 400, "unsupported_parameter")["param"]
     assert error_of(server.chat(temperature="hot"), 400, "invalid_value")["param"] == "temperature"
 
 
@@ -272,6 +272,73 @@ def test_special_tokens_in_messages_are_text(server):
     assert rendered["tokens"].count(end[0]) == 1
 
 
+def means(choices):
+    """The mean logprob of each choice's tokens."""
+    out = []
+    for choice in choices:
+        logprobs = [t["logprob"] for t in choice["logprobs"]["content"]]
+        out.append(sum(logprobs) / len(logprobs))
+    return out
+
+
+def test_best_of(server):
+    fields = {"messages": [{"role": "user", "content": "Tell me a story."}], "seed": 11, "temperature": 1.0,
+              "max_tokens": 10, "ignore_eos": True}
+    every = server.post(CHAT, {**fields, "n": 6, "logprobs": True}).json()
+    scores = means(every["choices"])
+    order = sorted(range(6), key=lambda i: -scores[i])
+    best = server.post(CHAT, {**fields, "n": 2, "best_of": 6}).json()
+    assert [c["message"]["content"] for c in best["choices"]] == [
+        every["choices"][i]["message"]["content"] for i in order[:2]]
+    assert [c["index"] for c in best["choices"]] == [0, 1] and best["choices"][0]["logprobs"] is None
+    assert best["usage"]["completion_tokens"] == 60, "all that were generated count"
+    # Several prompts: the best of each, in the order of prompts.
+    text = {"prompt": ["Once", "The sea"], "seed": 3, "temperature": 1.0, "max_tokens": 6}
+    both = server.post("/v1/completions", {**text, "best_of": 4, "n": 1, "echo": True}).json()["choices"]
+    assert [c["index"] for c in both] == [0, 1]
+    assert both[0]["text"].startswith("Once") and both[1]["text"].startswith("The sea")
+    error_of(server.post(CHAT, {**fields, "best_of": 2, "stream": True}), 400, "invalid_value")
+
+
+def test_many_choices(server):
+    answer = server.chat(n=40, max_tokens=2, temperature=1, seed=1).json()
+    assert [c["index"] for c in answer["choices"]] == list(range(40))
+
+
+def test_bad_words(server):
+    fields = {"temperature": 0, "max_tokens": 24, "return_token_ids": True}
+    prompt = {"prompt": "Once upon a time"}
+    free = server.post("/v1/completions", {**prompt, **fields}).json()["choices"][0]
+    word = next(w for w in free["text"].split()[1:] if w.isalpha())
+    without = server.post("/v1/completions", {**prompt, **fields, "bad_words": [word]}).json()["choices"][0]
+    assert word in free["text"].split() and word not in without["text"].split()
+    # Of several tokens: only the last is ruled out, and only after the others.
+    two = " ".join(free["text"].split()[1:4])
+    again = server.post("/v1/completions", {**prompt, **fields, "bad_words": [two]}).json()["choices"][0]
+    assert two in free["text"] and two not in again["text"]
+    common = 0
+    while free["token_ids"][common] == again["token_ids"][common]:
+        common += 1
+    assert common > 0, "the same up to the word's last token"
+
+
+def test_allowed_token_ids(server):
+    ids = server.post("/tokenize", {"prompt": " red green blue"}).json()["tokens"]
+    for temperature in (0, 1):
+        answer = server.chat(allowed_token_ids=ids, max_tokens=12, temperature=temperature, return_token_ids=True).json()
+        choice = answer["choices"][0]
+        assert set(choice["token_ids"]) <= set(ids) and choice["finish_reason"] == "length"
+    # With a mask that leaves nothing the request fails, and says why.
+    one = error_of(server.chat(allowed_token_ids=ids[:1], bad_words=[" red", "red"], max_tokens=4), 400, "invalid_value")
+    assert "leave no token" in one["message"]
+
+
+def test_priority_is_taken(server):
+    same = [server.chat("Hi", temperature=0, max_tokens=6, priority=p).json()["choices"][0]["message"]["content"]
+            for p in (0, -5, 100)]
+    assert len(set(same)) == 1
+
+
 def test_metrics_parse(server):
     server.chat(max_tokens=3)
     text = server.get("/metrics")
@@ -289,6 +356,29 @@ def test_metrics_parse(server):
             buckets = [s.value for s in family.samples if s.name.endswith("_bucket")]
             assert buckets == sorted(buckets)
             assert buckets[-1] == next(s.value for s in family.samples if s.name.endswith("_count"))
+
+
+def test_metrics_under_vllms_names():
+    server = Server("--metrics-compat", "--model-name", 'a "model"').ready()
+    try:
+        server.chat(max_tokens=3)
+        text = server.get("/metrics").text
+        parser = pytest.importorskip("prometheus_client.parser")
+        families = {f.name: f for f in parser.text_string_to_metric_families(text)}
+        assert "oscar_requests" in families, "beside, not instead"
+        for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "gpu_cache_usage_perc",
+                     "prompt_tokens", "generation_tokens", "prefix_cache_queries", "prefix_cache_hits",
+                     "num_preemptions", "time_to_first_token_seconds", "inter_token_latency_seconds",
+                     "time_per_output_token_seconds", "request_time_per_output_token_seconds",
+                     "e2e_request_latency_seconds", "request_queue_time_seconds", "request_prefill_time_seconds",
+                     "request_decode_time_seconds", "request_prompt_tokens", "request_generation_tokens"):
+            family = families[f"vllm:{name}"]
+            assert all(s.labels["model_name"] == 'a "model"' and s.labels["engine"] == "0" for s in family.samples)
+        reasons = {s.labels["finished_reason"]: s.value for s in families["vllm:request_success"].samples}
+        assert reasons == {"stop": 0, "length": 1, "abort": 0, "error": 0}
+        assert families["vllm:generation_tokens"].samples[0].value == 3
+    finally:
+        server.stop()
 
 
 def test_prefix_cache_shows(server):

@@ -1,5 +1,7 @@
 #include "generation/choice.h"
 
+#include <algorithm>
+#include <iterator>
 #include <utility>
 
 namespace oscar::server {
@@ -23,12 +25,19 @@ ChoiceAssembler::ChoiceAssembler(const Tokenizer& tokenizer, ChoiceOptions optio
       answer_(tokenizer, std::move(options)) {}
 
 std::string ChoiceAssembler::finish_reason() const {
-  return answer_.finish_reason() == FinishReason::kStop ? "stop" : "length";
+  switch (answer_.finish_reason()) {
+    case FinishReason::kStop:
+    case FinishReason::kToolCalls:
+      return std::string(NameOf(answer_.finish_reason()));
+    default:
+      return "length";
+  }
 }
 
 void ChoiceAssembler::Append(AnswerPiece&& from, ChoicePiece* piece) {
   piece->content += from.content;
   piece->reasoning += from.reasoning;
+  std::ranges::move(from.tool_calls, std::back_inserter(piece->tool_calls));
   if (!logprobs_) return;
   for (size_t i = 0; i < from.tokens; ++i) {
     piece->logprobs.push_back(std::move(pending_.front()));

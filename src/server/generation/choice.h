@@ -31,7 +31,7 @@ class ChoiceAssembler {
   // The engine ended the choice: flushes.
   void OnFinish(FinishReason reason, ChoicePiece* piece);
 
-  // "stop" or "length", once finished.
+  // "stop", "length" or "tool_calls", once finished.
   std::string finish_reason() const;
   const std::optional<std::string>& stop_string() const { return answer_.stop_string(); }
   const std::optional<int32_t>& stop_token() const { return answer_.stop_token(); }

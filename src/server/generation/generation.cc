@@ -3,6 +3,7 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "base/log.h"
@@ -102,6 +103,7 @@ bool Generation::Take(size_t index, EngineEvent event, Update* update) {
       choice.timing.last_token = now;
       if (plan_.prefill_only) return false;
       ++choice.timing.tokens;
+      choice.logprob_sum += static_cast<double>(event.token.logprob);
       Shorten(plan_.top_logprobs, &event.token);
       const bool stopped = choice.assembler->OnToken(event.token, &update->piece);
       if (stopped) {
@@ -176,6 +178,25 @@ std::vector<std::vector<PromptCandidate>> Generation::prompt_logprobs(size_t cho
     }
   }
   return out;
+}
+
+std::vector<size_t> Generation::Best(int64_t count) const {
+  std::vector<size_t> order(choices_.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  if (count >= plan_.choices_per_prompt) return order;
+  const auto mean = [&](size_t index) {
+    const Choice& choice = choices_[index];
+    return choice.logprob_sum / static_cast<double>(std::max<int64_t>(choice.timing.tokens, 1));
+  };
+  std::vector<size_t> best;
+  for (size_t first = 0; first < order.size();
+       first += static_cast<size_t>(plan_.choices_per_prompt)) {
+    const auto begin = order.begin() + static_cast<ptrdiff_t>(first);
+    std::stable_sort(begin, begin + plan_.choices_per_prompt,
+                     [&](size_t a, size_t b) { return mean(a) > mean(b); });
+    best.insert(best.end(), begin, begin + count);
+  }
+  return best;
 }
 
 FinishInfo Generation::finish(size_t choice) const {

@@ -6,11 +6,13 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "engine/service.h"
 #include "generation/choice.h"
+#include "grammar/spec.h"
 #include "openai/api_error.h"
 #include "openai/response.h"
 
@@ -30,6 +32,8 @@ struct GenerationPlan {
   EngineRequest prototype;  // everything but prompt, id and the choice's seed
   uint64_t seed = 0;
   ChoiceOptions choice;
+  std::optional<GrammarSpec> demand;  // the calls that `tool_choice` demands
+  bool reasons_first = false;         // the answer may begin with reasoning, which no grammar binds
   bool echo = false;
   bool prompt_logprobs = false;  // wanted of the engine, for echo or by themselves
   // How many of the likeliest tokens generated ones and prompt tokens are told with; the engine
@@ -74,6 +78,9 @@ class Generation {
 
   size_t num_choices() const { return choices_.size(); }
   size_t num_active() const { return active_; }
+  // The `count` best choices of each prompt, in the order of prompts, the best first: by the mean
+  // logprob of their tokens, equals in their own order. All of a prompt's choices stay as they are.
+  std::vector<size_t> Best(int64_t count) const;
   FinishInfo finish(size_t choice) const;
   const std::vector<int32_t>& prompt_tokens(size_t choice) const;
   Usage usage() const;
@@ -95,6 +102,7 @@ class Generation {
     int64_t cached_tokens = 0;
     std::vector<GeneratedToken> prompt_logprobs;
     bool done = false;
+    double logprob_sum = 0.0;  // where the engine was asked for logprobs
     Timing timing;
   };
   Generation(const Tokenizer& tokenizer, GenerationPlan plan)

@@ -21,7 +21,19 @@ std::string Fingerprint(LoadedModel& loaded) {
   return fmt::format("fp_{:016x}", XXH3_64bits(text.data(), text.size()));
 }
 
-std::string Properties(const LoadedModel& loaded, const EngineServiceOptions& engine) {
+nlohmann::ordered_json StructuredOutput(const GrammarLimits& limits) {
+  if (!GrammarCompiler::IsBuiltIn()) {
+    return {{"available", false},
+            {"reason", "built without xgrammar: scripts/setup.sh, then -DOSCAR_XGRAMMAR=ON"}};
+  }
+  return {{"available", true},
+          {"compile_seconds", limits.seconds},
+          {"compile_bytes", limits.worker_bytes},
+          {"cache_bytes", limits.cache_bytes}};
+}
+
+std::string Properties(const LoadedModel& loaded, const EngineServiceOptions& engine,
+                       const GrammarLimits& grammar) {
   const MemoryPlan& memory = loaded.memory();
   const nlohmann::ordered_json json = {
       {"architecture", loaded.spec().architecture},
@@ -37,7 +49,8 @@ std::string Properties(const LoadedModel& loaded, const EngineServiceOptions& en
       {"limits",
        {{"running", engine.max_running},
         {"waiting", engine.max_waiting},
-        {"step_tokens", engine.step_tokens}}}};
+        {"step_tokens", engine.step_tokens}}},
+      {"structured_output", StructuredOutput(grammar)}};
   return json.dump();
 }
 
@@ -51,6 +64,9 @@ Result<std::unique_ptr<ModelHost>> ModelHost::Prepare(const ModelOptions& load,
   const Dialogue& dialogue = host->hosted_->dialogue();
   if (!dialogue.has_chat()) {
     LogWarning("chat requests will be refused: {}", dialogue.no_chat_reason());
+  } else {
+    LogInfo("tool parser {}, reasoning parser {}", NameOf(dialogue.call_format()),
+            NameOf(dialogue.reasoning()));
   }
   return host;
 }
@@ -65,11 +81,20 @@ Result<std::shared_ptr<const ServedModel>> ModelHost::Load() {
   served->created = static_cast<int64_t>(std::time(nullptr));
   served->engine = &hosted_->engine();
   served->dialogue = &hosted_->dialogue();
+  if (GrammarCompiler::IsBuiltIn()) {
+    GrammarCompilerOptions grammar;
+    grammar.vocabulary = GrammarVocabularyOf(served->dialogue->tokenizer(),
+                                             loaded.spec().vocab_size, served->dialogue->eos_ids());
+    grammar.limits = options_.grammar;
+    grammar.worker = options_.grammar_worker;
+    grammars_ = std::make_unique<GrammarCompiler>(std::move(grammar));
+    served->grammars = grammars_.get();
+  }
   served->limits = options_.limits;
   served->limits.vocab_size = loaded.spec().vocab_size;
   served->limits.defaults = hosted_->dialogue().defaults().sampling;
   served->fingerprint = Fingerprint(loaded);
-  served->properties = Properties(loaded, hosted_->engine_options());
+  served->properties = Properties(loaded, hosted_->engine_options(), options_.grammar);
   served->device = loaded.device_name();
   served->simd = simd::TargetName(simd::ActiveTarget());
   return served;

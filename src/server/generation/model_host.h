@@ -16,6 +16,8 @@ struct HostOptions {
   DialogueOptions dialogue;
   RequestLimits limits;  // of single requests; vocabulary and defaults are the model's
   EngineServiceOptions engine;
+  GrammarLimits grammar;
+  std::string grammar_worker;  // GrammarCompilerOptions::worker
 };
 
 class ModelHost {
@@ -30,6 +32,7 @@ class ModelHost {
   explicit ModelHost(const HostOptions& options) : options_(options) {}
   const HostOptions options_;
   std::unique_ptr<HostedModel> hosted_;
+  std::unique_ptr<GrammarCompiler> grammars_;
 };
 
 }  // namespace oscar::server

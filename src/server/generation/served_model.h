@@ -9,6 +9,7 @@
 
 #include "dialogue/dialogue.h"
 #include "engine/service.h"
+#include "grammar/compiler.h"
 #include "openai/request.h"
 
 namespace oscar::server {
@@ -19,6 +20,7 @@ struct ServedModel {
   int64_t created = 0;
   EngineService* engine = nullptr;
   const Dialogue* dialogue = nullptr;
+  GrammarCompiler* grammars = nullptr;  // null: constrained answers are refused
   RequestLimits limits;
   std::string fingerprint;   // build, model and cache format
   std::string properties;    // a JSON object for GET /props

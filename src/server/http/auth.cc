@@ -14,7 +14,7 @@ namespace {
 
 constexpr uint64_t kMaxKeyFileBytes = 1 << 20;
 
-std::string_view Trim(std::string_view text) {
+std::string_view TrimLine(std::string_view text) {
   const size_t begin = text.find_first_not_of(" \t\r");
   if (begin == std::string_view::npos) return {};
   return text.substr(begin, text.find_last_not_of(" \t\r") - begin + 1);
@@ -25,10 +25,10 @@ std::optional<std::string_view> KeyOf(const HttpRequest& request) {
   if (const std::string* value = FindHeader(request.headers, "Authorization")) {
     if (value->size() > kBearer.size() &&
         ::strncasecmp(value->data(), kBearer.data(), kBearer.size()) == 0) {
-      return Trim(std::string_view(*value).substr(kBearer.size()));
+      return TrimLine(std::string_view(*value).substr(kBearer.size()));
     }
   }
-  if (const std::string* value = FindHeader(request.headers, "X-Api-Key")) return Trim(*value);
+  if (const std::string* value = FindHeader(request.headers, "X-Api-Key")) return TrimLine(*value);
   return std::nullopt;
 }
 
@@ -60,7 +60,7 @@ Status KeyRing::AddFile(const std::filesystem::path& path) {
   size_t line_number = 0;
   for (size_t at = 0; at < text.size();) {
     const size_t end = std::min(text.find('\n', at), text.size());
-    const std::string_view line = Trim(std::string_view(text).substr(at, end - at));
+    const std::string_view line = TrimLine(std::string_view(text).substr(at, end - at));
     at = end + 1;
     ++line_number;
     if (line.empty() || line.front() == '#') continue;

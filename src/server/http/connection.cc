@@ -315,7 +315,7 @@ void Connection::Pump() {
     return SendWhole(std::move(*step.head));
   Bytes out;
   if (step.head.has_value()) {
-    out = HeadText(*step.head, /*stream=*/true, 0);
+    out = HeadText(*step.head, /*stream=*/true);
     stream_open_ = true;
     if (is_head_) step.done = true;
   }
@@ -335,7 +335,10 @@ void Connection::Pump() {
 }
 
 void Connection::Refuse(int status, std::string_view message, bool linger) {
-  if (request_ == nullptr) request_ = std::make_shared<HttpRequest>();
+  if (request_ == nullptr) {
+    request_ = std::make_shared<HttpRequest>();
+    request_->path = reader_.request().path;  // as far as it was read: errors differ between APIs
+  }
   phase_ = Phase::kHandling;
   share_.reset();
   close_after_ = true;
@@ -343,7 +346,7 @@ void Connection::Refuse(int status, std::string_view message, bool linger) {
   SendWhole(host_->handler->ProtocolError(status, message));
 }
 
-std::string Connection::HeadText(HttpResponse& response, bool stream, size_t length) {
+std::string Connection::HeadText(HttpResponse& response, bool stream) {
   Guarded([&] {
     host_->handler->Finish(*request_, response);
     return HttpResponse();
@@ -352,14 +355,14 @@ std::string Connection::HeadText(HttpResponse& response, bool stream, size_t len
   ResponseHeadOptions options;
   options.close = close_after_;
   options.chunked = stream && !is_http_1_0_;
-  if (!stream && response.status != 204) options.content_length = length;
+  if (!stream && response.status != 204) options.content_length = response.body.size();
   if (stream && is_http_1_0_) options.close = close_after_ = true;  // the end ends the body
   std::string text = ResponseHeadText(response, options);
   return prefix_sent_ ? text.substr(kPrefix.size()) : text;
 }
 
 void Connection::SendWhole(HttpResponse response) {
-  std::string head = HeadText(response, /*stream=*/false, response.body.size());
+  std::string head = HeadText(response, /*stream=*/false);
   if (is_head_) response.body.clear();
   Write(std::move(head), std::move(response.body), [this] { EndExchange(); });
 }

@@ -81,7 +81,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void Pump();
   void SendWhole(HttpResponse response);
   void Refuse(int status, std::string_view message, bool linger);
-  std::string HeadText(HttpResponse& response, bool stream, size_t length);
+  std::string HeadText(HttpResponse& response, bool stream);
   template <typename Function>
   HttpResponse Guarded(const Function& function);
   void EndExchange();

@@ -82,7 +82,8 @@ class HttpHandler {
   virtual HttpResponse Handle(const HttpRequest& request) = 0;
   // The body of an error that the HTTP layer itself found (malformed, too large, too slow).
   virtual HttpResponse ProtocolError(int status, std::string_view message) = 0;
-  // Every response passes here just before it is sent: common headers, counters.
+  // Every response passes here just before it is sent: common headers, counters, the shape of
+  // errors.
   virtual void Finish(const HttpRequest& request, HttpResponse& response) = 0;
 };
 

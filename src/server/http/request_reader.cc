@@ -191,6 +191,7 @@ RequestReader::State RequestReader::ParseHead() {
     return Fail(400, fmt::format("malformed HTTP request: {}", error.message()));
   }
   if (error == http::error::body_limit) {
+    if (!CheckTarget(parser.target())) return state_;
     const std::string* length = FindHeader(request_.headers, "Content-Length");
     return Fail(413, fmt::format("the body has {} bytes; the limit is {}",
                                  length == nullptr ? "more" : *length, limits_.max_body_bytes));

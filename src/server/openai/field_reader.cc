@@ -6,6 +6,8 @@
 #include <cmath>
 #include <limits>
 
+#include "base/log.h"
+
 namespace oscar::server {
 namespace {
 
@@ -43,6 +45,21 @@ std::string_view JsonTypeName(const nlohmann::ordered_json& value) {
     default:
       return "a number";
   }
+}
+
+ApiResult<FieldReader> ReadRequestBody(std::string_view body, int max_json_depth,
+                                       size_t max_json_values) {
+  auto members = SplitJsonObject(body, "request body", max_json_depth);
+  // A template would show a client's number as another one.
+  if (const Status status = CheckIntegersFit(body, "request body");
+      members.has_value() && !status.ok()) {
+    members = Unexpected(status);
+  }
+  if (members.has_value()) return FieldReader(std::move(*members), max_json_values);
+  const bool is_json = members.error().code() == StatusCode::kInvalidArgument;
+  return tl::unexpected(
+      MakeApiError(400, "invalid_json",
+                   is_json ? "request body: must be a JSON object" : members.error().message()));
 }
 
 const FieldReader::Json* FieldReader::Find(std::string_view name) {
@@ -214,6 +231,15 @@ std::vector<std::string> FieldReader::Unknown() const {
     if (!known_.contains(member.name)) names.push_back(member.name);
   }
   return names;
+}
+
+void FieldReader::LogUnknown() const {
+  if (GetLogLevel() > LogLevel::kDebug) return;
+  for (const std::string& name : Unknown()) {
+    // Names come from outside: quoted and bounded as JSON strings are.
+    LogDebug("request: field {} is unknown and ignored",
+             Json(name.substr(0, 64)).dump(-1, ' ', true, Json::error_handler_t::replace));
+  }
 }
 
 }  // namespace oscar::server

@@ -55,6 +55,8 @@ class FieldReader {
   std::string ParamOf(std::string_view name) const { return prefix_ + std::string(name); }
   // Field names that nothing above asked for.
   std::vector<std::string> Unknown() const;
+  // One debug line for each of them.
+  void LogUnknown() const;
 
  private:
   const Json* Parsed(std::string_view name);
@@ -67,6 +69,10 @@ class FieldReader {
   std::set<std::string, std::less<>> known_;
   std::optional<ApiError> error_;
 };
+
+// A request body as far as it takes to know its members: a JSON object within these bounds.
+ApiResult<FieldReader> ReadRequestBody(std::string_view body, int max_json_depth,
+                                       size_t max_json_values);
 
 // "a number", "a string", ... for messages.
 std::string_view JsonTypeName(const nlohmann::ordered_json& value);

@@ -8,9 +8,9 @@
 #include <nlohmann/json.hpp>
 
 #include "base/json.h"
-#include "base/log.h"
 #include "openai/chat_messages.h"
 #include "openai/field_reader.h"
+#include "openai/response_format.h"
 
 namespace oscar::server {
 namespace {
@@ -20,19 +20,8 @@ using Json = nlohmann::ordered_json;
 constexpr int64_t kMaxTokens = int64_t{1} << 31;
 constexpr size_t kMaxNameBytes = 256;
 
-// Reads the body as far as it takes to know its members.
 ApiResult<FieldReader> ReadBody(std::string_view body, const RequestLimits& limits) {
-  auto members = SplitJsonObject(body, "request body", limits.max_json_depth);
-  // A template would show a client's number as another one.
-  if (const Status status = CheckIntegersFit(body, "request body");
-      members.has_value() && !status.ok()) {
-    members = Unexpected(status);
-  }
-  if (members.has_value()) return FieldReader(std::move(*members), limits.max_json_values);
-  const bool is_json = members.error().code() == StatusCode::kInvalidArgument;
-  return tl::unexpected(
-      MakeApiError(400, "invalid_json",
-                   is_json ? "request body: must be a JSON object" : members.error().message()));
+  return ReadRequestBody(body, limits.max_json_depth, limits.max_json_values);
 }
 
 void ReadLogitBias(FieldReader& fields, const RequestLimits& limits, SamplingOptions* sampling) {
@@ -74,18 +63,6 @@ void ReadStreamOptions(FieldReader& fields, GenerationParams* params) {
   if (!options.ok()) fields.Fail(options.error());
 }
 
-void ReadResponseFormat(FieldReader& fields) {
-  const Json* value = fields.Find("response_format");
-  if (value == nullptr) return;
-  const auto type = value->is_object() ? value->find("type") : value->end();
-  if (!value->is_object() || type == value->end() || !type->is_string()) {
-    return fields.FailValue("response_format", "must be an object with a 'type'");
-  }
-  if (*type == "text") return;
-  fields.Fail(UnsupportedParameter(
-      "response_format", "'response_format' other than {\"type\": \"text\"} is not supported"));
-}
-
 // Sampling fields and extensions of both endpoints.
 void ReadSampling(FieldReader& fields, const RequestLimits& limits, GenerationParams* params) {
   SamplingOptions& sampling = params->sampling;
@@ -106,10 +83,30 @@ void ReadSampling(FieldReader& fields, const RequestLimits& limits, GenerationPa
              &params->seed);
 }
 
+// Fields about which tokens, which of several answers, and when.
+void ReadChoosing(FieldReader& fields, const RequestLimits& limits, GenerationParams* params) {
+  fields.Int("n", 1, limits.max_n, &params->n);
+  std::optional<int64_t> best_of;
+  fields.Int("best_of", 1, limits.max_n, &best_of);
+  if (best_of.has_value() && *best_of < params->n) {
+    fields.FailValue("best_of", "must not be less than 'n'");
+  }
+  params->best_of = best_of.value_or(0);
+  constexpr int64_t kMaxPriority = std::numeric_limits<int32_t>::max();
+  fields.Int("priority", -kMaxPriority, kMaxPriority, &params->priority);
+  fields.Strings("bad_words", limits.max_bad_words, limits.max_stop_bytes, &params->bad_words);
+  fields.TokenIds("allowed_token_ids", static_cast<size_t>(limits.vocab_size),
+                  &params->allowed_token_ids);
+  if (const Json* ids = fields.Find("allowed_token_ids");
+      ids != nullptr && ids->is_array() && ids->empty()) {
+    fields.FailValue("allowed_token_ids", "must not be empty");
+  }
+}
+
 void ReadCommon(FieldReader& fields, const RequestLimits& limits, GenerationParams* params) {
   fields.String("model", kMaxNameBytes, &params->model);
   ReadSampling(fields, limits, params);
-  fields.Int("n", 1, limits.max_n, &params->n);
+  ReadChoosing(fields, limits, params);
   fields.Int("min_tokens", 0, kMaxTokens, &params->min_tokens);
   fields.Strings("stop", limits.max_stops, limits.max_stop_bytes, &params->stop);
   fields.TokenIds("stop_token_ids", 64, &params->stop_token_ids);
@@ -118,6 +115,9 @@ void ReadCommon(FieldReader& fields, const RequestLimits& limits, GenerationPara
   fields.Bool("skip_special_tokens", &params->skip_special_tokens);
   fields.Bool("stream", &params->stream);
   ReadStreamOptions(fields, params);
+  if (params->stream && params->choices() > params->n) {
+    fields.FailValue("best_of", "above 'n' cannot be combined with 'stream': true");
+  }
   fields.Bool("return_token_ids", &params->return_token_ids);
   fields.Int("prompt_logprobs", 0, limits.max_top_logprobs, &params->prompt_logprobs);
   if (params->prompt_logprobs.has_value() && params->stream) {
@@ -131,18 +131,14 @@ void ReadCommon(FieldReader& fields, const RequestLimits& limits, GenerationPara
     fields.FailValue("request_id", "must be printable ASCII without spaces");
   }
   fields.String("cache_salt", kMaxNameBytes, &params->cache_salt);
-  ReadResponseFormat(fields);
+  ReadConstraint(fields, params);
   for (const char* name : {"user", "metadata", "safety_identifier", "prompt_cache_key",
                            "spaces_between_special_tokens"}) {
     fields.Ignore(name);
   }
-  for (const char* name :
-       {"bad_words", "allowed_token_ids", "guided_json", "guided_regex", "guided_choice",
-        "guided_grammar", "structured_outputs", "grammar", "json_schema", "regex", "ebnf",
-        "logits_processors", "lora_path", "kv_transfer_params"}) {
+  for (const char* name : {"logits_processors", "lora_path", "kv_transfer_params"}) {
     fields.Unsupported(name);
   }
-  fields.Unsupported("priority", {0});
   fields.Unsupported("use_beam_search", {false});
   fields.Unsupported("length_penalty", {1, 1.0});
   fields.Unsupported("store", {false});
@@ -175,28 +171,47 @@ std::optional<ApiError> Conclude(const FieldReader& fields, const GenerationPara
     return InvalidValue("min_tokens", "'min_tokens' must not exceed 'max_tokens'");
   }
   if (auto error = CheckVocabulary("stop_token_ids", params.stop_token_ids, limits)) return error;
-  if (GetLogLevel() <= LogLevel::kDebug) {
-    for (const std::string& name : fields.Unknown()) {
-      // Names come from outside: quoted and bounded as JSON strings are.
-      LogDebug("request: field {} is unknown and ignored",
-               Json(name.substr(0, 64)).dump(-1, ' ', true, Json::error_handler_t::replace));
-    }
+  if (auto error = CheckVocabulary("allowed_token_ids", params.allowed_token_ids, limits)) {
+    return error;
   }
+  fields.LogUnknown();
   return std::nullopt;
 }
 
-void ReadTools(FieldReader& fields, const RequestLimits& limits, ChatRequest* request) {
-  const Json* tools = fields.Find("tools");
-  bool use_tools = true;
-  if (const Json* choice = fields.Find("tool_choice"); choice != nullptr) {
-    if (*choice == "none") {
-      use_tools = false;
-    } else if (*choice != "auto") {
-      return fields.Fail(UnsupportedParameter(
-          "tool_choice", "'tool_choice' other than \"none\" and \"auto\" is not supported"));
-    }
+// "none", "auto", "required", or {"type": "function", "function": {"name": ...}}.
+void ReadToolChoice(FieldReader& fields, ChatRequest* request) {
+  const Json* choice = fields.Find("tool_choice");
+  if (choice == nullptr || *choice == "auto") return;
+  if (*choice == "none") {
+    request->tool_choice = ToolChoice::kNone;
+    return;
   }
-  fields.Ignore("parallel_tool_calls");
+  if (*choice == "required") {
+    request->tool_choice = ToolChoice::kRequired;
+    return;
+  }
+  constexpr const char* kShape =
+      "must be \"none\", \"auto\", \"required\" or {\"type\": \"function\", \"function\": "
+      "{\"name\": ...}}";
+  if (!choice->is_object() || choice->value("type", Json("function")) != "function") {
+    return fields.FailValue("tool_choice", kShape);
+  }
+  const auto function = choice->find("function");
+  const auto name =
+      function != choice->end() && function->is_object() ? function->find("name") : choice->end();
+  if (function == choice->end() || !function->is_object() || name == function->end() ||
+      !name->is_string()) {
+    return fields.FailValue("tool_choice", kShape);
+  }
+  request->tool_choice = ToolChoice::kNamed;
+  request->tool_name = name->get<std::string>();
+}
+
+// What tools must look like is checked where they are used (CheckTools).
+void ReadTools(FieldReader& fields, const RequestLimits& limits, ChatRequest* request) {
+  ReadToolChoice(fields, request);
+  fields.Bool("parallel_tool_calls", &request->parallel_tool_calls);
+  const Json* tools = fields.Find("tools");
   if (tools == nullptr) return;
   if (!tools->is_array()) return fields.FailValue("tools", "must be a list");
   if (tools->size() > limits.max_tools) {
@@ -206,7 +221,7 @@ void ReadTools(FieldReader& fields, const RequestLimits& limits, ChatRequest* re
   for (const Json& tool : *tools) {
     if (!tool.is_object()) return fields.FailValue("tools", "must hold objects");
   }
-  if (use_tools && !tools->empty()) request->tools = std::make_shared<const Json>(*tools);
+  if (!tools->empty()) request->tools = std::make_shared<const Json>(*tools);
 }
 
 void ReadTemplateFields(FieldReader& fields, ChatRequest* request) {
@@ -259,6 +274,26 @@ void ReadChat(FieldReader& fields, const RequestLimits& limits, ChatRequest* req
   ReadMessages(fields, limits, request);
   ReadTools(fields, limits, request);
   ReadTemplateFields(fields, request);
+}
+
+ApiResult<ChatRequest> ReadChatRequest(FieldReader& fields, const RequestLimits& limits) {
+  ChatRequest request;
+  GenerationParams& params = request.params;
+  ReadChat(fields, limits, &request);
+  ReadCommon(fields, limits, &params);
+  ReadChatLogprobs(fields, limits, &params);
+  fields.Int("max_tokens", 1, kMaxTokens, &params.max_tokens);
+  fields.Int("max_completion_tokens", 1, kMaxTokens, &params.max_tokens);
+  for (const char* name : {"functions", "audio", "prediction", "web_search_options", "documents",
+                           "chat_template", "suffix"}) {
+    fields.Unsupported(name);
+  }
+  fields.Unsupported("function_call", {"none"});
+  fields.Unsupported("modalities", {Json::array({"text"})});
+  fields.Unsupported("verbosity", {"medium"});
+  fields.Unsupported("echo", {false});
+  if (auto error = Conclude(fields, params, limits)) return tl::unexpected(std::move(*error));
+  return request;
 }
 
 // One prompt: a string or a list of token ids.
@@ -318,24 +353,28 @@ void ReadPrompts(FieldReader& fields, const RequestLimits& limits, CompletionReq
 ApiResult<ChatRequest> ParseChatRequest(std::string_view body, const RequestLimits& limits) {
   auto read = ReadBody(body, limits);
   if (!read.has_value()) return tl::unexpected(read.error());
-  FieldReader& fields = *read;
-  ChatRequest request;
-  GenerationParams& params = request.params;
-  ReadChat(fields, limits, &request);
-  ReadCommon(fields, limits, &params);
-  ReadChatLogprobs(fields, limits, &params);
-  fields.Int("max_tokens", 1, kMaxTokens, &params.max_tokens);
-  fields.Int("max_completion_tokens", 1, kMaxTokens, &params.max_tokens);
-  for (const char* name : {"functions", "audio", "prediction", "web_search_options", "documents",
-                           "chat_template", "best_of", "suffix"}) {
-    fields.Unsupported(name);
+  return ReadChatRequest(*read, limits);
+}
+
+ApiResult<ChatRequest> ParseTranslatedChat(const Json& chat, const RequestLimits& limits,
+                                           std::span<const FieldName> names) {
+  FieldReader fields(chat);
+  auto request = ReadChatRequest(fields, limits);
+  if (request.has_value()) return request;
+  ApiError error = std::move(request.error());
+  for (const FieldName& name : names) {
+    const std::string quoted = fmt::format("'{}", name.chat);
+    if (!error.param.starts_with(name.chat)) continue;
+    const char next = error.param.c_str()[name.chat.size()];
+    if (next != '\0' && next != '.' && next != '[') continue;
+    error.param.replace(0, name.chat.size(), name.own);
+    for (size_t at = error.message.find(quoted); at != std::string::npos;
+         at = error.message.find(quoted, at + name.own.size())) {
+      error.message.replace(at + 1, name.chat.size(), name.own);
+    }
+    break;
   }
-  fields.Unsupported("function_call", {"none"});
-  fields.Unsupported("modalities", {Json::array({"text"})});
-  fields.Unsupported("verbosity", {"medium"});
-  fields.Unsupported("echo", {false});
-  if (auto error = Conclude(fields, params, limits)) return tl::unexpected(std::move(*error));
-  return request;
+  return tl::unexpected(std::move(error));
 }
 
 ApiResult<CompletionRequest> ParseCompletionRequest(std::string_view body,
@@ -357,7 +396,13 @@ ApiResult<CompletionRequest> ParseCompletionRequest(std::string_view body,
   params.logprobs = logprobs.has_value();
   params.top_logprobs = logprobs.value_or(0);
   fields.Unsupported("suffix", {""});
-  fields.Unsupported("best_of", {params.n});
+  const int64_t choices = params.choices() * static_cast<int64_t>(request.prompts.size());
+  const int64_t most = std::max(limits.max_choices, limits.max_n);
+  if (choices > most) {
+    fields.FailValue(params.best_of > params.n ? "best_of" : "n",
+                     fmt::format("times {} prompts is {} choices; the limit is {}",
+                                 request.prompts.size(), choices, most));
+  }
   if (auto error = Conclude(fields, params, limits)) return tl::unexpected(std::move(*error));
   return request;
 }

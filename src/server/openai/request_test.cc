@@ -102,6 +102,19 @@ TEST(ChatRequest, EveryFieldIsRead) {
   EXPECT_EQ(request->tools->size(), 1u);
 }
 
+TEST(ChatRequest, ReadsWhatToDoWithTools) {
+  const auto read = [](const Json& choice) {
+    return *ParseChat(Chat({{"tool_choice", choice}, {"parallel_tool_calls", false}}));
+  };
+  EXPECT_EQ(read("auto").tool_choice, ToolChoice::kAuto);
+  EXPECT_EQ(read("none").tool_choice, ToolChoice::kNone);
+  EXPECT_EQ(read("required").tool_choice, ToolChoice::kRequired);
+  const ChatRequest named = read({{"type", "function"}, {"function", {{"name", "f"}}}});
+  EXPECT_EQ(named.tool_choice, ToolChoice::kNamed);
+  EXPECT_EQ(named.tool_name, "f");
+  EXPECT_FALSE(named.parallel_tool_calls);
+}
+
 TEST(ChatRequest, NullIsAbsentForEveryField) {
   Json body = Chat();
   for (const char* name : {"model",
@@ -175,7 +188,7 @@ TEST(ChatRequest, WrongTypesAndRangesNameTheField) {
       {"top_k", -2},
       {"min_p", 2},
       {"n", 0},
-      {"n", 9},
+      {"n", 129},
       {"n", "1"},
       {"stop", 5},
       {"stop", Json::array({1})},
@@ -205,18 +218,47 @@ TEST(ChatRequest, WrongTypesAndRangesNameTheField) {
       {"chat_template_kwargs", 1},
       {"chat_template_kwargs", {{"messages", 1}}},
       {"response_format", "text"},
-      {"response_format", {{"type", "json_object"}}, "unsupported_parameter"},
-      {"response_format", {{"type", "json_schema"}}, "unsupported_parameter"},
+      {"response_format", {{"type", "xml"}}, "unsupported_parameter"},
+      {"response_format", {{"type", "json_schema"}}},
+      {"response_format", {{"type", "json_schema"}, {"json_schema", {{"schema", {{"not", 1}}}}}}},
       {"tools", 1},
       {"tools", {1}},
-      {"tool_choice", "required", "unsupported_parameter"},
+      {"tool_choice", "sometimes"},
+      {"tool_choice", 5},
+      {"tool_choice", {{"type", "function"}}},
+      {"tool_choice", {{"type", "function"}, {"function", "f"}}},
+      {"tool_choice", {{"type", "function"}, {"function", {{"name", 5}}}}},
+      {"tool_choice", {{"type", "mcp"}, {"function", {{"name", "f"}}}}},
+      {"parallel_tool_calls", "yes"},
       {"functions", Json::array(), "unsupported_parameter"},
       {"modalities", {"audio"}, "unsupported_parameter"},
-      {"bad_words", {"x"}, "unsupported_parameter"},
-      {"guided_json", {{"a", 1}}, "unsupported_parameter"},
+      {"bad_words", 5},
+      {"bad_words", {5}},
+      {"bad_words", {""}},
+      {"bad_words", {std::string(257, 'x')}},
+      {"bad_words", std::vector<std::string>(257, "x")},
+      {"allowed_token_ids", 5},
+      {"allowed_token_ids", Json::array()},
+      {"allowed_token_ids", {-1}},
+      {"allowed_token_ids", {100}},
+      {"allowed_token_ids", {1.5}},
+      {"allowed_token_ids", {"1"}},
+      {"allowed_token_ids", std::vector<int>(101, 1)},
+      {"guided_json", {{"not", Json::object()}}},
+      {"guided_json", "{"},
+      {"guided_regex", 1},
+      {"guided_regex", ""},
+      {"guided_choice", "yes"},
+      {"guided_choice", Json::array()},
+      {"grammar", 1},
+      {"structured_outputs", 1},
       {"prompt_logprobs", 21, "invalid_value"},
-      {"priority", 1, "unsupported_parameter"},
-      {"best_of", 2, "unsupported_parameter"},
+      {"priority", "high"},
+      {"priority", 1.5},
+      {"priority", int64_t{1} << 40},
+      {"best_of", 0},
+      {"best_of", 129},
+      {"best_of", "2"},
       {"suffix", "x", "unsupported_parameter"},
       {"truncate_prompt_tokens", 0},
       {"stream_options", {{"include_usage", true}}},
@@ -277,6 +319,18 @@ TEST(ChatRequest, MessagesAreNormalised) {
   EXPECT_FALSE(messages[4].contains("name"));
 }
 
+TEST(ChatRequest, PriorityBadWordsAndAllowedTokens) {
+  const auto request = ParseChat(Chat({{"priority", -7},
+                                       {"bad_words", {"x", " y"}},
+                                       {"allowed_token_ids", {5, 99, 5}},
+                                       {"best_of", 3}}));
+  ASSERT_TRUE(request.has_value()) << request.error().message;
+  EXPECT_EQ(request->params.priority, -7);
+  EXPECT_THAT(request->params.bad_words, ElementsAre("x", " y"));
+  EXPECT_THAT(request->params.allowed_token_ids, ElementsAre(5, 99, 5));
+  EXPECT_EQ(request->params.choices(), 3);
+}
+
 TEST(Requests, BodiesThatAreNoJsonObjects) {
   for (const std::string& body :
        {std::string(), std::string("{"), std::string("[]"), std::string("5"),
@@ -317,8 +371,76 @@ TEST(CompletionRequest, LogprobsBestOfAndSuffix) {
   EXPECT_EQ(request->params.max_tokens, 0);
   EXPECT_FALSE(ParseCompletion({{"prompt", "a"}, {"logprobs", false}})->params.logprobs);
   EXPECT_EQ(ParseCompletion({{"prompt", "a"}, {"logprobs", 21}}).error().param, "logprobs");
-  EXPECT_EQ(ParseCompletion({{"prompt", "a"}, {"best_of", 2}}).error().param, "best_of");
+  const auto best = ParseCompletion({{"prompt", "a"}, {"best_of", 5}, {"n", 2}});
+  EXPECT_EQ(best->params.choices(), 5);
+  EXPECT_EQ(ParseCompletion({{"prompt", "a"}, {"n", 2}})->params.choices(), 2);
+  EXPECT_EQ(ParseCompletion({{"prompt", "a"}, {"n", 3}, {"best_of", 2}}).error().param, "best_of");
+  EXPECT_EQ(ParseCompletion({{"prompt", "a"}, {"best_of", 2}, {"stream", true}}).error().param,
+            "best_of");
+  EXPECT_TRUE(ParseCompletion({{"prompt", "a"}, {"n", 2}, {"best_of", 2}, {"stream", true}}));
+  // Choices of all prompts together are bounded.
+  const std::vector<std::string> prompts(8, "a");
+  EXPECT_TRUE(ParseCompletion({{"prompt", prompts}, {"n", 64}}).has_value());
+  EXPECT_EQ(ParseCompletion({{"prompt", prompts}, {"n", 65}}).error().param, "n");
+  EXPECT_EQ(ParseCompletion({{"prompt", prompts}, {"best_of", 65}}).error().param, "best_of");
   EXPECT_EQ(ParseCompletion({{"prompt", "a"}, {"suffix", "b"}}).error().param, "suffix");
+}
+
+// Every spelling of a form is one spec, and a request has one.
+TEST(Requests, OneFormOfAnswer) {
+  using Kind = GrammarSpec::Kind;
+  const Json schema = {{"type", "object"}};
+  const struct {
+    const char* field;
+    Json value;
+    Kind kind;
+    std::string text;
+  } cases[] = {
+      {"response_format", {{"type", "json_object"}}, Kind::kJsonObject, ""},
+      {"response_format",
+       {{"type", "json_schema"}, {"json_schema", {{"name", "a"}, {"schema", schema}}}},
+       Kind::kJsonSchema,
+       schema.dump()},
+      {"response_format",
+       {{"type", "json_schema"}, {"schema", schema}},
+       Kind::kJsonSchema,
+       schema.dump()},
+      {"guided_json", schema, Kind::kJsonSchema, schema.dump()},
+      {"guided_json", schema.dump(), Kind::kJsonSchema, schema.dump()},
+      {"json_schema", schema.dump(), Kind::kJsonSchema, schema.dump()},
+      {"guided_regex", "a+", Kind::kRegex, "a+"},
+      {"regex", "a+", Kind::kRegex, "a+"},
+      {"guided_choice", {"a", "b"}, Kind::kChoice, ""},
+      {"guided_grammar", "root ::= \"a\"", Kind::kGrammar, "root ::= \"a\""},
+      {"grammar", "root ::= \"a\"", Kind::kGrammar, "root ::= \"a\""},
+      {"ebnf", "root ::= \"a\"", Kind::kGrammar, "root ::= \"a\""},
+      {"structured_outputs", {{"regex", "a"}, {"json", nullptr}}, Kind::kRegex, "a"},
+      {"structured_outputs", {{"json_object", true}}, Kind::kJsonObject, ""},
+  };
+  for (const auto& c : cases) {
+    const auto request = ParseChat(Chat({{c.field, c.value}}));
+    ASSERT_TRUE(request.has_value()) << c.field << " " << request.error().message;
+    ASSERT_TRUE(request->params.constraint.has_value()) << c.field;
+    EXPECT_EQ(request->params.constraint->kind, c.kind) << c.field << " " << c.value;
+    EXPECT_EQ(request->params.constraint->text, c.text);
+    // Beside another one it is refused, whichever comes first.
+    for (const char* other : {"response_format", "guided_choice"}) {
+      if (std::string(c.field) == other) continue;
+      const Json second =
+          std::string(other) == "guided_choice" ? Json{"x"} : Json{{"type", "json_object"}};
+      const auto both = ParseChat(Chat({{c.field, c.value}, {other, second}}));
+      ASSERT_FALSE(both.has_value()) << c.field;
+      EXPECT_EQ(both.error().code, "invalid_value");
+    }
+  }
+  for (const auto& [field, value] :
+       {std::pair<const char*, Json>{"response_format", {{"type", "text"}}},
+        {"grammar", ""},
+        {"structured_outputs", Json::object()}}) {
+    const auto request = ParseChat(Chat({{field, value}}));
+    ASSERT_TRUE(request.has_value()) << request.error().message;
+    EXPECT_FALSE(request->params.constraint.has_value());
+  }
 }
 
 }  // namespace

@@ -77,9 +77,8 @@ class JsonWriter {
   bool is_first_ = true;
 };
 
-void WriteChatLogprobs(const std::vector<LogprobEntry>& entries, std::string* out) {
-  JsonWriter object('{', out);
-  JsonWriter content('[', &object.Key("content"));
+void WriteLogprobList(const std::vector<LogprobEntry>& entries, std::string* out) {
+  JsonWriter content('[', out);
   for (const LogprobEntry& entry : entries) {
     Json top = Json::array();
     for (const LogprobCandidate& candidate : entry.top) {
@@ -93,6 +92,11 @@ void WriteChatLogprobs(const std::vector<LogprobEntry>& entries, std::string* ou
                  {"top_logprobs", std::move(top)}});
   }
   content.End(']');
+}
+
+void WriteChatLogprobs(const std::vector<LogprobEntry>& entries, std::string* out) {
+  JsonWriter object('{', out);
+  WriteLogprobList(entries, &object.Key("content"));
   object.End('}');
 }
 
@@ -207,12 +211,51 @@ std::string ChunkBody(const ResponseHead& head, std::string_view choice,
   return out;
 }
 
+Json CallJson(const ToolCallDelta& call, std::string_view arguments) {
+  return {{"id", call.id},
+          {"type", "function"},
+          {"function", {{"name", call.name}, {"arguments", arguments}}}};
+}
+
+// Whole calls of the parts that they came in.
+Json ToolCallsJson(const std::vector<ToolCallDelta>& deltas) {
+  Json calls = Json::array();
+  for (const ToolCallDelta& delta : deltas) {
+    if (delta.index == calls.size()) {
+      calls.push_back(CallJson(delta, delta.arguments));
+    } else {
+      calls[delta.index]["function"]["arguments"].get_ref<std::string&>() += delta.arguments;
+    }
+  }
+  return calls;
+}
+
+// A chunk has one part of one call: clients join lists of deltas by "index" chunk by chunk. A call
+// begins with its name and no arguments; they follow by themselves.
+void AddCallDeltas(const ToolCallDelta& call, std::vector<Json>* deltas) {
+  const auto add = [&](Json part) {
+    deltas->push_back({{"tool_calls", Json::array({std::move(part)})}});
+  };
+  if (!call.id.empty()) {
+    Json begin = {{"index", call.index}};
+    begin.update(CallJson(call, ""));
+    add(std::move(begin));
+  }
+  if (call.arguments.empty()) return;
+  add({{"index", call.index}, {"function", {{"arguments", call.arguments}}}});
+}
+
 void WriteChoice(const ResponseHead& head, const ChoiceResult& choice, std::string* out) {
   JsonWriter item('{', out);
   item.Add("index", choice.index);
   if (head.chat) {
-    Json message = {{"role", "assistant"}, {"content", choice.piece.content}};
-    if (!choice.piece.reasoning.empty()) message["reasoning_content"] = choice.piece.reasoning;
+    const ChoicePiece& piece = choice.piece;
+    Json message = {{"role", "assistant"}, {"content", piece.content}};
+    if (!piece.reasoning.empty()) message["reasoning_content"] = piece.reasoning;
+    if (!piece.tool_calls.empty()) {
+      if (piece.content.empty()) message["content"] = nullptr;
+      message["tool_calls"] = ToolCallsJson(piece.tool_calls);
+    }
     item.Add("message", message);
   } else {
     item.Add("text", choice.piece.content);
@@ -236,6 +279,7 @@ void WriteChoice(const ResponseHead& head, const ChoiceResult& choice, std::stri
 void ChoicePiece::Append(ChoicePiece&& other) {
   content += other.content;
   reasoning += other.reasoning;
+  std::ranges::move(other.tool_calls, std::back_inserter(tool_calls));
   std::ranges::move(other.logprobs, std::back_inserter(logprobs));
   std::ranges::move(other.token_ids, std::back_inserter(token_ids));
 }
@@ -268,24 +312,42 @@ std::string RoleChunk(const ResponseHead& head, int64_t index, const std::option
                    usage);
 }
 
-std::string PieceChunk(const ResponseHead& head, int64_t index, const ChoicePiece& piece,
-                       int64_t* char_offset, const std::optional<Usage>& usage) {
-  std::string out;
-  JsonWriter choice('{', &out);
-  choice.Add("index", index);
-  if (head.chat) {
-    Json delta = Json::object();
+std::vector<std::string> PieceChunks(const ResponseHead& head, int64_t index,
+                                     const ChoicePiece& piece, int64_t* char_offset,
+                                     const std::optional<Usage>& usage) {
+  std::vector<Json> deltas;
+  if (!piece.reasoning.empty() || !piece.content.empty() || piece.tool_calls.empty()) {
+    Json& delta = deltas.emplace_back(Json::object());
     if (!piece.reasoning.empty()) delta["reasoning_content"] = piece.reasoning;
     if (!piece.content.empty()) delta["content"] = piece.content;
-    choice.Add("delta", delta);
-  } else {
-    choice.Add("text", piece.content);
   }
-  WriteLogprobs(head, piece.logprobs, char_offset, &choice.Key("logprobs"));
-  choice.Add("finish_reason", nullptr);
-  if (head.return_token_ids) choice.Add("token_ids", piece.token_ids);
-  choice.End('}');
-  return ChunkBody(head, out, usage);
+  for (const ToolCallDelta& call : piece.tool_calls) AddCallDeltas(call, &deltas);
+
+  std::vector<std::string> chunks;
+  for (const Json& delta : deltas) {
+    const bool is_first = chunks.empty();
+    std::string out;
+    JsonWriter choice('{', &out);
+    choice.Add("index", index);
+    if (head.chat) {
+      choice.Add("delta", delta);
+    } else {
+      choice.Add("text", piece.content);
+    }
+    // What is told of tokens stands in the first.
+    if (is_first) {
+      WriteLogprobs(head, piece.logprobs, char_offset, &choice.Key("logprobs"));
+    } else {
+      choice.Add("logprobs", nullptr);
+    }
+    choice.Add("finish_reason", nullptr);
+    if (head.return_token_ids) {
+      choice.Add("token_ids", is_first ? Json(piece.token_ids) : Json::array());
+    }
+    choice.End('}');
+    chunks.push_back(ChunkBody(head, out, usage));
+  }
+  return chunks;
 }
 
 std::string FinishChunk(const ResponseHead& head, int64_t index, const FinishInfo& finish,
@@ -308,6 +370,12 @@ std::string UsageChunk(const ResponseHead& head, const Usage& usage) {
   chunk.Add("choices", Json::array());
   chunk.Add("usage", UsageJson(usage));
   chunk.End('}');
+  return out;
+}
+
+std::string LogprobList(const std::vector<LogprobEntry>& entries) {
+  std::string out;
+  WriteLogprobList(entries, &out);
   return out;
 }
 

@@ -8,6 +8,8 @@
 #include <string_view>
 #include <vector>
 
+#include "oscar/tool_call.h"
+
 namespace oscar::server {
 
 struct LogprobCandidate {
@@ -26,9 +28,10 @@ struct LogprobEntry {
 struct ChoicePiece {
   std::string content;
   std::string reasoning;
+  std::vector<ToolCallDelta> tool_calls;
   std::vector<LogprobEntry> logprobs;
   std::vector<int32_t> token_ids;
-  bool empty() const { return content.empty() && reasoning.empty(); }
+  bool empty() const { return content.empty() && reasoning.empty() && tool_calls.empty(); }
   void Append(ChoicePiece&& other);
 };
 
@@ -80,12 +83,17 @@ std::string ResponseBody(const ResponseHead& head, const std::vector<ChoiceResul
 
 // Stream chunks. `usage` where the client asked for continuous statistics.
 std::string RoleChunk(const ResponseHead& head, int64_t index, const std::optional<Usage>& usage);
-// `char_offset` counts characters of the choice so far (completions' text_offset) and is advanced.
-std::string PieceChunk(const ResponseHead& head, int64_t index, const ChoicePiece& piece,
-                       int64_t* char_offset, const std::optional<Usage>& usage);
+// One chunk, and one more per part of a call of a tool. `char_offset` counts characters of the
+// choice so far (completions' text_offset) and is advanced.
+std::vector<std::string> PieceChunks(const ResponseHead& head, int64_t index,
+                                     const ChoicePiece& piece, int64_t* char_offset,
+                                     const std::optional<Usage>& usage);
 std::string FinishChunk(const ResponseHead& head, int64_t index, const FinishInfo& finish,
                         const std::optional<Usage>& usage);
 std::string UsageChunk(const ResponseHead& head, const Usage& usage);
+
+// Logprobs as the JSON list that chats and responses have in common.
+std::string LogprobList(const std::vector<LogprobEntry>& entries);
 
 // "data: <json>\n\n".
 std::string SseFrame(std::string_view json);
