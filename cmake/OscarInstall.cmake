@@ -47,6 +47,17 @@ install(FILES ${generated}/_oscar DESTINATION ${CMAKE_INSTALL_DATADIR}/zsh/vendo
 install(FILES ${generated}/oscar.fish DESTINATION ${CMAKE_INSTALL_DATADIR}/fish/vendor_completions.d)
 install(DIRECTORY ${CMAKE_SOURCE_DIR}/models/demo DESTINATION ${CMAKE_INSTALL_DATADIR}/oscar/models)
 install(FILES ${CMAKE_SOURCE_DIR}/LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR} RENAME copyright)
+if(OSCAR_HAVE_XGRAMMAR)
+  # It is part of the program: its notice, and the terms of picojson (BSD-2-Clause) within it. DLPack's are Apache-2.0, too.
+  file(READ ${OSCAR_XGRAMMAR_SOURCE}/3rdparty/picojson/picojson.h picojson_terms LIMIT 4000)
+  string(FIND "${picojson_terms}" "*/" end)
+  string(SUBSTRING "${picojson_terms}" 0 ${end} picojson_terms)
+  string(REGEX REPLACE "(^/\\*|\n \\*)" "\n" picojson_terms "${picojson_terms}")
+  file(READ ${OSCAR_XGRAMMAR_SOURCE}/NOTICE xgrammar_notice)
+  file(WRITE ${generated}/NOTICE.xgrammar
+    "xgrammar ${OSCAR_XGRAMMAR_VERSION}, Apache-2.0\n\n${xgrammar_notice}\npicojson, in xgrammar\n${picojson_terms}\n")
+  install(FILES ${generated}/NOTICE.xgrammar DESTINATION ${CMAKE_INSTALL_DOCDIR})
+endif()
 install(FILES ${CMAKE_SOURCE_DIR}/README.md ${CMAKE_SOURCE_DIR}/CHANGELOG.md DESTINATION ${CMAKE_INSTALL_DOCDIR})
 set(AT "@")
 configure_file(${CMAKE_SOURCE_DIR}/packaging/oscar.service.in ${generated}/oscar.service @ONLY)
@@ -66,7 +77,7 @@ set(CPACK_STRIP_FILES ON)
 set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
 set(CPACK_DEBIAN_PACKAGE_SECTION science)
 set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS ON)
-set(CPACK_DEBIAN_PACKAGE_RECOMMENDS "libexpected-dev")
+set(CPACK_DEBIAN_PACKAGE_RECOMMENDS "libexpected-dev, ca-certificates")
 set(CPACK_DEBIAN_PACKAGE_GENERATE_SHLIBS ON)
 set(CPACK_DEBIAN_PACKAGE_CONTROL_EXTRA ${CMAKE_SOURCE_DIR}/packaging/postinst
   ${CMAKE_SOURCE_DIR}/packaging/prerm ${CMAKE_SOURCE_DIR}/packaging/postrm

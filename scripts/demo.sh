@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs what building needs, builds the oscar binary alone (no tests, no CUDA) and shows it at
+# Installs what building needs, builds the oscar binary alone (no tests, no CUDA, no xgrammar) and shows it at
 # work: numbers hidden in 12,000 tokens, asked for on four caches. Arguments go to `oscar demo`;
 # --serve leaves the server running. Doing it again only runs the demo again.
 set -euo pipefail
@@ -9,7 +9,7 @@ scripts/setup.sh --build
 # A build that was configured before keeps its options.
 if [[ ! -f build/release/CMakeCache.txt ]]; then
   echo "demo: configuring build/release"
-  cmake --preset release -DBUILD_TESTING=OFF -DOSCAR_BUILD_BENCHMARKS=OFF -DOSCAR_CUDA=OFF >/dev/null
+  cmake --preset release -DBUILD_TESTING=OFF -DOSCAR_BUILD_BENCHMARKS=OFF -DOSCAR_CUDA=OFF -DOSCAR_XGRAMMAR=OFF -DOSCAR_JOIN_SOURCES=ON >/dev/null
 fi
 if [[ -e /dev/nvidia0 || -e /proc/driver/nvidia/version ]] && grep -q '^OSCAR_CUDA:STRING=OFF' build/release/CMakeCache.txt; then
   echo "demo: this machine has an NVIDIA GPU; the demo is built for the CPU alone."

@@ -6,8 +6,8 @@ cd "$(dirname "$0")/.."
 
 scripts/setup.sh
 echo "test: building"
-# scripts/demo.sh may have left tests and CUDA out.
-cmake --preset release -DOSCAR_CUDA=AUTO -DBUILD_TESTING=ON -DOSCAR_BUILD_BENCHMARKS=ON
+# scripts/demo.sh may have left tests, CUDA and structured output out.
+cmake --preset release -DOSCAR_CUDA=AUTO -DOSCAR_XGRAMMAR=ON -DBUILD_TESTING=ON -DOSCAR_BUILD_BENCHMARKS=ON -DOSCAR_JOIN_SOURCES=ON
 cmake --build --preset release
 echo "test: running"
 ctest --preset release

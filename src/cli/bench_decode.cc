@@ -80,7 +80,11 @@ void DecodeBench::PrintHeader(const LoadedModel& loaded) {
       spec.attention().head_dim, static_cast<double>(loaded.memory().weight_bytes) / 1e9,
       static_cast<double>(const_cast<LoadedModel&>(loaded).model().weight_bytes_per_step()) / 1e9,
       device_);
-  if (roof_ > 0) fmt::print("read bandwidth measured on it: {:.2f} TB/s\n", roof_ / 1e12);
+  if (roof_ > 0) {
+    fmt::print("read bandwidth measured on it: {}\n",
+               roof_ < 1e12 ? fmt::format("{:.1f} GB/s", roof_ / 1e9)
+                            : fmt::format("{:.2f} TB/s", roof_ / 1e12));
+  }
   fmt::print(
       "caches hold copies of one page of Gaussian rows, sealed by the method's own rule; no prompt "
       "was computed; \"alone\": a step that is not launched before the one before it has ended\n\n"
@@ -99,7 +103,7 @@ void DecodeBench::PrintLine(const Line& line) const {
   }
   const auto base = bf16_.find({row.context, line.job ? 0 : row.batch, line.job});
   fmt::print(
-      "{:>14} {:>9} {:>6} {:>10.2f} {:>9.3f} {:>9.3f} {:>9.3f} {:>9} {:>7} {:>8}{}\n", name,
+      "{:>14} {:>9} {:>6} {:>10.2f} {:>9.3f} {:>9.3f} {:>9.3f} {:>9} {:>7} {:>8}{}{}\n", name,
       row.context, row.batch, row.tokens_per_second, row.seconds_per_step * 1e3,
       row.seconds_alone * 1e3, static_cast<double>(row.bytes()) / 1e9,
       roof_ > 0 ? fmt::format("{:.3f}", 1e3 * RoofSeconds(row)) : "-",
@@ -108,7 +112,9 @@ void DecodeBench::PrintLine(const Line& line) const {
       !line.job ? ""
       : line.fits > row.batch
           ? fmt::format("  of {} that fit {}", line.fits, FormatBytes(options_.job_memory))
-          : fmt::format("  as many as fit {}", FormatBytes(options_.job_memory)));
+          : fmt::format("  as many as fit {}", FormatBytes(options_.job_memory)),
+      row.experts_per_layer > 0 ? fmt::format("  {:.1f} experts per layer", row.experts_per_layer)
+                                : "");
   std::fflush(stdout);
 }
 
@@ -187,7 +193,7 @@ Status DecodeBench::RunMethod(const std::string& method) {
   device_ = loaded->device() == Device::kCpu
                 ? fmt::format("cpu, {} threads", loaded->threads().num_threads())
                 : loaded->device_name();
-  if (loaded->device() == Device::kCuda && roof_ == 0.0) {
+  if (roof_ == 0.0) {
     OSCAR_ASSIGN_OR_RETURN(roof_, loaded->backend().MeasureReadBandwidth());
   }
   PrintHeader(*loaded);
@@ -220,6 +226,8 @@ Status DecodeBench::WriteFiles() const {
                       {"weight_bytes", row.weight_bytes},
                       {"kv_bytes", row.kv_bytes},
                       {"bytes_per_second", row.bytes_per_second}});
+      if (row.experts_per_layer > 0) rows.back()["experts_per_layer"] = row.experts_per_layer;
+      if (roof_ > 0) rows.back()["of_bandwidth"] = RoofSeconds(row) / row.seconds_per_step;
     }
     OSCAR_RETURN_IF_ERROR(WriteFileAtomically(options_.json, rows.dump(2) + "\n"));
   }
@@ -330,7 +338,12 @@ void AddDecodeBench(CLI::App& bench, RunFunction& run) {
   command->remove_option(command->get_option("--kv"));  // --methods names them
   command->add_option("--config", options->model.options.model,
                       "A config.json, for --random-weights; the same as --model");
-  command->callback([options, &run] { run = [options] { return DecodeBench(*options).Run(); }; });
+  command->callback([options, &run] {
+    run = [options]() -> Status {
+      OSCAR_RETURN_IF_ERROR(options->model.Obtain(ModelParts::kWeights));
+      return DecodeBench(*options).Run();
+    };
+  });
 }
 
 }  // namespace oscar::cli

@@ -269,7 +269,14 @@ void AddServeBench(CLI::App& bench, RunFunction& run) {
   command->add_option("--csv", o.csv, "Write the results to this file, too");
   AddModelOptions(*command, o.model);
   command->remove_option(command->get_option("--kv"));  // --methods names them
-  command->callback([options, &run] { run = [options] { return RunServeBench(*options); }; });
+  command->callback([options, &run] {
+    run = [options]() -> Status {
+      if (options->url.empty()) {
+        OSCAR_RETURN_IF_ERROR(options->model.Obtain(ModelParts::kWeights));
+      }
+      return RunServeBench(*options);
+    };
+  });
 }
 
 }  // namespace oscar::cli

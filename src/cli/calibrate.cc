@@ -88,7 +88,7 @@ Status AddSensitivities(const CalibrateArguments& arguments, const CalibrateOpti
   return {};
 }
 
-Status RunCalibrate(const CalibrateArguments& arguments) {
+Status RunCalibrate(CalibrateArguments& arguments) {
   CalibrateOptions options = arguments.options;
   options.model = arguments.model.options;
   if (arguments.only_sensitivity) {
@@ -105,6 +105,8 @@ Status RunCalibrate(const CalibrateArguments& arguments) {
                       option->get_name()));
     }
     if (arguments.seed.has_value()) options.text.seed = *arguments.seed;
+    OSCAR_RETURN_IF_ERROR(arguments.model.Obtain(ModelParts::kWeights));
+    options.model.model = arguments.model.options.model;
     return AddSensitivities(arguments, options);
   }
   if (arguments.clip == "fitted" && (options.model.k_clip || options.model.v_clip)) {
@@ -135,6 +137,8 @@ Status RunCalibrate(const CalibrateArguments& arguments) {
   options.fit.v_clip = options.model.v_clip.value_or(kPublishedVClip);
   options.group_dims = options.model.group_dims.value_or(0);
   OSCAR_RETURN_IF_ERROR(CheckCalibrationDirectory(options.fit, arguments.out));
+  OSCAR_RETURN_IF_ERROR(arguments.model.Obtain(ModelParts::kWeights));
+  options.model.model = arguments.model.options.model;
   OSCAR_ASSIGN_OR_RETURN(const Calibration calibration, Calibrate(options));
   OSCAR_RETURN_IF_ERROR(WriteCalibration(calibration, arguments.out));
   fmt::print("{} tokens in {} sequence{}", calibration.num_tokens, calibration.num_sequences,

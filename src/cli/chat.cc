@@ -243,9 +243,10 @@ void Greet(const LanguageModel& model) {
   for (const std::string& prompt : model.sample_prompts()) fmt::print("  {}\n", prompt);
 }
 
-Status RunChat(const ChatOptions& options) {
+Status RunChat(ChatOptions& options) {
   OSCAR_RETURN_IF_ERROR(options.model.Check());
   OSCAR_RETURN_IF_ERROR(options.answer.Check());
+  OSCAR_RETURN_IF_ERROR(options.model.Obtain(ModelParts::kWeights));
   OSCAR_ASSIGN_OR_RETURN(const std::unique_ptr<LanguageModel> model,
                          LanguageModel::Load(options.model.options));
   ChatSession session(*model, options);

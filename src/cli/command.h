@@ -29,6 +29,7 @@ void AddInfoCommand(CLI::App& app, RunFunction& run);
 void AddInspectCommand(CLI::App& app, RunFunction& run);
 // man and completions, which help does not list.
 void AddManualCommands(CLI::App& app, RunFunction& run);
+void AddPullCommand(CLI::App& app, RunFunction& run);
 void AddReportCommand(CLI::App& app, RunFunction& run);
 void AddRotationCommand(CLI::App& app, RunFunction& run);
 void AddServeCommand(CLI::App& app, RunFunction& run);

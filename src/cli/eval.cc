@@ -340,15 +340,18 @@ Status CheckTasks(const EvalArguments& arguments, const EvalSuite& suite) {
   return {};
 }
 
-Status RunEval(const EvalArguments& arguments) {
+Status RunEval(EvalArguments& arguments) {
   const ClearUpScope scope(EndSandboxes);
   OSCAR_RETURN_IF_ERROR(CheckOptions(arguments));
   EvalOptions options;
-  options.model = arguments.model.options;
   OSCAR_ASSIGN_OR_RETURN(options.methods, ParseMethods(SplitList(arguments.model.options.kv),
                                                        arguments.model.options.rotation,
                                                        arguments.model.options.bits));
   OSCAR_RETURN_IF_ERROR(CheckMethods(arguments, options.methods));
+  // A server under test has its own weights; the tokenizer counts tokens.
+  OSCAR_RETURN_IF_ERROR(arguments.model.Obtain(arguments.endpoint.url.empty() ? ModelParts::kWeights
+                                                                              : ModelParts::kText));
+  options.model = arguments.model.options;
   OSCAR_ASSIGN_OR_RETURN(options.suite, MakeSuites(arguments, options.prose));
   OSCAR_RETURN_IF_ERROR(SetSampling(
       options.suite, [&](const SamplingOptions& base) { return arguments.sampling.Apply(base); },

@@ -18,6 +18,7 @@
 #include "cli/validators.h"
 #include "oscar/language_model.h"
 #include "text/chat.h"
+#include "toolcall/tool_set.h"
 
 namespace oscar::cli {
 namespace {
@@ -29,9 +30,13 @@ constexpr uint64_t kMaxPromptBytes = uint64_t{256} << 20;
 struct GenerateOptions {
   ModelArguments model;
   AnswerArguments answer;
-  std::string prompt, messages;
+  std::string prompt, messages, tools;
   bool json = false, stats = false;
 };
+
+ordered_json CallJson(const ToolCall& call) {
+  return {{"id", call.id}, {"name", call.name}, {"arguments", call.arguments}};
+}
 
 ordered_json ToJson(const Completion& completion) {
   ordered_json out = {{"text", completion.text}};
@@ -41,11 +46,12 @@ ordered_json ToJson(const Completion& completion) {
   out["cache"] = CacheToJson(completion.cache);
   out["seconds"] = {{"prefill", completion.prefill_seconds}, {"decode", completion.decode_seconds}};
   if (!completion.reasoning.empty()) out["reasoning"] = completion.reasoning;
+  for (const ToolCall& call : completion.tool_calls) out["tool_calls"].push_back(CallJson(call));
   if (!completion.status.ok()) out["error"] = completion.status.message();
   return out;
 }
 
-Status RunGenerate(const GenerateOptions& options) {
+Status RunGenerate(GenerateOptions& options) {
   OSCAR_RETURN_IF_ERROR(options.model.Check());
   OSCAR_RETURN_IF_ERROR(options.answer.Check());
   std::string messages;
@@ -56,9 +62,18 @@ Status RunGenerate(const GenerateOptions& options) {
     const auto normalized = NormalizeMessages(list);
     if (!normalized.has_value()) return normalized.error().WithContext(options.messages);
   }
+  std::string tools;
+  if (!options.tools.empty()) {
+    OSCAR_ASSIGN_OR_RETURN(tools, ReadInput(options.tools, kMaxPromptBytes));
+    OSCAR_ASSIGN_OR_RETURN(const ordered_json list, ParseOrderedJson(tools, options.tools));
+    const Status status = CheckTools(list);
+    if (!status.ok()) return status.WithContext(options.tools);
+  }
+  OSCAR_RETURN_IF_ERROR(options.model.Obtain(ModelParts::kWeights));
   OSCAR_ASSIGN_OR_RETURN(const std::unique_ptr<LanguageModel> model,
                          LanguageModel::Load(options.model.options));
-  const CompletionOptions completion_options = options.answer.Apply(model->default_sampling());
+  CompletionOptions completion_options = options.answer.Apply(model->default_sampling());
+  completion_options.tools = tools;
   // Text streams as it comes, what the model thinks first to stderr; JSON is printed whole.
   bool thought = false;
   const auto on_text = [&](std::string_view piece, bool is_reasoning) {
@@ -81,7 +96,11 @@ Status RunGenerate(const GenerateOptions& options) {
     fmt::print("{}\n",
                ToJson(completion).dump(2, ' ', false, ordered_json::error_handler_t::replace));
   } else {
-    fmt::print("\n");
+    for (const ToolCall& call : completion.tool_calls) {
+      fmt::print("{}\n",
+                 CallJson(call).dump(-1, ' ', false, ordered_json::error_handler_t::replace));
+    }
+    if (completion.tool_calls.empty()) fmt::print("\n");
   }
   std::fflush(stdout);
   if (options.stats) fmt::print(stderr, "{}\n", StatsLine(completion));
@@ -102,6 +121,11 @@ void AddGenerateCommand(CLI::App& app, RunFunction& run) {
       "--messages", options->messages,
       "JSON file or pipe with a list of {role, content}, rendered by the model's chat template");
   messages->check(NotEmpty());
+  command
+      ->add_option("--tools", options->tools,
+                   "JSON file or pipe with the tools that the model may call, as in OpenAI's API")
+      ->check(NotEmpty())
+      ->needs(messages);
   prompt->excludes(messages);
   messages->excludes(prompt);
   command->add_flag("--json", options->json, "Print JSON (docs/cli-json.md)");

@@ -15,9 +15,11 @@
 #include "base/file.h"
 #include "base/progress.h"
 #include "cli/command.h"
+#include "cli/model_options.h"
 #include "cli/rotation_options.h"
+#include "hub/hub.h"
 #include "io/hf_config.h"
-#include "io/model_path.h"
+#include "io/hub_cache.h"
 #include "io/safetensors.h"
 #include "io/torch_file.h"
 #include "rotation/rotation_file.h"
@@ -33,6 +35,8 @@ using nlohmann::ordered_json;
 struct InspectOptions {
   std::string path;
   bool json = false;
+  bool offline = false;
+  bool is_snapshot = false;  // of a name: weights may not be here
   int layer = -1;
   std::optional<double> bits;
 };
@@ -293,9 +297,13 @@ Status InspectModel(const InspectOptions& options, const fs::path& config_path) 
   OSCAR_ASSIGN_OR_RETURN(const ModelConfig config, ReadModelConfigFile(config_path));
   ordered_json out = ConfigToJson(config);
   const fs::path directory = config_path.parent_path();
-  const bool has_weights =
-      IsDirectory(options.path) && (Exists(directory / "model.safetensors") ||
-                                    Exists(directory / "model.safetensors.index.json"));
+  const auto is_here = [&] {
+    const MissingFile missing = FindMissing(directory, ModelParts::kWeights);
+    return missing.name.empty() || missing.unsure;
+  };
+  const bool has_weights = IsDirectory(options.path) && (!options.is_snapshot || is_here()) &&
+                           (Exists(directory / "model.safetensors") ||
+                            Exists(directory / "model.safetensors.index.json"));
   if (has_weights) {
     OSCAR_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::Open(directory));
     out["weights"] = TensorsToJson("checkpoint", checkpoint.tensors());
@@ -322,8 +330,10 @@ bool LooksLikeRotation(const SafetensorsFile& file) {
 
 Status RunInspect(InspectOptions options) {
   fs::path path = options.path;
-  if (!Exists(path)) {  // a name in the hub cache, perhaps
-    OSCAR_ASSIGN_OR_RETURN(path, FindModel(path));
+  if (!Exists(
+          path)) {  // a name on the hub, perhaps: its config, and its tensors where they are here
+    OSCAR_ASSIGN_OR_RETURN(path, hub::ObtainModel(path, ModelParts::kConfig, options.offline));
+    options.is_snapshot = true;
     options.path = path.string();
   }
   if (IsDirectory(path)) {
@@ -377,7 +387,9 @@ void AddInspectCommand(CLI::App& app, RunFunction& run) {
   auto options = std::make_shared<InspectOptions>();
   CLI::App* command = app.add_subcommand(
       "inspect", "Show what a model directory, config, safetensors, torch or rotation file holds");
-  command->add_option("path", options->path, "File or directory")->required();
+  command->add_option("path", options->path, "File, directory, or a name on the Hugging Face hub")
+      ->required();
+  AddOfflineFlag(*command, options->offline);
   CLI::Option* const json = command->add_flag("--json", options->json, "Print JSON");
   command->add_option("--layer", options->layer, "Layer whose eigenvalue spectrum is shown")
       ->excludes(json)

@@ -7,11 +7,13 @@
 #include <cstdio>
 #include <exception>
 #include <new>
+#include <string_view>
 
 #include "base/log.h"
 #include "cli/command.h"
 #include "cli/config_file.h"
 #include "cli/usage.h"
+#include "grammar/compiler.h"
 #include "oscar/version.h"
 
 namespace oscar::cli {
@@ -57,6 +59,7 @@ int Main(int argc, char** argv) {
   AddEvalCommand(app, run);
   AddInspectCommand(app, run);
   AddInfoCommand(app, run);
+  AddPullCommand(app, run);
   AddReportCommand(app, run);
   AddRotationCommand(app, run);
   AddServeCommand(app, run);
@@ -100,6 +103,10 @@ int Main(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   try {
+    // `oscar serve` starts itself so; nothing of it is for users.
+    if (argc == 2 && std::string_view(argv[1]) == oscar::kGrammarWorkerArgument) {
+      return oscar::RunGrammarWorker();
+    }
     return oscar::cli::Main(argc, argv);
   } catch (const std::bad_alloc&) {
     std::fprintf(stderr, "oscar: out of memory\n");

@@ -13,7 +13,7 @@
 #include "base/json.h"
 #include "cli/byte_size.h"
 #include "cli/validators.h"
-#include "io/model_path.h"
+#include "hub/hub.h"
 #include "quant/kv_method.h"
 
 namespace oscar::cli {
@@ -36,21 +36,13 @@ std::string MethodHelp() {
 void AddModelOptions(CLI::App& command, ModelArguments& arguments) {
   ModelOptions& o = arguments.options;
   const char* group = "Model";
-  // A name on the hub whose files are here becomes their directory. What cannot be found is left to
-  // the loader, which says why.
-  const CLI::Validator find(
-      [](std::string& text) {
-        if (const auto found = FindModel(text); found.has_value()) text = found->string();
-        return std::string();
-      },
-      "", "hub name");
   command
       .add_option("model,-m,--model", o.model,
-                  "Hugging Face model directory, or a name in the local hub cache such as "
-                  "Qwen/Qwen3-8B; default: the demo model")
-      ->transform(find)
+                  "Model directory, or a name on the Hugging Face hub such as Qwen/Qwen3-8B or "
+                  "ORG/NAME@REVISION, downloaded where it is not here; default: the demo model")
       ->check(NotEmpty())
       ->group(group);
+  AddOfflineFlag(command, arguments.offline)->group(group);
   command.add_option("--device", o.device, "auto (a GPU where there is one), cpu or cuda")
       ->default_str("auto")
       ->transform(
@@ -143,6 +135,18 @@ void AddModelOptions(CLI::App& command, ModelArguments& arguments) {
       ->capture_default_str()
       ->check(CLI::Range(0, 65536))
       ->group(group);
+}
+
+CLI::Option* AddOfflineFlag(CLI::App& command, bool& offline) {
+  return command.add_flag("--offline", offline,
+                          "Ask no hub: names must be in the local hub cache (as HF_HUB_OFFLINE=1)");
+}
+
+Status ModelArguments::Obtain(ModelParts parts) {
+  if (options.model.empty()) return {};
+  if (options.random_weights && parts == ModelParts::kWeights) parts = ModelParts::kText;
+  OSCAR_ASSIGN_OR_RETURN(options.model, hub::ObtainModel(options.model, parts, offline));
+  return {};
 }
 
 Status ModelArguments::Check() const {

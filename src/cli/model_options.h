@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "io/hub_cache.h"
 #include "oscar/options.h"
 
 namespace CLI {
@@ -17,10 +18,16 @@ struct ModelArguments {
   ModelOptions options;
   // Options that are about tokens which leave BF16. The command line's, which outlives this.
   std::vector<const CLI::Option*> history;
+  bool offline = false;
+  // Finds the model, downloading what the command needs of it; then it is a path. Call it once
+  // everything else about the command line is known to be right. Random weights need no shards.
+  Status Obtain(ModelParts parts);
   // For commands with one cache method: names an option that was given and cannot matter.
   Status Check() const;
 };
 void AddModelOptions(CLI::App& command, ModelArguments& arguments);
+// --offline, for commands that take a name without the other options.
+CLI::Option* AddOfflineFlag(CLI::App& command, bool& offline);
 
 // Unset options keep the model's own defaults.
 struct SamplingArguments {

@@ -9,6 +9,7 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <functional>
 #include <memory>
 #include <nlohmann/json.hpp>
 
@@ -17,6 +18,7 @@
 #include "cli/command.h"
 #include "cli/model_options.h"
 #include "cli/validators.h"
+#include "engine/gpu_plan.h"
 #include "engine/loaded_model.h"
 #include "engine/page_budget.h"
 #include "generation/model_host.h"
@@ -30,23 +32,74 @@ struct ServeArguments {
   ModelArguments model;
   server::HttpOptions http;
   std::vector<std::string> api_keys, names, cors_origins;
-  std::string api_key_file, chat_template;
+  std::string api_key_file, chat_template, tool_parser = "auto", reasoning_parser = "auto";
   bool has_api_key_file = false, has_tls = false;
-  bool open_metrics = false, isolate_keys = false, no_prefix_cache = false;
+  bool open_metrics = false, metrics_compat = false, ignore_priority = false;
+  bool isolate_keys = false, no_prefix_cache = false;
   bool no_generation_config = false;
   double request_timeout = 0.0, shutdown_timeout = 30.0, ping_interval = 15.0;
   server::RequestLimits limits;
+  uint64_t response_store_bytes = server::ApiOptions().response_store_bytes;
+  size_t response_store_count = server::ApiOptions().response_store_count;
   EngineServiceOptions engine;
+  GrammarLimits grammar;
   bool dry_run = false, json = false;
   int64_t plan_tokens = 32768;  // the conversation that the memory plan counts in
+  uint64_t gpu_memory = uint64_t{80} << 30;
 };
 
 std::chrono::milliseconds Milliseconds(double seconds) {
   return std::chrono::milliseconds(static_cast<int64_t>(seconds * 1e3));
 }
 
+// What one GPU of so many would hold.
+struct GpuPlan {
+  std::vector<GpuShare> shares;  // the last is the plan
+  bool fits = false;
+  std::string refused;  // why this version runs the model on no GPU; empty where it does
+};
+
+GpuPlan PlanForGpus(const ServeArguments& arguments, const LoadedModel& planned, int64_t tokens) {
+  const ModelConfig& config = planned.config();
+  const bool fp8 = planned.has_fp8_weights();
+  GpuPlan plan;
+  plan.shares = PlanGpus(planned.spec(), fp8 ? TensorTable::Fp8::kAll : TensorTable::Fp8::kNone,
+                         fp8 && config.quantization_method == "fp8" ? config.fp8_block_rows : 1,
+                         planned.kv(), tokens, arguments.gpu_memory);
+  const GpuShare& last = plan.shares.back();
+  plan.fits = last.problem.empty() && static_cast<double>(last.bytes()) <=
+                                          kShareOfGpu * static_cast<double>(arguments.gpu_memory);
+  const Status features = CheckFeatures(planned.spec(), {}, "a GPU");
+  if (!features.ok()) plan.refused = features.message();
+  return plan;
+}
+
+void PrintGpus(const ServeArguments& arguments, const GpuPlan& plan, int64_t tokens) {
+  const GpuShare& last = plan.shares.back();
+  const std::string label = fmt::format("GPUs of {}", FormatBytes(arguments.gpu_memory));
+  if (!plan.fits) {
+    fmt::print("{:<17} {:>12}  no number up to {} holds it: {}\n", label, "-", last.gpus,
+               last.problem.empty() ? "the memory of each is too small" : last.problem);
+    return;
+  }
+  fmt::print("{:<17} {:>12}  each with {} of weights and {} per conversation of {} tokens{}\n",
+             label, last.gpus, FormatBytes(last.weight_bytes), FormatBytes(last.conversation_bytes),
+             tokens, last.kv_heads_are_copied ? "; some hold the same KV heads" : "");
+  if (last.gpus > 1) {
+    const GpuShare& before = plan.shares[plan.shares.size() - 2];
+    fmt::print("                                {} would {}\n", before.gpus,
+               before.problem.empty()
+                   ? fmt::format("need {} each, of which {:.0f} % of {} are to be had",
+                                 FormatBytes(before.bytes()), 100 * kShareOfGpu,
+                                 FormatBytes(arguments.gpu_memory))
+                   : fmt::format("not do: {}", before.problem));
+    fmt::print("                                this version runs on one GPU\n");
+  }
+  if (!plan.refused.empty()) fmt::print("                                {}\n", plan.refused);
+}
+
 Status PrintPlan(const ServeArguments& arguments) {
-  OSCAR_ASSIGN_OR_RETURN(const auto planned, LoadedModel::Plan(arguments.model.options));
+  OSCAR_ASSIGN_OR_RETURN(const auto planned, LoadedModel::DryRun(arguments.model.options));
   // The same model with a BF16 cache, for comparison.
   ModelOptions plain = arguments.model.options;
   plain.kv = "bf16";
@@ -57,7 +110,7 @@ Status PrintPlan(const ServeArguments& arguments) {
   plain.group_dims.reset();
   plain.k_clip.reset();
   plain.v_clip.reset();
-  OSCAR_ASSIGN_OR_RETURN(const auto bf16, LoadedModel::Plan(plain));
+  OSCAR_ASSIGN_OR_RETURN(const auto bf16, LoadedModel::DryRun(plain));
   const MemoryPlan& memory = planned->memory();
   const int64_t tokens = std::min(arguments.plan_tokens, planned->max_context());
   // A simulated method keeps BF16 pages, so that is what counts; its own bytes are told beside.
@@ -74,27 +127,46 @@ Status PrintPlan(const ServeArguments& arguments) {
   const Reading reading = planned->device() == Device::kCpu ? Reading::kByLayer : Reading::kByChunk;
   const int64_t fit = std::max(fits(*planned, Reading::kByChunk), fits(*planned, reading));
   const int64_t fit_bf16 = fits(*bf16, Reading::kByChunk);
+  const TensorTable table(planned->spec());
+  const GpuPlan gpus = PlanForGpus(arguments, *planned, tokens);
   if (arguments.json) {
-    const ordered_json json = {{"weight_bytes", memory.weight_bytes},
-                               {"kv_budget_bytes", memory.kv_bytes},
-                               {"available_bytes", memory.available_bytes},
-                               {"open_page_bytes", memory.open_page_bytes},
-                               {"sealed_page_bytes", memory.sealed_page_bytes},
-                               {"max_context", planned->max_context()},
-                               {"method", planned->kv().method().name},
-                               {"conversation_tokens", tokens},
-                               {"conversation_bytes", ours},
-                               {"conversation_bytes_bf16", theirs},
-                               {"conversations", fit},
-                               {"conversations_bf16", fit_bf16},
-                               {"bits_per_element", bits},
-                               {"simulated", is_simulated},
-                               {"method_bytes", stored},
-                               {"method_bits_per_element", stored_bits}};
+    const GpuShare& share = gpus.shares.back();
+    ordered_json json = {{"architecture", planned->spec().architecture},
+                         {"parameters", table.num_parameters()},
+                         {"active_parameters", table.num_active_parameters()},
+                         {"weight_bytes", memory.weight_bytes},
+                         {"kv_budget_bytes", memory.kv_bytes},
+                         {"available_bytes", memory.available_bytes},
+                         {"open_page_bytes", memory.open_page_bytes},
+                         {"sealed_page_bytes", memory.sealed_page_bytes},
+                         {"max_context", planned->max_context()},
+                         {"method", planned->kv().method().name},
+                         {"conversation_tokens", tokens},
+                         {"conversation_bytes", ours},
+                         {"conversation_bytes_bf16", theirs},
+                         {"conversations", fit},
+                         {"conversations_bf16", fit_bf16},
+                         {"bits_per_element", bits},
+                         {"simulated", is_simulated},
+                         {"method_bytes", stored},
+                         {"method_bits_per_element", stored_bits}};
+    json["gpus"] = {{"memory_bytes", arguments.gpu_memory},
+                    {"count", gpus.fits ? ordered_json(share.gpus) : ordered_json()},
+                    {"weight_bytes_each", share.weight_bytes},
+                    {"conversation_bytes_each", share.conversation_bytes},
+                    {"problem", share.problem},
+                    {"refused", gpus.refused}};
     fmt::print("{}\n", json.dump(2));
     return {};
   }
-  fmt::print("weights           {:>12}  (read once)\n", FormatBytes(memory.weight_bytes));
+  const uint64_t parameters = table.num_parameters(), active = table.num_active_parameters();
+  fmt::print("model             {:>12}  {:.2f} B parameters{}\n", planned->spec().architecture,
+             static_cast<double>(parameters) / 1e9,
+             active == parameters ? ""
+                                  : fmt::format(", {:.2f} B of them for a token",
+                                                static_cast<double>(active) / 1e9));
+  fmt::print("weights           {:>12}  (read once){}\n", FormatBytes(memory.weight_bytes),
+             memory.weight_bytes > memory.available_bytes ? ", more than is free here" : "");
   fmt::print("cache budget      {:>12}  of {} free\n", FormatBytes(memory.kv_bytes),
              FormatBytes(memory.available_bytes));
   fmt::print("page of 64 tokens {:>12}  in BF16, {} sealed\n", FormatBytes(memory.open_page_bytes),
@@ -110,6 +182,7 @@ Status PrintPlan(const ServeArguments& arguments) {
   }
   fmt::print("conversations     {:>12}  at once, one of them being read; {} in BF16\n", fit,
              fit_bf16);
+  PrintGpus(arguments, gpus, tokens);
   return {};
 }
 
@@ -160,24 +233,40 @@ Result<server::KeyRing> ReadKeys(const ServeArguments& arguments) {
   return keys;
 }
 
-Status RunServe(const ServeArguments& arguments) {
+Status RunServe(ServeArguments& arguments) {
   OSCAR_RETURN_IF_ERROR(arguments.model.Check());
   OSCAR_RETURN_IF_ERROR(CheckSecurity(arguments));
   server::ServeOptions options;
   OSCAR_ASSIGN_OR_RETURN(options.api.keys, ReadKeys(arguments));
+  // A plan needs the config alone.
+  OSCAR_RETURN_IF_ERROR(
+      arguments.model.Obtain(arguments.dry_run ? ModelParts::kConfig : ModelParts::kWeights));
   if (arguments.dry_run) return PrintPlan(arguments);
   options.http = arguments.http;
   options.api.guard_metrics = !arguments.open_metrics;
+  options.api.metrics_compat = arguments.metrics_compat;
+  options.api.ignore_priority = arguments.ignore_priority;
   options.api.isolate_keys = arguments.isolate_keys;
   options.api.cors_origins = arguments.cors_origins;
   options.api.request_timeout = Milliseconds(arguments.request_timeout);
   options.api.ping_interval = Milliseconds(arguments.ping_interval);
+  options.api.response_store_bytes = arguments.response_store_bytes;
+  options.api.response_store_count = arguments.response_store_count;
   options.shutdown_timeout = Milliseconds(arguments.shutdown_timeout);
   server::HostOptions host;
   host.names = arguments.names;
   host.dialogue.chat_template = arguments.chat_template;
   host.dialogue.use_generation_config = !arguments.no_generation_config;
+  if (arguments.tool_parser != "auto") {
+    host.dialogue.call_format = FindCallFormat(arguments.tool_parser);
+  }
+  if (arguments.reasoning_parser != "auto") {
+    host.dialogue.reasoning = FindReasoningKind(arguments.reasoning_parser);
+  }
   host.limits = arguments.limits;
+  host.grammar = arguments.grammar;
+  host.grammar_worker = "/proc/self/exe";  // main answers to kGrammarWorkerArgument
+  host.limits.max_conversation_bytes = arguments.http.max_body_bytes;
   host.engine = arguments.engine;
   host.engine.prefix_cache = !arguments.no_prefix_cache;
   // What is wrong with options or small files is said before the port is bound.
@@ -189,12 +278,23 @@ Status RunServe(const ServeArguments& arguments) {
   });
 }
 
+// "auto" or a name that `is_known`.
+CLI::Validator ParserName(const std::string& what, const std::string& names,
+                          std::function<bool(const std::string&)> is_known) {
+  const auto check = [what, names, is_known = std::move(is_known)](const std::string& value) {
+    if (value == "auto" || is_known(value)) return std::string();
+    return fmt::format("{} is no {}; choose auto, {}", value, what, names);
+  };
+  return {check, "", what};
+}
+
 }  // namespace
 
 void AddServeCommand(CLI::App& app, RunFunction& run) {
   auto arguments = std::make_shared<ServeArguments>();
   ServeArguments& a = *arguments;
-  CLI::App* command = app.add_subcommand("serve", "Serve a model over the OpenAI API");
+  CLI::App* command =
+      app.add_subcommand("serve", "Serve a model over the APIs of OpenAI and Anthropic");
   AddModelOptions(*command, a.model);
 
   const char* group = "Server";
@@ -223,10 +323,31 @@ void AddServeCommand(CLI::App& app, RunFunction& run) {
       command->add_option("--tls-key", a.http.tls_key, "PEM private key of the certificate")
           ->group(group);
   command->add_flag("--open-metrics", a.open_metrics, "GET /metrics needs no key")->group(group);
+  command
+      ->add_flag("--metrics-compat", a.metrics_compat,
+                 "GET /metrics also under vLLM's names, for dashboards made for it")
+      ->group(group);
   command->add_option("--cors-origin", a.cors_origins, "Origin that browsers may call from, or *")
       ->allow_extra_args(false)
       ->group(group);
   command->add_option("--chat-template", a.chat_template, "Jinja file instead of the model's own")
+      ->group(group);
+  command
+      ->add_option("--tool-parser,--tool-call-parser", a.tool_parser,
+                   "How the model writes calls of tools: auto (as its chat template says), " +
+                       CallFormatNames())
+      ->capture_default_str()
+      ->check(ParserName("tool parser", CallFormatNames(),
+                         [](const std::string& name) { return FindCallFormat(name).has_value(); }))
+      ->group(group);
+  command
+      ->add_option("--reasoning-parser", a.reasoning_parser,
+                   "How the model marks its reasoning: auto (as its chat template says), " +
+                       ReasoningKindNames())
+      ->capture_default_str()
+      ->check(
+          ParserName("reasoning parser", ReasoningKindNames(),
+                     [](const std::string& name) { return FindReasoningKind(name).has_value(); }))
       ->group(group);
   command
       ->add_flag("--no-generation-config", a.no_generation_config,
@@ -241,6 +362,10 @@ void AddServeCommand(CLI::App& app, RunFunction& run) {
   command->add_option("--max-queue", a.engine.max_waiting, "Requests that may wait; more get 429")
       ->capture_default_str()
       ->check(CLI::Range(0, 1'000'000))
+      ->group(group);
+  command
+      ->add_flag("--ignore-priority", a.ignore_priority,
+                 "Serve requests by arrival, whatever their priority field says")
       ->group(group);
   command
       ->add_option("--request-timeout", a.request_timeout, "Seconds for a request; 0 is no limit")
@@ -278,9 +403,29 @@ void AddServeCommand(CLI::App& app, RunFunction& run) {
       ->capture_default_str()
       ->check(CLI::Range(0, 1024))
       ->group(group);
+  command
+      ->add_option("--grammar-timeout", a.grammar.seconds,
+                   "Seconds that compiling one schema, regex or grammar may take")
+      ->capture_default_str()
+      ->check(CLI::Range(0.1, 600.0))
+      ->group(group);
+  TakesByteSize(command->add_option("--grammar-cache", a.grammar.cache_bytes,
+                                    "Compiled schemas and grammars that are kept"))
+      ->capture_default_str()
+      ->group(group);
   command->add_option("--max-messages", a.limits.max_messages, "Messages of one chat")
       ->capture_default_str()
       ->check(CLI::Range(1, 1'000'000))
+      ->group(group);
+  TakesByteSize(command->add_option("--response-store", a.response_store_bytes,
+                                    "Bytes of stored responses (/v1/responses); 0 stores none"))
+      ->capture_default_str()
+      ->group(group);
+  command
+      ->add_option("--response-store-count", a.response_store_count,
+                   "Stored responses; the least recently used leave first")
+      ->capture_default_str()
+      ->check(CLI::Range(0, 10'000'000))
       ->group(group);
   command->add_option("--ping-interval", a.ping_interval, "Seconds between pings on quiet streams")
       ->capture_default_str()
@@ -311,6 +456,11 @@ void AddServeCommand(CLI::App& app, RunFunction& run) {
   command->add_option("--plan-tokens", a.plan_tokens, "Tokens of the conversations it counts in")
       ->capture_default_str()
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 30))
+      ->needs(dry_run)
+      ->group(group);
+  TakesByteSize(
+      command->add_option("--gpu-memory", a.gpu_memory, "Memory of each GPU that it counts in"))
+      ->capture_default_str()
       ->needs(dry_run)
       ->group(group);
   command->add_flag("--json", a.json, "Print the plan as JSON")->needs(dry_run)->group(group);

@@ -10,9 +10,12 @@
 #include <string>
 #include <vector>
 
+#include "base/file.h"
 #include "cli/command.h"
+#include "cli/model_options.h"
 #include "cli/validators.h"
 #include "engine/loaded_model.h"
+#include "hub/hub.h"
 #include "text/tokenizer.h"
 #include "text/unicode.h"
 
@@ -23,6 +26,7 @@ using nlohmann::ordered_json;
 
 struct TokenizeOptions {
   std::string model;
+  bool offline = false;
   bool decode = false;
   bool json = false;
   bool parse_special = false;
@@ -72,6 +76,8 @@ Status RunTokenize(const TokenizeOptions& options) {
   std::filesystem::path model = options.model;
   if (options.model.empty()) {
     OSCAR_ASSIGN_OR_RETURN(model, FindDemoModel());
+  } else if (!Exists(model)) {  // a name on the hub, perhaps
+    OSCAR_ASSIGN_OR_RETURN(model, hub::ObtainModel(model, ModelParts::kText, options.offline));
   }
   OSCAR_ASSIGN_OR_RETURN(const Tokenizer tokenizer, Tokenizer::Load(model));
   OSCAR_ASSIGN_OR_RETURN(const std::string input, ReadStandardInput());
@@ -118,9 +124,11 @@ void AddTokenizeCommand(CLI::App& app, RunFunction& run) {
       "tokenize", "Print the token ids of standard input, or with --decode the text of ids");
   command
       ->add_option("--model", options->model,
-                   "Folder of a model, or a tokenizer.json; default: the demo model")
+                   "Folder of a model, a tokenizer.json, or a name on the Hugging Face hub; "
+                   "default: the demo model")
       ->check(NotEmpty())
       ->type_name("DIR");
+  AddOfflineFlag(*command, options->offline);
   command->add_flag("--decode", options->decode, "Read ids, write text");
   command->add_flag("--parse-special", options->parse_special,
                     "Read special tokens in the text as such; with --decode: write them");

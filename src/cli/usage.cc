@@ -18,7 +18,7 @@ namespace {
 struct Foreign {
   std::string_view name, advice;
 };
-constexpr std::array<Foreign, 27> kForeign = {{
+constexpr std::array<Foreign, 33> kForeign = {{
     {"--kv-cache-dtype", "the cache's format is --kv: oscar+, oscar, bf16, ..."},
     {"--cache-type-k", "keys and values share one format: --kv"},
     {"--cache-type-v", "keys and values share one format: --kv"},
@@ -46,6 +46,12 @@ constexpr std::array<Foreign, 27> kForeign = {{
     {"-fa", "attention has one implementation; leave it out"},
     {"--mmap", "weights are read once; leave it out"},
     {"--mlock", "weights are read once; leave it out"},
+    {"--revision", "it is part of the name: ORG/NAME@REVISION"},
+    {"--download-dir", "the folder of downloads is HF_HUB_CACHE in the environment"},
+    {"--hf-token", "the token is HF_TOKEN in the environment"},
+    {"--hf-repo", "the model's name itself: oscar serve ORG/NAME"},
+    {"-hf", "the model's name itself: oscar serve ORG/NAME"},
+    {"-hfr", "the model's name itself: oscar serve ORG/NAME"},
 }};
 
 // Characters inserted, removed, changed, or swapped with their neighbour (--hots for --host).

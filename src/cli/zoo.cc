@@ -14,8 +14,10 @@
 #include "base/error_text.h"
 #include "base/log.h"
 #include "cli/command.h"
+#include "cli/model_options.h"
 #include "cli/validators.h"
 #include "engine/loaded_model.h"
+#include "hub/hub.h"
 #include "rotation/rotation_file.h"
 #include "weights/source.h"
 
@@ -203,13 +205,13 @@ Status RunList(const ListCommand& command, bool verify) {
   return {};
 }
 
-struct ConvertCommand {
+struct ZooConvertCommand {
   fs::path root;
   fs::path out;
   std::string to = "safetensors";
 };
 
-Status RunConvert(const ConvertCommand& command) {
+Status RunZooConvert(const ZooConvertCommand& command) {
   OSCAR_ASSIGN_OR_RETURN(const std::vector<Entry> entries, FindRotations(command.root));
   const auto has_pair = [&](const fs::path& path) {
     return std::any_of(entries.begin(), entries.end(),
@@ -258,10 +260,49 @@ Status RunConvert(const ConvertCommand& command) {
   return {};
 }
 
+// Where the published rotations lie.
+constexpr char kFaceZoo[] = "Zhongzhu/OSCAR-RotationZoo";
+constexpr char kScopeZoo[] = "togethercomputer/OSCAR-RotationZoo";
+
+struct PullCommand {
+  std::vector<std::string> folders;
+  std::string from = "huggingface";
+  std::string repository;  // empty: the published one
+  bool offline = false;
+};
+
+Status RunPull(const PullCommand& command) {
+  const bool is_face = command.from == "huggingface";
+  std::string given = command.repository;
+  if (given.empty()) given = is_face ? kFaceZoo : kScopeZoo;
+  const auto name = ParseHubName(given);
+  if (!name.has_value()) {
+    return InvalidArgument(fmt::format("--repo {}: not ORG/NAME or ORG/NAME@REVISION", given));
+  }
+  OSCAR_ASSIGN_OR_RETURN(hub::HubOptions options,
+                         hub::HubOptions::FromEnvironment(is_face ? hub::HubKind::kHuggingFace
+                                                                  : hub::HubKind::kModelScope));
+  options.offline = options.offline || command.offline;
+  std::vector<std::string> folders = command.folders;
+  if (folders.empty()) folders.emplace_back();
+  for (std::string& folder : folders) {
+    while (folder.ends_with('/')) folder.pop_back();
+    if (!folder.empty() && !IsSafeRelativePath(folder)) {
+      return InvalidArgument(fmt::format("{}: not a folder of {}", folder, given));
+    }
+    OSCAR_ASSIGN_OR_RETURN(const fs::path snapshot, hub::PullRotations(*name, folder, options));
+    const fs::path root = folder.empty() ? snapshot : snapshot / folder;
+    OSCAR_ASSIGN_OR_RETURN(const std::vector<Entry> entries, FindRotations(root));
+    for (const Entry& entry : entries) fmt::print("{}\n", entry.path.string());
+  }
+  return {};
+}
+
 }  // namespace
 
 void AddZooCommand(CLI::App& app, RunFunction& run) {
-  CLI::App* zoo = app.add_subcommand("zoo", "List, verify and convert directories of rotations");
+  CLI::App* zoo =
+      app.add_subcommand("zoo", "Download, list, verify and convert directories of rotations");
   zoo->require_subcommand(1);
   for (const bool verify : {false, true}) {
     auto options = std::make_shared<ListCommand>();
@@ -281,7 +322,25 @@ void AddZooCommand(CLI::App& app, RunFunction& run) {
     command->callback(
         [options, verify, &run] { run = [options, verify] { return RunList(*options, verify); }; });
   }
-  auto options = std::make_shared<ConvertCommand>();
+  {
+    auto options = std::make_shared<PullCommand>();
+    CLI::App* command =
+        zoo->add_subcommand("pull", "Download published rotations and print their folders");
+    command->add_option("folder", options->folders,
+                        "Folder of the repository, such as Qwen3-8B (repeatable); default: all");
+    command->add_option("--from", options->from, "huggingface or modelscope")
+        ->capture_default_str()
+        ->check(CLI::IsMember({"huggingface", "modelscope"}));
+    command
+        ->add_option("--repo", options->repository,
+                     fmt::format("ORG/NAME, perhaps with @REVISION; default: {}, or {} on "
+                                 "ModelScope",
+                                 kFaceZoo, kScopeZoo))
+        ->check(NotEmpty());
+    AddOfflineFlag(*command, options->offline);
+    command->callback([options, &run] { run = [options] { return RunPull(*options); }; });
+  }
+  auto options = std::make_shared<ZooConvertCommand>();
   CLI::App* command =
       zoo->add_subcommand("convert", "Write every rotation below a directory in one format");
   command->add_option("directory", options->root, "Where to look, with all below")->required();
@@ -291,7 +350,7 @@ void AddZooCommand(CLI::App& app, RunFunction& run) {
   command->add_option("--to", options->to, "safetensors or pt")
       ->capture_default_str()
       ->check(CLI::IsMember({"safetensors", "pt"}));
-  command->callback([options, &run] { run = [options] { return RunConvert(*options); }; });
+  command->callback([options, &run] { run = [options] { return RunZooConvert(*options); }; });
 }
 
 }  // namespace oscar::cli

@@ -13,9 +13,9 @@ def test_the_model_is_an_argument(oscar, root):
 
 
 def test_a_hub_name_finds_the_local_cache(oscar, root, tmp_path):
-    env = {"HF_HUB_CACHE": str(tmp_path)}
+    env = {"HF_HUB_CACHE": str(tmp_path), "HF_HUB_OFFLINE": "1"}
     missing = oscar("generate", "oscar-test/demo", "-p", "Once", ok=False, env=env)
-    assert "hf download oscar-test/demo" in missing.stderr
+    assert "oscar pull oscar-test/demo" in missing.stderr
     repository = tmp_path / "models--oscar-test--demo"
     (repository / "refs").mkdir(parents=True)
     (repository / "snapshots").mkdir()
@@ -29,7 +29,7 @@ def test_a_hub_name_finds_the_local_cache(oscar, root, tmp_path):
 @pytest.mark.parametrize("files,expected", [
     ({"model.gguf": "GGUF"}, "GGUF"),
     ({"adapter_config.json": '{"base_model_name_or_path": "a/b"}'}, 'an adapter, not a model; merge it into "a/b"'),
-    ({"config.json": '{"model_type": "x", "text_config": {}}'}, "a multimodal model"),
+    ({"config.json": '{"model_type": "x", "text_config": {}}'}, "is multimodal"),
 ])
 def test_what_is_not_a_model_is_named(oscar, tmp_path, files, expected):
     for name, text in files.items():

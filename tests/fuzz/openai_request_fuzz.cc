@@ -23,6 +23,9 @@ void CheckRefusal(const ApiError& error) {
 void CheckParams(const GenerationParams& params, const RequestLimits& limits) {
   OSCAR_CHECK(params.sampling.Validate(limits.vocab_size).ok());
   OSCAR_CHECK(params.n >= 1 && params.n <= limits.max_n);
+  OSCAR_CHECK(params.choices() >= params.n && params.choices() <= limits.max_n);
+  for (const int32_t id : params.allowed_token_ids) OSCAR_CHECK(id >= 0 && id < limits.vocab_size);
+  for (const std::string& word : params.bad_words) OSCAR_CHECK(!word.empty());
   OSCAR_CHECK(params.top_logprobs >= 0 && params.top_logprobs <= limits.max_top_logprobs);
   OSCAR_CHECK(params.stop.size() <= limits.max_stops);
   for (const std::string& stop : params.stop) {

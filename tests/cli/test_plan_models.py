@@ -1,0 +1,83 @@
+"""`oscar serve --dry-run` on published configs: every supported family is planned, everything else refused by name."""
+import json
+
+import pytest
+
+GIB = 1 << 30
+
+# GPUs of 80 GiB: parameters in billions, those of one token, and how many cards hold weights and one conversation of 32K.
+PLANNED = {
+    "Qwen--Qwen3-8B_config.json": ("qwen3", 8.19, 8.19, 1),
+    "Qwen--Qwen2.5-3B-Instruct_config.json": ("qwen2", 3.09, 3.09, 1),
+    "Qwen--Qwen2.5-72B-Instruct_config.json": ("qwen2", 72.7, 72.7, 2),
+    "mistralai--Mistral-Nemo-Base-2407_config.json": ("mistral", 12.2, 12.2, 1),
+    "meta-llama--Meta-Llama-3.1-70B_config.json": ("llama", 70.6, 70.6, 2),
+    "meta-llama--Meta-Llama-3.1-405B_config.json": ("llama", 405.9, 405.9, 16),
+    "Qwen--Qwen3-30B-A3B_config.json": ("qwen3_moe", 30.5, 3.35, 1),
+    "Qwen--Qwen3-30B-A3B-FP8_config.json": ("qwen3_moe", 30.5, 3.35, 1),
+    "Qwen--Qwen3-235B-A22B_config.json": ("qwen3_moe", 235.1, 22.19, 8),
+    "Qwen--Qwen3-Coder-480B-A35B-Instruct_config.json": ("qwen3_moe", 480.2, 35.47, 16),
+    "zai-org--GLM-4.5-Air_config.RECONSTRUCTED.json": ("glm4_moe", 106.9, 13.42, 4),
+    "zai-org--GLM-4.7_config.RECONSTRUCTED.json": ("glm4_moe", 352.8, 33.63, 16),
+    "MiniMaxAI--MiniMax-M2.5_config.json": ("minimax_m2", 228.7, 11.03, 4),
+    "MiniMaxAI--MiniMax-M2.7_config.json": ("minimax_m2", 228.7, 11.03, 4),
+}
+REFUSED = {
+    "Qwen--Qwen3-Next-80B-A3B-Instruct_config.json": ["qwen3_next", "linear attention", "qwen3_moe"],
+    "Qwen--Qwen3.5-35B-A3B_config.json": ["qwen3_5_moe", "multimodal"],
+    "openai--gpt-oss-20b_config.json": ["gpt_oss", "attention sinks", "minimax_m2"],
+    "google--gemma-4-26B-A4B_config.json": ["gemma4", "multimodal"],
+    "mistralai--Mistral-7B-Instruct-v0.1_config.json": ["sliding_window", "4096", "--max-model-len 4096"],
+}
+
+
+def plan(oscar, path, *options):
+    return oscar.json("serve", "--dry-run", "--json", "--model", path, "--device", "cpu", *options)
+
+
+@pytest.mark.parametrize("name", PLANNED)
+def test_planned(oscar, root, name):
+    path = root / "tests/data/model-configs" / name
+    family, billions, active, gpus = PLANNED[name]
+    made = plan(oscar, path)
+    assert made["architecture"] == family
+    assert made["parameters"] / 1e9 == pytest.approx(billions, rel=0.01)
+    assert made["active_parameters"] / 1e9 == pytest.approx(active, rel=0.02)
+    share = made["gpus"]
+    assert share["count"] == gpus
+    assert share["weight_bytes_each"] + share["conversation_bytes_each"] <= 0.9 * 80 * GIB
+    shown = oscar("serve", "--dry-run", "--model", path, "--device", "cpu").stdout
+    assert "GPUs of 80" in shown, shown
+    assert ("this version runs on one GPU" in shown) == (gpus > 1)
+    assert ("not computed on a GPU yet" in shown) == (family not in ("qwen2", "qwen3", "llama", "mistral"))
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(oscar, root, name):
+    run = oscar("serve", "--dry-run", "--model", root / "tests/data/model-configs" / name, ok=False)
+    assert run.returncode != 0
+    for part in REFUSED[name]:
+        assert part in run.stderr, run.stderr
+
+
+def test_fp8_halves_the_weights(oscar, root):
+    configs = root / "tests/data/model-configs"
+    bf16 = plan(oscar, configs / "Qwen--Qwen3-30B-A3B_config.json")
+    fp8 = plan(oscar, configs / "Qwen--Qwen3-30B-A3B-FP8_config.json")
+    assert 0.5 < fp8["weight_bytes"] / bf16["weight_bytes"] < 0.6
+
+
+def test_a_window_that_is_not_outgrown(oscar, root):
+    path = root / "tests/data/model-configs/mistralai--Mistral-7B-Instruct-v0.1_config.json"
+    assert plan(oscar, path, "--max-model-len", "4096")["max_context"] == 4096
+
+
+def test_what_does_not_divide(oscar, root, tmp_path):
+    config = json.loads((root / "tests/data/model-configs/Qwen--Qwen2.5-72B-Instruct_config.json").read_text())
+    config.update(num_attention_heads=63, num_key_value_heads=7, hidden_size=63 * 128)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config))
+    made = plan(oscar, path, "--gpu-memory", "80GiB")
+    assert made["gpus"]["count"] is None and "63 heads do not divide" in made["gpus"]["problem"]
+    small = plan(oscar, root / "tests/data/model-configs/Qwen--Qwen3-8B_config.json", "--gpu-memory", "12GiB")
+    assert small["gpus"]["count"] == 2
