@@ -18,6 +18,7 @@
 #include "cli/command.h"
 #include "cli/model_options.h"
 #include "cli/validators.h"
+#include "devices/devices.h"
 #include "engine/gpu_plan.h"
 #include "engine/loaded_model.h"
 #include "engine/page_budget.h"
@@ -69,7 +70,7 @@ GpuPlan PlanForGpus(const ServeArguments& arguments, const LoadedModel& planned,
   const GpuShare& last = plan.shares.back();
   plan.fits = last.problem.empty() && static_cast<double>(last.bytes()) <=
                                           kShareOfGpu * static_cast<double>(arguments.gpu_memory);
-  const Status features = CheckFeatures(planned.spec(), {}, "a GPU");
+  const Status features = CheckDeviceFeatures(Device::kCuda, planned.spec());
   if (!features.ok()) plan.refused = features.message();
   return plan;
 }

@@ -410,10 +410,14 @@ Status CpuBackend::Logits(int first, int count, float* out) {
 
 }  // namespace
 
-Status CheckCpuPlan(const ModelSpec& spec, const KvPlan&) {
-  OSCAR_RETURN_IF_ERROR(simd::CheckCpu());
+Status CheckCpuFeatures(const ModelSpec& spec) {
   return CheckFeatures(spec, {Feature::kPartialRope, Feature::kQkNormAllHeads, Feature::kExperts},
                        "a CPU");
+}
+
+Status CheckCpuPlan(const ModelSpec& spec, const KvPlan&) {
+  OSCAR_RETURN_IF_ERROR(simd::CheckCpu());
+  return CheckCpuFeatures(spec);
 }
 
 Result<std::unique_ptr<Backend>> MakeCpuBackend(const ModelSpec& spec, const WeightSource& source,

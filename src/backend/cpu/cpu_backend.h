@@ -10,6 +10,8 @@
 
 namespace oscar {
 
+// Features that the kernels lack.
+Status CheckCpuFeatures(const ModelSpec& spec);
 // What the processor or the kernels would refuse.
 Status CheckCpuPlan(const ModelSpec& spec, const KvPlan& plan);
 

@@ -56,6 +56,8 @@ class CudaBackend final : public DeviceBackend {
     return {x_ + int64_t{first_row} * spec_.hidden, norm, spec_.norm_eps, normed_};
   }
   Status GateAndUp(const DeviceLayer& weights, const float* norm);
+  // What norm and RoPE of a layer's q and k need, rows by rows of the pass.
+  Result<WriteArguments> NormAndRope(int index);
 
   std::optional<PrefillAttention> prefill_, mixed_prefill_;
   std::unique_ptr<GemmDispatch> gemms_;
@@ -127,18 +129,31 @@ Status CudaBackend::GateAndUp(const DeviceLayer& weights, const float* norm) {
   return {};
 }
 
+Result<WriteArguments> CudaBackend::NormAndRope(int index) {
+  const DeviceLayer& weights = layer(index);
+  WriteArguments args;
+  args.qkv = qkv_;
+  args.qkv_stride = attention_.qkv_width();
+  args.positions = pass_.positions;
+  args.cos_sin = weights_.cos_sin;
+  args.rotary_dims = attention_.rotary_dims;
+  args.q_norm = weights.q_norm;
+  args.k_norm = weights.k_norm;
+  args.norm_epsilon = spec_.norm_eps;
+  args.tokens = pass_.rows;
+  if (spec_.layer(index).attention()->qk_norm == QkNorm::kAllHeads) {
+    OSCAR_RETURN_IF_ERROR(LaunchHeadFactors(shape_, qkv_, args.qkv_stride, spec_.norm_eps,
+                                            head_factors_, pass_.rows, stream_));
+    args.factors = head_factors_;
+  }
+  return args;
+}
+
 Status CudaBackend::WriteKv(int index, int slot) {
   const DeviceLayer& weights = layer(index);
   const CacheView view = ViewOf(slot);
-  WriteArguments write;
-  write.qkv = qkv_;
-  write.qkv_stride = attention_.qkv_width();
-  write.positions = pass_.positions;
+  OSCAR_ASSIGN_OR_RETURN(WriteArguments write, NormAndRope(index));
   write.table_rows = pass_.table_rows;
-  write.cos_sin = weights_.cos_sin;
-  write.q_norm = weights.q_norm;
-  write.k_norm = weights.k_norm;
-  write.norm_epsilon = spec_.norm_eps;
   write.q_scale = static_cast<float>(kLog2E * attention_.softmax_scale);
   write.rotation = weights.rotation;
   write.rotation_fragments = weights.rotation_fragments;
@@ -146,7 +161,6 @@ Status CudaBackend::WriteKv(int index, int slot) {
   write.q_out = q_;
   write.window_pool = const_cast<std::byte*>(view.window_pool);
   write.cache = view;
-  write.tokens = pass_.rows;
   return HasTokenWrite(shape_, weights.rotation) ? LaunchTokenWrite(shape_, write, stream_)
                                                  : WriteTokens(shape_, write, stream_);
 }
@@ -182,26 +196,19 @@ Status CudaBackend::Attend(int, int slot) {
 }
 
 Status CudaBackend::ReadQkv(int index, std::span<float> out) {
-  const DeviceLayer& weights = layer(index);
   const auto width = static_cast<size_t>(attention_.qkv_width());
   OSCAR_CHECK(out.size() == static_cast<size_t>(pass_.rows) * width);
-  TapArguments args;
-  args.cos_sin = weights_.cos_sin;
-  args.q_norm = weights.q_norm;
-  args.k_norm = weights.k_norm;
-  args.epsilon = spec_.norm_eps;
-  args.out = gate_up_;
-  args.heads = attention_.num_heads;
-  args.kv_heads = attention_.num_kv_heads;
-  args.head_dim = attention_.head_dim;
+  OSCAR_ASSIGN_OR_RETURN(const WriteArguments all, NormAndRope(index));
   const auto at_once = static_cast<int>(std::min<size_t>(gate_up_size_ / width, 1 << 16));
   for (int first = 0; first < pass_.rows; first += at_once) {
     const auto at = static_cast<size_t>(first) * width;
-    args.qkv = qkv_ + at;
-    args.positions = pass_.positions + first;
+    WriteArguments args = all;
+    args.qkv += at;
+    args.positions += first;
+    if (args.factors != nullptr) args.factors += 2 * first;
     args.tokens = std::min(at_once, pass_.rows - first);
-    OSCAR_RETURN_IF_ERROR(LaunchTap(args, stream_));
-    OSCAR_RETURN_IF_ERROR(Fetch(out.data() + at, args.out, static_cast<size_t>(args.tokens) * width,
+    OSCAR_RETURN_IF_ERROR(LaunchTap(shape_, args, gate_up_, stream_));
+    OSCAR_RETURN_IF_ERROR(Fetch(out.data() + at, gate_up_, static_cast<size_t>(args.tokens) * width,
                                 "reading the calibration tap"));
   }
   return Synchronize();

@@ -79,6 +79,7 @@ void DeviceBackend::CarveWork(DeviceCarver& carver) {
   // The calibration tap uses it too, a few rows at a time.
   gate_up_size_ = std::max(std::min<size_t>(rows, kFeedForwardRows) * 2 * middle, qkv_width);
   gate_up_ = carver.Take<float>(gate_up_size_);
+  if (attention_.qk_norm == QkNorm::kAllHeads) head_factors_ = carver.Take<float>(rows * 2);
   CarveActivations(carver, rows, logit_rows);
   logits_ = carver.Take<float>(logit_rows * static_cast<size_t>(spec_.vocab_size));
   inputs_ = carver.Take<std::byte>(PassPlanner::InputBytes(options_.max_batch_tokens));

@@ -102,6 +102,7 @@ class DeviceBackend : public Backend {
   float* qkv_ = nullptr;      // [rows, qkv]
   float* gate_up_ = nullptr;  // [gate_up_size_]: at most kFeedForwardRows of 2 intermediate
   size_t gate_up_size_ = 0;
+  float* head_factors_ = nullptr;   // [rows, 2], where q and k are normed over all heads
   float* logits_ = nullptr;         // [logit_rows_, vocab]
   Bf16* weight_scratch_ = nullptr;  // [weights_.largest_fp8]
   void* attention_workspace_ = nullptr;

@@ -281,7 +281,8 @@ Result<DeviceWeights> CarveWeights(const ModelSpec& spec, const KvPlan& plan,
   weights.embedding = layout.Take({&embedding, 1}, -1, std::nullopt);
   weights.head = spec.tied_head ? weights.embedding : layout.Take({&head, 1}, -1, std::nullopt);
   weights.final_norm = layout.TakeVector(Role::kFinalNorm, -1);
-  weights.cos_sin = carver.Take<float>(static_cast<size_t>(positions) * dim);
+  weights.cos_sin = carver.Take<float>(static_cast<size_t>(positions) *
+                                       static_cast<size_t>(spec.attention().rotary_dims));
   for (int i = 0; i < spec.num_layers(); ++i) {
     DeviceLayer& layer = weights.layers.emplace_back();
     const int slot = spec.layer(i).kv_slot;
@@ -333,7 +334,7 @@ Status LoadWeights(const ModelSpec& spec, const KvPlan& plan, const WeightSource
   OSCAR_RETURN_IF_ERROR(loader.Matrix(Role::kEmbedding, -1, weights.embedding));
   if (!spec.tied_head) OSCAR_RETURN_IF_ERROR(loader.Matrix(Role::kHead, -1, weights.head));
   OSCAR_RETURN_IF_ERROR(loader.Vector(Role::kFinalNorm, -1, weights.final_norm));
-  const RopeTable rope(spec.rope_theta, spec.rope_scaling, spec.attention().head_dim);
+  const RopeTable rope(spec.rope_theta, spec.rope_scaling, spec.attention().rotary_dims);
   const auto half = static_cast<size_t>(rope.half());
   // In pieces: the whole table of a long context is large.
   constexpr int64_t kPiece = 4096;

@@ -36,7 +36,7 @@ struct DeviceWeights {
   DeviceMatrix embedding;  // [vocab, hidden]
   DeviceMatrix head;       // [vocab, hidden]; the embedding where tied
   float* final_norm = nullptr;
-  float* cos_sin = nullptr;  // [positions, D / 2, 2]
+  float* cos_sin = nullptr;  // [positions, rotary dims / 2, 2]
   std::vector<DeviceLayer> layers;
   uint64_t matrix_bytes = 0;    // of all matrices, embedding and head included
   uint64_t bytes_per_step = 0;  // of the matrices that one token reads

@@ -106,38 +106,6 @@ __global__ void ScatterKernel(const TableUpdate* updates, int count, int32_t* ta
   if (i < count) table[updates[i].index] = updates[i].value;
 }
 
-// One block a (token, head) of up to 256 dims.
-__global__ void TapKernel(const TapArguments p) {
-  __shared__ float row[256];
-  __shared__ float sums[8];
-  const int heads = p.heads + 2 * p.kv_heads;
-  const int token = static_cast<int>(blockIdx.x) / heads,
-            head = static_cast<int>(blockIdx.x) % heads;
-  const int d = static_cast<int>(threadIdx.x), half = p.head_dim / 2;
-  const int64_t at = int64_t{blockIdx.x} * p.head_dim + d;
-  float v = p.qkv[at];
-  const float* norm = head < p.heads ? p.q_norm : p.k_norm;
-  if (head < p.heads + p.kv_heads) {
-    if (norm != nullptr) {
-      float sum = v * v;
-#pragma unroll
-      for (int offset = 16; offset > 0; offset /= 2) sum += __shfl_xor_sync(~0u, sum, offset);
-      if (d % 32 == 0) sums[d / 32] = sum;
-      __syncthreads();
-      sum = 0.0f;
-      for (int i = 0; i < p.head_dim / 32; ++i) sum += sums[i];
-      v *= 1.0f / sqrtf(sum / static_cast<float>(p.head_dim) + p.epsilon) * norm[d];
-    }
-    row[d] = v;
-    __syncthreads();
-    const int pair = d % half;
-    const float* angle = p.cos_sin + (int64_t{p.positions[token]} * half + pair) * 2;
-    v = d < half ? row[d] * angle[0] - row[d + half] * angle[1]
-                 : row[d] * angle[0] + row[d - half] * angle[1];
-  }
-  p.out[at] = v;
-}
-
 struct Words {
   uint32_t w[4];
 };
@@ -242,12 +210,6 @@ Status LaunchScatter(const TableUpdate* updates, int count, int32_t* table, Stre
   ScatterKernel<<<static_cast<unsigned>((count + 255) / 256), 256, 0, stream>>>(updates, count,
                                                                                 table);
   return CudaStatus(cudaGetLastError(), "launching the page-table update");
-}
-
-Status LaunchTap(const TapArguments& args, Stream stream) {
-  TapKernel<<<static_cast<unsigned>(args.tokens * (args.heads + 2 * args.kv_heads)),
-              static_cast<unsigned>(args.head_dim), 0, stream>>>(args);
-  return CudaStatus(cudaGetLastError(), "launching the calibration tap");
 }
 
 Status LaunchRead(const std::byte* data, int64_t bytes, uint32_t* sink, Stream stream) {

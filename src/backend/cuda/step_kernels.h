@@ -37,19 +37,6 @@ struct TableUpdate {
 // table[index] = value; no index twice.
 Status LaunchScatter(const TableUpdate* updates, int count, int32_t* table, Stream stream);
 
-// What calibration sees: q and k after norm and RoPE, v, in fp32; [tokens, heads, D] each.
-struct TapArguments {
-  const float* qkv = nullptr;  // [tokens, (heads + 2 kv_heads) D]
-  const int32_t* positions = nullptr;
-  const float* cos_sin = nullptr;  // [positions, D / 2, 2]
-  const float* q_norm = nullptr;
-  const float* k_norm = nullptr;  // null: no norm
-  float epsilon = 0.0f;
-  float* out = nullptr;  // [tokens, heads + 2 kv_heads, D]
-  int tokens = 0, heads = 0, kv_heads = 0, head_dim = 0;
-};
-Status LaunchTap(const TapArguments& args, Stream stream);
-
 // The numbers of MakeRandomWeights for (seed, stream_id), from element `first` on.
 Status LaunchRandomWeights(uint64_t seed, uint64_t stream_id, Bf16* out, int64_t count,
                            Stream stream);

@@ -12,6 +12,10 @@ Result<DeviceInfo> FindDevice(Device device) {
   return cpu;
 }
 
+Status CheckDeviceFeatures(Device device, const ModelSpec& spec) {
+  return device == Device::kCuda ? CheckCudaFeatures(spec) : CheckCpuFeatures(spec);
+}
+
 Status CheckPlan(Device device, const ModelSpec& spec, const KvPlan& plan) {
   return device == Device::kCuda ? CheckCudaPlan(spec, plan) : CheckCpuPlan(spec, plan);
 }

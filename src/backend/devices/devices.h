@@ -16,6 +16,8 @@ namespace oscar {
 // kNotFound where there is none, kUnavailable with the reason where there is one that this program
 // does not run on.
 Result<DeviceInfo> FindDevice(Device device);
+// Features that the device's backend lacks, by name, whether or not this build has that backend.
+Status CheckDeviceFeatures(Device device, const ModelSpec& spec);
 // What the device would refuse of a model and its cache. Needs no device.
 Status CheckPlan(Device device, const ModelSpec& spec, const KvPlan& plan);
 // The order in which the device reads codes.

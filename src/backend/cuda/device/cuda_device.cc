@@ -72,7 +72,7 @@ Status CheckCudaPlan(const ModelSpec& spec, const KvPlan& plan) {
     return Unimplemented(fmt::format(
         "--kv {}: simulated methods run on the CPU alone; use --device cpu", plan.method().name));
   }
-  OSCAR_RETURN_IF_ERROR(CheckFeatures(spec, {}, "a GPU"));
+  OSCAR_RETURN_IF_ERROR(CheckCudaFeatures(spec));
   const AttentionSpec& attention = spec.attention();
   if (attention.num_kv_heads < 1 || attention.num_heads % attention.num_kv_heads != 0 ||
       attention.queries_per_kv_head() > cuda::kMaxGroupSize) {

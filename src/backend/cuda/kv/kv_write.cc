@@ -60,6 +60,8 @@ Status WriteTokens(const AttentionShape& shape, const WriteArguments& args, Stre
   params.cos_sin = reinterpret_cast<const float2*>(args.cos_sin);
   params.q_norm = args.q_norm;
   params.k_norm = args.k_norm;
+  params.factors = args.factors;
+  params.rotary_half = (args.rotary_dims > 0 ? args.rotary_dims : shape.head_dim) / 2;
   params.rotation = reinterpret_cast<const uint4*>(args.rotation_fragments);
   params.q_out = reinterpret_cast<uint16_t*>(args.q_out);
   params.window_pool = args.window_pool;

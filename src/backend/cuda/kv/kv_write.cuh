@@ -15,6 +15,7 @@
 
 #include "cache/block_layout.h"
 #include "cuda/device/ptx.cuh"
+#include "cuda/kv/head_row.cuh"
 #include "cuda/kv/write_params.h"
 #include "quant/rotation_kind.h"
 
@@ -48,81 +49,43 @@ __device__ void CopyValues(const WriteKernelParams& p) {
   }
 }
 
-// 16 rows of D numbers in fp32, A layout: x[step][r][j * 2 + e] is row (lane / 4 + 8 r), dim
-// 16 step + 8 j + 2 (lane % 4) + e.
+// 16 rows of D numbers in fp32, A layout: x[r][i] is row (lane / 4 + 8 r), dim
+// QuadLayout::Dim(i, lane % 4).
 template <int kDim>
 struct RowTile {
-  static constexpr int kSteps = kDim / 16;
-  float x[kSteps][2][4];
+  using Layout = QuadLayout<kDim>;
+  static constexpr int kSteps = kDim / 16, kRegs = Layout::kRegs;
+  float x[2][kRegs];
 
   __device__ void Load(int r, const float* row, int quad) {
 #pragma unroll
-    for (int s = 0; s < kSteps; ++s) {
-#pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        const float2 pair = row == nullptr
-                                ? make_float2(0.0f, 0.0f)
-                                : *reinterpret_cast<const float2*>(row + s * 16 + j * 8 + quad * 2);
-        x[s][r][j * 2] = pair.x;
-        x[s][r][j * 2 + 1] = pair.y;
-      }
+    for (int i = 0; i < kRegs; i += 2) {
+      const float2 pair = row == nullptr
+                              ? make_float2(0.0f, 0.0f)
+                              : *reinterpret_cast<const float2*>(row + Layout::Dim(i, quad));
+      x[r][i] = pair.x;
+      x[r][i + 1] = pair.y;
     }
   }
-  __device__ void Norm(int r, const float* weight, float epsilon, int quad) {
-    float sum = 0.0f;
+  __device__ void Norm(int r, const float* weight, float factor, int quad) {
 #pragma unroll
-    for (int s = 0; s < kSteps; ++s) {
-#pragma unroll
-      for (int j = 0; j < 4; ++j) sum = fmaf(x[s][r][j], x[s][r][j], sum);
-    }
-    sum += __shfl_xor_sync(~0u, sum, 1);
-    sum += __shfl_xor_sync(~0u, sum, 2);
-    if (weight == nullptr) return;
-    const float f = 1.0f / sqrtf(sum * (1.0f / kDim) + epsilon);
-#pragma unroll
-    for (int s = 0; s < kSteps; ++s) {
-#pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        const float2 w = __ldg(reinterpret_cast<const float2*>(weight + s * 16 + j * 8 + quad * 2));
-        x[s][r][j * 2] *= f * w.x;
-        x[s][r][j * 2 + 1] *= f * w.y;
-      }
+    for (int i = 0; i < kRegs; i += 2) {
+      const float2 w = __ldg(reinterpret_cast<const float2*>(weight + Layout::Dim(i, quad)));
+      x[r][i] *= factor * w.x;
+      x[r][i + 1] *= factor * w.y;
     }
   }
   __device__ void Scale(int r, float factor) {
 #pragma unroll
-    for (int s = 0; s < kSteps; ++s) {
-#pragma unroll
-      for (int j = 0; j < 4; ++j) x[s][r][j] *= factor;
-    }
-  }
-  // Pairs (i, i + D / 2) lie in steps s and s + kSteps / 2 of the same lane.
-  __device__ void Rope(int r, const float2* cos_sin, int quad) {
-#pragma unroll
-    for (int s = 0; s < kSteps / 2; ++s) {
-#pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        const float4 cs =
-            __ldg(reinterpret_cast<const float4*>(cos_sin + s * 16 + j * 8 + quad * 2));
-        const float c[2] = {cs.x, cs.z}, sn[2] = {cs.y, cs.w};
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          float& a = x[s][r][j * 2 + e];
-          float& b = x[s + kSteps / 2][r][j * 2 + e];
-          const float turned = a * c[e] - b * sn[e];
-          b = b * c[e] + a * sn[e];
-          a = turned;
-        }
-      }
-    }
+    for (int i = 0; i < kRegs; ++i) x[r][i] *= factor;
   }
   // Orthonormal Walsh-Hadamard: dim bits are e, quad (2), j, then step.
   __device__ void Hadamard(int quad) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
 #pragma unroll
-      for (int s = 0; s < kSteps; ++s) {
-        float(&v)[4] = x[s][r];
+      for (int s = 0; s < kRegs; s += 4) {
+        float* const v = x[r] + s;
         const float a = v[0] + v[1], b = v[0] - v[1], c = v[2] + v[3], d = v[2] - v[3];
         v[0] = a + c;
         v[1] = b + d;
@@ -138,23 +101,17 @@ struct RowTile {
         }
       }
 #pragma unroll
-      for (int stride = 1; stride < kSteps; stride *= 2) {
+      for (int stride = 4; stride < kRegs; stride *= 2) {
 #pragma unroll
-        for (int s = 0; s < kSteps; ++s) {
-          if ((s & stride) != 0) continue;
-#pragma unroll
-          for (int j = 0; j < 4; ++j) {
-            const float a = x[s][r][j], b = x[s + stride][r][j];
-            x[s][r][j] = a + b;
-            x[s + stride][r][j] = a - b;
-          }
+        for (int i = 0; i < kRegs; ++i) {
+          if ((i & stride) != 0) continue;
+          const float a = x[r][i], b = x[r][i + stride];
+          x[r][i] = a + b;
+          x[r][i + stride] = a - b;
         }
       }
 #pragma unroll
-      for (int s = 0; s < kSteps; ++s) {
-#pragma unroll
-        for (int j = 0; j < 4; ++j) x[s][r][j] *= kHadamardScale<kDim>;
-      }
+      for (int i = 0; i < kRegs; ++i) x[r][i] *= kHadamardScale<kDim>;
     }
   }
 };
@@ -168,6 +125,7 @@ __global__ void __launch_bounds__(kWriteWarps * 32)
     return;
   }
   constexpr BlockLayout kLayout(BlockKind::kBf16, CodeOrder::kTensorCore, kDim, kDim);
+  using Layout = QuadLayout<kDim>;
   constexpr int kSteps = kDim / 16;
   const int lane = static_cast<int>(threadIdx.x) % 32, quad = lane & 3;
   const auto kv_head = static_cast<int>(blockIdx.y);
@@ -198,11 +156,24 @@ __global__ void __launch_bounds__(kWriteWarps * 32)
       }
     }
     rows.Load(r, source, quad);
-    rows.Norm(r, is_k ? p.k_norm : p.q_norm, p.norm_epsilon, quad);
-    if (!is_k) rows.Scale(r, p.q_scale);
-    if (p.cos_sin != nullptr && position >= 0) {
-      rows.Rope(r, p.cos_sin + int64_t{position} * (kDim / 2), quad);
+    const float* norm = is_k ? p.k_norm : p.q_norm;
+    const float scale = is_k ? 1.0f : p.q_scale;
+    // All lanes take part in the sum.
+    float factor = NormFactor<Layout>(rows.x[r], p.norm_epsilon);
+    if (p.factors != nullptr) {
+      factor = position >= 0 ? p.factors[2 * token + (is_k ? 1 : 0)] : 1.0f;
+      norm += (is_k ? kv_head : kv_head * (per_token - 1) + head) * kDim;
     }
+    if (norm != nullptr) rows.Norm(r, norm, factor, quad);
+    if (!is_k) rows.Scale(r, scale);
+    if (p.cos_sin == nullptr || position < 0) continue;
+    const float2* const angles = p.cos_sin + int64_t{position} * p.rotary_half;
+    Rope<Layout>(
+        rows.x[r], quad, p.rotary_half, [&](int, int pair) { return __ldg(angles + pair); },
+        [&](int dim) {
+          const float x = source[dim];
+          return (norm == nullptr ? x : x * (factor * __ldg(norm + dim))) * scale;
+        });
   }
   const auto store = [&](int r, int dim, float low, float high) {
     const uint32_t pair = PackBf16(low, high);
@@ -218,7 +189,8 @@ __global__ void __launch_bounds__(kWriteWarps * 32)
     for (int s = 0; s < kSteps; ++s) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {  // a0: row, j 0; a1: row + 8, j 0; a2: row, j 1; a3
-        const float a = rows.x[s][i & 1][(i >> 1) * 2], b = rows.x[s][i & 1][(i >> 1) * 2 + 1];
+        const float a = rows.x[i & 1][s * 4 + (i >> 1) * 2],
+                    b = rows.x[i & 1][s * 4 + (i >> 1) * 2 + 1];
         high[s][i] = PackBf16(a, b);
         low[s][i] = PackBf16(a - Bf16Low(high[s][i]), b - Bf16High(high[s][i]));
       }
@@ -241,13 +213,10 @@ __global__ void __launch_bounds__(kWriteWarps * 32)
   } else {
     if constexpr (kRotation == RotationKind::kHadamard) rows.Hadamard(quad);
 #pragma unroll
-    for (int s = 0; s < kSteps; ++s) {
+    for (int i = 0; i < rows.kRegs; i += 2) {
 #pragma unroll
-      for (int j = 0; j < 2; ++j) {
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-          store(r, s * 16 + j * 8 + quad * 2, rows.x[s][r][j * 2], rows.x[s][r][j * 2 + 1]);
-        }
+      for (int r = 0; r < 2; ++r) {
+        store(r, Layout::Dim(i, quad), rows.x[r][i], rows.x[r][i + 1]);
       }
     }
   }

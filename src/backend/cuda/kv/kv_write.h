@@ -24,9 +24,13 @@ struct WriteArguments {
   int64_t qkv_stride = 0;  // elements, a multiple of 8
   const int32_t* positions = nullptr;   // [tokens], device; negative: a padded row
   const int32_t* table_rows = nullptr;  // [tokens], device
-  const float* cos_sin = nullptr;       // [max position + 1, D / 2, 2], device; null: no RoPE
-  const float* q_norm = nullptr;        // [D], device; null: no norm
-  const float* k_norm = nullptr;        // [D], device
+  const float* cos_sin = nullptr;  // [max position + 1, rotary_dims / 2, 2], device; null: no RoPE
+  int rotary_dims = 0;             // leading dims of a head that RoPE turns; 0: all
+  const float* q_norm = nullptr;   // [D], device; null: no norm
+  const float* k_norm = nullptr;   // [D], device
+  // [tokens, 2], device, LaunchHeadFactors's: the norm is over all heads of q and of k, whose
+  // weights are [q_heads, D] and [kv_heads, D]. Null: head by head.
+  const float* factors = nullptr;
   float norm_epsilon = 1e-6f;
   float q_scale = 1.0f;  // multiplies q before its one rounding
   RotationKind rotation = RotationKind::kNone;

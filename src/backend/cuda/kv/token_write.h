@@ -12,4 +12,13 @@ bool HasTokenWrite(const AttentionShape& shape, RotationKind rotation);
 // has ended.
 Status LaunchTokenWrite(const AttentionShape& shape, const WriteArguments& args, Stream stream);
 
+// What calibration sees, to `out` [tokens, qkv_stride], device: q and k after norm and RoPE,
+// neither scaled nor rotated, and v. Of `args` only what norm and RoPE need.
+Status LaunchTap(const AttentionShape& shape, const WriteArguments& args, float* out,
+                 Stream stream);
+
+// WriteArguments::factors of a norm over all heads: 1 / rms of a token's q and of its k.
+Status LaunchHeadFactors(const AttentionShape& shape, const float* qkv, int64_t qkv_stride,
+                         float epsilon, float* factors, int tokens, Stream stream);
+
 }  // namespace oscar::cuda

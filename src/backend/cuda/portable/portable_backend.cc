@@ -107,8 +107,12 @@ Status PortableBackend::NormAndRope(int index) {
   if (turned_) return {};
   turned_ = true;
   const DeviceLayer& weights = layer(index);
-  return LaunchPortableRope(Heads(), weights.q_norm, weights.k_norm, spec_.norm_eps,
-                            weights_.cos_sin, stream_);
+  PortableNorm norm{weights.q_norm, weights.k_norm, nullptr, spec_.norm_eps};
+  if (spec_.layer(index).attention()->qk_norm == QkNorm::kAllHeads) {
+    OSCAR_RETURN_IF_ERROR(LaunchPortableFactors(Heads(), spec_.norm_eps, head_factors_, stream_));
+    norm.factors = head_factors_;
+  }
+  return LaunchPortableRope(Heads(), norm, weights_.cos_sin, attention_.rotary_dims, stream_);
 }
 
 Status PortableBackend::WriteKv(int index, int slot) {

@@ -7,6 +7,7 @@
 #include "cache/block_layout.h"
 #include "cuda/device/cuda_status.h"
 #include "cuda/device/ptx.cuh"
+#include "cuda/kv/head_row.cuh"
 #include "cuda/portable/portable_kernels.h"
 
 namespace oscar::cuda {
@@ -16,7 +17,7 @@ constexpr int kWarps = 4;
 
 // RmsNorm's factor for x[0, width).
 template <typename Value>
-__device__ float NormFactor(const Value& x, int width, float epsilon, int lane) {
+__device__ float RowFactor(const Value& x, int width, float epsilon, int lane) {
   float sum = 0.0f;
   for (int i = lane % 16; i < width; i += 16) {
     const float v = x(i);
@@ -34,7 +35,7 @@ __global__ void NormKernel(const float* x, const float* weight, float epsilon,
   const int lane = static_cast<int>(threadIdx.x) % 32;
   if (row >= rows) return;
   const float* in = x + int64_t{sources != nullptr ? sources[row] : row} * width;
-  const float factor = NormFactor([&](int i) { return in[i]; }, width, epsilon, lane);
+  const float factor = RowFactor([&](int i) { return in[i]; }, width, epsilon, lane);
   for (int i = lane; i < width; i += 32) {
     out[int64_t{row} * width + i] = in[i] * factor * weight[i];
   }
@@ -117,35 +118,50 @@ __global__ void SiluMulKernel(const float* gate_up, float* out, int64_t count, i
   }
 }
 
-// A warp a (token, head); dim d of a row lies in lane d % 32, register d / 32, so that RoPE's pairs
-// are in one lane.
+// WriteArguments::factors in the CPU's order: a warp a token and side.
+__global__ void FactorsKernel(const PortableHeads p, float epsilon, float* factors) {
+  const int unit = static_cast<int>(blockIdx.x) * kWarps + static_cast<int>(threadIdx.x) / 32;
+  const int lane = static_cast<int>(threadIdx.x) % 32, token = unit / 2, side = unit % 2;
+  if (token >= p.tokens || p.positions[token] < 0) return;
+  const float* row = p.qkv + int64_t{token} * (p.heads + 2 * p.kv_heads) * p.head_dim +
+                     side * p.heads * p.head_dim;
+  const int width = (side == 0 ? p.heads : p.kv_heads) * p.head_dim;
+  const float factor = RowFactor([&](int i) { return row[i]; }, width, epsilon, lane);
+  if (lane == 0) factors[unit] = factor;
+}
+
+// A warp a (token, head).
 template <int kDim>
 __global__ void __launch_bounds__(kWarps * 32)
-    RopeKernel(const PortableHeads p, const float* q_norm, const float* k_norm, float epsilon,
-               const float2* cos_sin) {
-  constexpr int kRegs = kDim / 32, kHalf = kDim / 2;
+    RopeKernel(const PortableHeads p, const PortableNorm norm, const float2* cos_sin, int half) {
+  using Layout = WarpLayout<kDim>;
+  constexpr int kRegs = Layout::kRegs;
   const int unit = static_cast<int>(blockIdx.x) * kWarps + static_cast<int>(threadIdx.x) / 32;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int turned = p.heads + p.kv_heads, token = unit / turned, head = unit % turned;
   if (token >= p.tokens || p.positions[token] < 0) return;
   float* row = p.qkv + (int64_t{token} * (p.heads + 2 * p.kv_heads) + head) * kDim;
-  const float* norm = head < p.heads ? q_norm : k_norm;
+  const bool is_q = head < p.heads;
+  const float* weight = is_q ? norm.q : norm.k;
+  float factor = 1.0f;
+  if (norm.factors != nullptr) {
+    factor = norm.factors[2 * token + (is_q ? 0 : 1)];
+    weight += (is_q ? head : head - p.heads) * kDim;
+  } else if (weight != nullptr) {
+    factor = RowFactor([&](int i) { return row[i]; }, kDim, norm.epsilon, lane);
+  }
+  const auto normed = [&](int d) {
+    return weight == nullptr ? row[d] : row[d] * factor * weight[d];
+  };
   float x[kRegs];
 #pragma unroll
-  for (int r = 0; r < kRegs; ++r) x[r] = row[lane + 32 * r];
-  if (norm != nullptr) {
-    const float factor = NormFactor([&](int i) { return row[i]; }, kDim, epsilon, lane);
-#pragma unroll
-    for (int r = 0; r < kRegs; ++r) x[r] = x[r] * factor * norm[lane + 32 * r];
-  }
+  for (int r = 0; r < kRegs; ++r) x[r] = normed(lane + 32 * r);
+  const float2* const angles = cos_sin + int64_t{p.positions[token]} * half;
+  Rope<Layout>(
+      x, lane, half, [&](int, int pair) { return angles[pair]; }, normed);
   __syncwarp();  // all lanes have read the row
 #pragma unroll
-  for (int r = 0; r < kRegs / 2; ++r) {
-    const float2 angle = cos_sin[int64_t{p.positions[token]} * kHalf + lane + 32 * r];
-    const float a = x[r], b = x[r + kRegs / 2];
-    row[lane + 32 * r] = a * angle.x - b * angle.y;
-    row[lane + 32 * r + kHalf] = b * angle.x + a * angle.y;
-  }
+  for (int r = 0; r < kRegs; ++r) row[lane + 32 * r] = x[r];
 }
 
 template <int kDim>
@@ -251,13 +267,21 @@ Status LaunchPortableSiluMul(const float* gate_up, float* out, int rows, int wid
   return CudaStatus(cudaGetLastError(), "launching a portable activation");
 }
 
-Status LaunchPortableRope(const PortableHeads& heads, const float* q_norm, const float* k_norm,
-                          float epsilon, const float* cos_sin, Stream stream) {
+Status LaunchPortableFactors(const PortableHeads& heads, float epsilon, float* factors,
+                             Stream stream) {
+  if (heads.tokens <= 0) return {};
+  FactorsKernel<<<Blocks(int64_t{heads.tokens} * 2), kWarps * 32, 0, stream>>>(heads, epsilon,
+                                                                               factors);
+  return CudaStatus(cudaGetLastError(), "launching a portable norm over all heads");
+}
+
+Status LaunchPortableRope(const PortableHeads& heads, const PortableNorm& norm,
+                          const float* cos_sin, int rotary_dims, Stream stream) {
   if (heads.tokens <= 0) return {};
   return DispatchHeadDim(heads.head_dim, NoHeadDim(heads.head_dim), [&]<int kDim>() {
     RopeKernel<kDim>
         <<<Blocks(int64_t{heads.tokens} * (heads.heads + heads.kv_heads)), kWarps * 32, 0,
-           stream>>>(heads, q_norm, k_norm, epsilon, reinterpret_cast<const float2*>(cos_sin));
+           stream>>>(heads, norm, reinterpret_cast<const float2*>(cos_sin), rotary_dims / 2);
     return CudaStatus(cudaGetLastError(), "launching a portable RoPE");
   });
 }

@@ -38,9 +38,19 @@ struct PortableHeads {
   const int32_t* table_rows = nullptr;
   int tokens = 0, heads = 0, kv_heads = 0, head_dim = 0;
 };
-// Norm (where there is one) and RoPE of q and k, in place. cos_sin: [positions, D / 2, 2].
-Status LaunchPortableRope(const PortableHeads& heads, const float* q_norm, const float* k_norm,
-                          float epsilon, const float* cos_sin, Stream stream);
+struct PortableNorm {
+  const float *q = nullptr, *k = nullptr;  // [D]; null: no norm
+  // [tokens, 2], of a norm over all heads, whose weights are [heads, D] and [kv_heads, D]; or null.
+  const float* factors = nullptr;
+  float epsilon = 0.0f;
+};
+// 1 / rms of a token's q and of its k.
+Status LaunchPortableFactors(const PortableHeads& heads, float epsilon, float* factors,
+                             Stream stream);
+// Norm (where there is one) and RoPE of q and k, in place. cos_sin: [positions, rotary_dims / 2,
+// 2].
+Status LaunchPortableRope(const PortableHeads& heads, const PortableNorm& norm,
+                          const float* cos_sin, int rotary_dims, Stream stream);
 
 // q <- q R and k <- k R; k and v rows, rounded to BF16, to their window pages.
 struct PortableRotation {
