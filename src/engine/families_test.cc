@@ -63,8 +63,9 @@ TEST_P(FamilyTest, SchedulingChangesNoAnswer) {
   ASSERT_TRUE(reference.status.ok()) << reference.status.ToString();
   const CacheConfig& config = reference.plan->cache();
   const uint64_t tight = PeakBytes(config, 201, 301) + 2 * config.open.bytes();
-  uint64_t preemptions = 0;
   constexpr int64_t kAnswer = 90;
+  // Whether two requests meet in the tight pool is a matter of timing, so rounds go on until they did.
+  constexpr int kRounds = 2, kMostRounds = 40;
   for (const uint64_t budget : {uint64_t{1} << 28, tight}) {
     TinyModel tiny(checkpoint_.path(), SmallWindows(), 2, {}, false, budget);
     EngineServiceOptions options;
@@ -82,7 +83,15 @@ TEST_P(FamilyTest, SchedulingChangesNoAnswer) {
     // Shares all of one prompt, then goes on differently.
     requests.push_back(requests[5]);
     requests.back().prompt.push_back(9);
-    for (int round = 0; round < 2; ++round) {  // the second from the prefix cache
+    std::vector<std::vector<int32_t>> expected;
+    for (const EngineRequest& request : requests) {
+      expected.push_back(reference.Greedy(request.prompt, kAnswer));
+    }
+    const auto enough = [&](int rounds) {
+      return rounds >= kRounds && (budget != tight || service->Stats().preemptions > 0);
+    };
+    int rounds = 0;  // the second is answered from the prefix cache
+    for (; rounds < kMostRounds && !enough(rounds); ++rounds) {
       std::vector<std::unique_ptr<RequestHandle>> handles;
       for (const EngineRequest& request : requests) handles.push_back(*service->Submit(request));
       int64_t cached = 0;
@@ -90,17 +99,16 @@ TEST_P(FamilyTest, SchedulingChangesNoAnswer) {
         const Answer answer = Collect(*handles[i]);
         EXPECT_TRUE(answer.finished) << answer.status.ToString();
         cached += answer.cached_tokens;
-        EXPECT_EQ(answer.tokens, reference.Greedy(requests[i].prompt, kAnswer))
-            << "request " << i << " of round " << round << ", budget " << budget << ", "
+        EXPECT_EQ(answer.tokens, expected[i])
+            << "request " << i << " of round " << rounds << ", budget " << budget << ", "
             << answer.cached_tokens << " cached";
       }
-      if (round == 1 && budget != tight) {
+      if (rounds == 1 && budget != tight) {
         EXPECT_GT(cached, 0);
       }
     }
-    preemptions += service->Stats().preemptions;
+    EXPECT_TRUE(enough(rounds)) << "no preemption in " << rounds << " rounds";
   }
-  EXPECT_GT(preemptions, 0u);
 }
 
 INSTANTIATE_TEST_SUITE_P(Families, FamilyTest,

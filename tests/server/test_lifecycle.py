@@ -226,7 +226,7 @@ def test_a_12k_follow_up_after_a_restart(start, tmp_path, end):
         assert first.stop() == 0
     else:
         # Pages are written behind the answer's back; all of them are there soon after it.
-        files = lambda: sum(1 for _ in (tmp_path / "prefixes").rglob("*") if _.is_file())  # noqa: E731
+        files = lambda: sum(1 for _ in (tmp_path / "prefixes").rglob("*.page"))  # noqa: E731
         assert wait_until(lambda: files() >= (size - 256) // 64, 60), files()
         first.signal(signal.SIGKILL)
         first.process.wait(10)
