@@ -76,6 +76,13 @@ void AddScaledRow(float* x, float factor, const float* y, size_t size) {
   }
 }
 
+void AddMulRow(float* x, const float* a, const float* b, size_t size) {
+  for (size_t i = 0; i < size; i += 16) {
+    const F16x sum = LoadAt(x, i, size, 0.0f);
+    StoreAt(MulAdd(LoadAt(a, i, size, 0.0f), LoadAt(b, i, size, 0.0f), sum), x, i, size);
+  }
+}
+
 float DotRow(const float* x, const float* y, size_t size) {
   F16x sum = Set(0.0f);
   for (size_t i = 0; i < size; i += 16) {
@@ -230,6 +237,7 @@ struct VecOpsKernels {
   static constexpr auto kSiluMul = &SiluMulRow;
   static constexpr auto kSigmoid = &SigmoidRow;
   static constexpr auto kAddScaled = &AddScaledRow;
+  static constexpr auto kAddMul = &AddMulRow;
   static constexpr auto kDot = &DotRow;
   static constexpr auto kRope = &RopeRow;
   static constexpr auto kHadamard = &HadamardRow;
@@ -280,6 +288,11 @@ void SiluMul(std::span<const float> gate, std::span<const float> up, std::span<f
 void AddScaled(std::span<float> x, float factor, std::span<const float> y) {
   OSCAR_DCHECK(x.size() == y.size());
   OSCAR_VEC_OP(kAddScaled)(x.data(), factor, y.data(), x.size());
+}
+
+void AddMul(std::span<float> x, std::span<const float> a, std::span<const float> b) {
+  OSCAR_DCHECK(x.size() == a.size() && x.size() == b.size());
+  OSCAR_VEC_OP(kAddMul)(x.data(), a.data(), b.data(), x.size());
 }
 
 float Dot(std::span<const float> x, std::span<const float> y) {

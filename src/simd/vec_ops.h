@@ -22,6 +22,8 @@ void AddRmsNorm(std::span<float> residual, std::span<const float> x, std::span<c
 void Add(std::span<float> x, std::span<const float> y);
 // x += factor * y, fused.
 void AddScaled(std::span<float> x, float factor, std::span<const float> y);
+// x += a * b, element by element, fused.
+void AddMul(std::span<float> x, std::span<const float> a, std::span<const float> b);
 // Sum of x[i] * y[i], fused.
 float Dot(std::span<const float> x, std::span<const float> y);
 // x <- 1 / (1 + exp(-x)).
