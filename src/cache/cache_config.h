@@ -22,7 +22,11 @@ struct CacheConfig {
   // Consecutive pages that are sealed together: 1, or more where a method's groups run along tokens
   // for longer than a page. 0: nothing is ever sealed (a BF16 cache).
   int pages_together = 0;
+  // What a sequence keeps beside its keys and values, of one size whatever its length: the
+  // recurrent states of all layers that have one. No bytes: the model has none.
+  PageLayout state = PageLayout::OfBytes(0);
 
+  bool has_state() const { return state.bytes() > 0; }
   bool seals() const { return pages_together > 0; }
   // The same where nothing is sealed: every page stands alone.
   int page_run() const { return std::max(1, pages_together); }

@@ -67,6 +67,7 @@ Result<std::unique_ptr<LayeredAppend>> LayeredAppend::Begin(SequenceCache& cache
   const int64_t end = cache.length() + num_tokens;
   OSCAR_CHECK(num_tokens > 0 && cache.length() / config.cell == (end - 1) / config.cell,
               "a prompt chunk crosses a cell boundary");
+  OSCAR_CHECK(!config.has_state(), "a cell that is given up would leave its state half changed");
   OSCAR_RETURN_IF_ERROR(cache.SealForPrompt(threads));
   // Rows that go to the partly filled last page: to a copy of its own where that is shared.
   const int64_t in_page = (kPageTokens - cache.length() % kPageTokens) % kPageTokens;

@@ -25,6 +25,12 @@ class PageLayout {
   PageLayout(const std::vector<BlockLayout>& layers, int kv_heads);
   // [layers][kv_heads]. REQUIRES: every layer has as many heads.
   explicit PageLayout(const std::vector<std::vector<BlockLayout>>& blocks);
+  // Bytes without blocks.
+  static PageLayout OfBytes(size_t bytes) {
+    PageLayout layout({}, 1);
+    layout.bytes_ = bytes;
+    return layout;
+  }
 
   int num_layers() const { return static_cast<int>(blocks_.size()) / kv_heads_; }
   int kv_heads() const { return kv_heads_; }

@@ -98,6 +98,7 @@ class PagePool {
 
   // Bytes of pages, wherever they lie. Copy is between pages of one layout.
   void Copy(const PageRef& to, const PageRef& from);
+  Status Clear(const PageRef& to);  // all bytes zero
   Status Read(const PageRef& from, std::span<std::byte> to) const;
   Status Write(const PageRef& to, std::span<const std::byte> from);
   // Null: host memory.

@@ -41,6 +41,16 @@ Status SequenceCache::Reserve(int64_t num_tokens) {
       pool_->Copy(copy, page(last));
     }
   }
+  PageRef state;
+  if (NeedsState(num_tokens)) {
+    OSCAR_CHECK(state_ || length_ == 0, "{} tokens without their state", length_);
+    OSCAR_ASSIGN_OR_RETURN(state, pool_->Allocate(config_->state));
+    if (state_) {
+      pool_->Copy(state, state_);
+    } else {
+      OSCAR_RETURN_IF_ERROR(pool_->Clear(state));
+    }
+  }
   std::vector<PageRef> fresh;
   while (num_pages() + static_cast<int64_t>(fresh.size()) < pages_needed) {
     OSCAR_ASSIGN_OR_RETURN(PageRef ref, pool_->Allocate(config_->open));
@@ -48,7 +58,17 @@ Status SequenceCache::Reserve(int64_t num_tokens) {
   }
   if (copy) Replace(last, std::move(copy), /*sealed=*/false);
   for (PageRef& ref : fresh) Append(std::move(ref), /*sealed=*/false);
+  if (state) state_ = std::move(state);
   return {};
+}
+
+void SequenceCache::KeepSnapshot() {
+  OSCAR_CHECK(state_ && (snapshots_.empty() || snapshots_.back().length < length_));
+  snapshots_.push_back({length_, state_.Share()});
+}
+
+void SequenceCache::ForgetSnapshots(int64_t length) {
+  std::erase_if(snapshots_, [&](const StateSnapshot& kept) { return kept.length <= length; });
 }
 
 Bf16* SequenceCache::KRow(int layer, int head, int64_t position) const {
@@ -139,7 +159,8 @@ Status SequenceCache::SealPages(int64_t first, int64_t count, ThreadPool& thread
 }
 
 SequenceCache SequenceCache::FromPages(const CacheConfig& config, PagePool& pool,
-                                       std::vector<StoredPage> pages, int64_t length) {
+                                       std::vector<StoredPage> pages, int64_t length,
+                                       PageRef state) {
   OSCAR_CHECK(static_cast<int64_t>(pages.size()) == PagesOf(length));
   SequenceCache cache(config, pool);
   const auto sink_pages = static_cast<size_t>(config.sink / kPageTokens);
@@ -148,8 +169,10 @@ SequenceCache SequenceCache::FromPages(const CacheConfig& config, PagePool& pool
     OSCAR_CHECK(!pages[i].sealed || (i >= sink_pages && !partial));
     cache.Append(std::move(pages[i].page), pages[i].sealed);
   }
+  OSCAR_CHECK(static_cast<bool>(state) == (config.has_state() && length > 0));
   cache.length_ = length;
   cache.next_to_seal_ = cache.sealed_end();
+  cache.state_ = std::move(state);
   return cache;
 }
 
@@ -180,6 +203,7 @@ AppendCost SequenceCache::CostOf(int64_t num_tokens, bool is_prompt) const {
   if (num_tokens > 0 && length_ % kPageTokens != 0 && page(length_ / kPageTokens).shared()) {
     cost.reserve += open_bytes;
   }
+  if (NeedsState(num_tokens)) cost.reserve += static_cast<int64_t>(config_->state.bytes());
   return cost;
 }
 
@@ -203,11 +227,14 @@ SequenceCache SequenceCache::Fork() const {
   fork.length_ = length_;
   fork.next_to_seal_ = next_to_seal_;
   fork.saturated_ = saturated_;
+  if (state_) fork.state_ = state_.Share();
+  for (const StateSnapshot& kept : snapshots_) {
+    fork.snapshots_.push_back({kept.length, kept.state.Share()});
+  }
   return fork;
 }
 
-int64_t SequenceCache::Trim(int64_t length) {
-  length = std::clamp<int64_t>(length, 0, length_);
+int64_t SequenceCache::TrimmedLength(int64_t length) const {
   if (length % kPageTokens != 0 && is_sealed(length / kPageTokens)) {
     length = length / kPageTokens * kPageTokens;
   }
@@ -217,6 +244,25 @@ int64_t SequenceCache::Trim(int64_t length) {
   const int64_t over = std::max<int64_t>(0, PagesOf(length) - sink_pages) % together;
   if (over != 0 && is_sealed(PagesOf(length) - 1)) {
     length = (PagesOf(length) - over) * kPageTokens;
+  }
+  return length;
+}
+
+int64_t SequenceCache::Trim(int64_t length) {
+  length = TrimmedLength(std::clamp<int64_t>(length, 0, length_));
+  if (config_->has_state() && length != length_) {
+    while (length > 0) {
+      while (!snapshots_.empty() && snapshots_.back().length > length) snapshots_.pop_back();
+      length = snapshots_.empty() ? 0 : snapshots_.back().length;
+      if (TrimmedLength(length) == length) break;
+      length = TrimmedLength(length);
+    }
+    if (length == 0) {
+      snapshots_.clear();
+      state_.Reset();
+    } else {
+      state_ = snapshots_.back().state.Share();
+    }
   }
   const auto kept = static_cast<size_t>(PagesOf(length));
   pages_.resize(kept);
@@ -247,6 +293,12 @@ CacheUsage SequenceCache::Usage() const {
       bits += 16.0 * elements_per_token * static_cast<double>(held);
     }
   }
+  if (state_) usage.state_bytes = (1 + snapshots_.size()) * config_->state.bytes();
+  // The newest snapshot may be the state itself.
+  if (!snapshots_.empty() && snapshots_.back().state.data() == state_.data()) {
+    usage.state_bytes -= config_->state.bytes();
+  }
+  usage.bytes += usage.state_bytes;
   usage.bf16_bytes = static_cast<uint64_t>(2.0 * elements_per_token * static_cast<double>(length_));
   if (length_ > 0) bits /= elements_per_token * static_cast<double>(length_);
   usage.bits_per_element = bits;
@@ -258,7 +310,8 @@ uint64_t SequenceCache::BytesFor(const CacheConfig& config, int64_t num_tokens) 
   const int64_t sealed =
       SealedEndAt(config, num_tokens - config.recent) - config.sink / kPageTokens;
   return static_cast<uint64_t>(sealed) * config.sealed.bytes() +
-         static_cast<uint64_t>(pages - sealed) * config.open.bytes();
+         static_cast<uint64_t>(pages - sealed) * config.open.bytes() +
+         (pages > 0 ? config.state.bytes() : 0);
 }
 
 }  // namespace oscar

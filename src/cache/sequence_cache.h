@@ -33,8 +33,9 @@ class CacheAttachment {
 struct CacheUsage {
   uint64_t tokens = 0;
   uint64_t open_pages = 0, sealed_pages = 0, shared_pages = 0;
-  uint64_t bytes = 0;       // of all pages, shared ones counted whole
-  uint64_t bf16_bytes = 0;  // what the same tokens take in BF16, exactly
+  uint64_t bytes = 0;        // of all pages and states, shared ones counted whole
+  uint64_t state_bytes = 0;  // of these, the recurrent state and its snapshots
+  uint64_t bf16_bytes = 0;   // what the same tokens take in BF16, exactly
   // Stored bits per K/V element: bits of sealed pages whole and of open rows that hold a token.
   double bits_per_element = 0.0;
   uint64_t saturated = 0;  // values clamped while sealing
@@ -44,7 +45,7 @@ struct CacheUsage {
 struct AppendCost {
   int64_t seal_peak = 0;  // the most that sealing needs beyond what is in use now
   int64_t seal_net = 0;   // what is in use afterwards, less what is now; mostly negative
-  int64_t reserve = 0;    // open pages, the copy of a shared last page included
+  int64_t reserve = 0;    // open pages, copies of a shared last page or state included
 };
 
 class SequenceCache {
@@ -58,9 +59,10 @@ class SequenceCache {
   SequenceCache(const CacheConfig& config, PagePool& pool);
   // A sequence of `length` tokens on pages that exist already (shared with whoever holds them);
   // exactly as many as the tokens need. Pages of the sink and a partly used last page are open;
-  // pages that are sealed together are all sealed or all open.
+  // pages that are sealed together are all sealed or all open. `state`: after the last token, where
+  // the configuration has states.
   static SequenceCache FromPages(const CacheConfig& config, PagePool& pool,
-                                 std::vector<StoredPage> pages, int64_t length);
+                                 std::vector<StoredPage> pages, int64_t length, PageRef state = {});
   SequenceCache(SequenceCache&&) = default;
   SequenceCache& operator=(SequenceCache&&) = default;
 
@@ -84,9 +86,22 @@ class SequenceCache {
   // need the history in one piece. Looks at every page.
   Status SealGaps(ThreadPool& threads);
 
+  // The recurrent state after the last token, which the next ones change in place; empty before the
+  // first Reserve, and where the configuration has none. All of it is zero before the first token.
+  const PageRef& state() const { return state_; }
+  // Snapshots of it, oldest first. What is kept is the state itself: the next token changes a copy.
+  struct StateSnapshot {
+    int64_t length = 0;  // tokens seen
+    PageRef state;
+  };
+  void KeepSnapshot();
+  const std::vector<StateSnapshot>& snapshots() const { return snapshots_; }
+  // Drops those of at most `length` tokens.
+  void ForgetSnapshots(int64_t length);
+
   // Makes room for positions [length, length + num_tokens): allocates open pages, and gives the
-  // sequence its own copy of a partly filled page it shares. On kResourceExhausted nothing has
-  // changed.
+  // sequence its own copy of a partly filled page, and of a state, that it shares. On
+  // kResourceExhausted nothing has changed.
   Status Reserve(int64_t num_tokens);
   // Where the row of an open position lies; [D] numbers each. Positions below length + the last
   // Reserve. CPU order only.
@@ -119,13 +134,14 @@ class SequenceCache {
   // page is copied by whichever of the two writes first.
   SequenceCache Fork() const;
   // Keeps the first `length` tokens. Pages that were sealed together cannot lose part of their
-  // tokens, so the length is lowered to the start of the first; returns the length kept. Gives back
+  // tokens, so the length is lowered to the start of the first; a state cannot go back at all, so
+  // it is lowered to the newest snapshot, or to nothing. Returns the length kept. Gives back
   // reserved pages, too.
   int64_t Trim(int64_t length);
 
   CacheUsage Usage() const;
-  // Pages that `num_tokens` tokens of a fresh sequence hold while generating, in bytes; what
-  // admission counts.
+  // Pages that `num_tokens` tokens of a fresh sequence hold while generating, and its state, in
+  // bytes; what admission counts.
   static uint64_t BytesFor(const CacheConfig& config, int64_t num_tokens);
 
  private:
@@ -136,8 +152,12 @@ class SequenceCache {
   }
   void Append(PageRef page, bool sealed);
   void Replace(int64_t index, PageRef page, bool sealed);
+  int64_t TrimmedLength(int64_t length) const;  // what pages allow
   Status SealBefore(int64_t position, ThreadPool& threads);
   Status SealPages(int64_t first, int64_t count, ThreadPool& threads);
+  bool NeedsState(int64_t num_tokens) const {
+    return config_->has_state() && num_tokens > 0 && (!state_ || state_.shared());
+  }
 
   const CacheConfig* config_;
   PagePool* pool_;
@@ -147,6 +167,8 @@ class SequenceCache {
   int64_t length_ = 0;
   int64_t next_to_seal_ = 0;  // pages before it (from the sink on) are sealed
   int64_t changed_from_ = 0;
+  PageRef state_;
+  std::vector<StateSnapshot> snapshots_;
   std::unique_ptr<CacheAttachment> attachment_;
   uint64_t saturated_ = 0;
 };

@@ -18,7 +18,7 @@ void EachPeak(const CacheConfig& config, int64_t length, int64_t sealed_end, int
     const int64_t pages = PagesOf(tokens);
     const int64_t sealed = std::clamp<int64_t>(end - sink_pages, 0, pages);
     return static_cast<uint64_t>(sealed) * config.sealed.bytes() +
-           static_cast<uint64_t>(pages - sealed) * config.open.bytes();
+           static_cast<uint64_t>(pages - sealed) * config.open.bytes() + config.state.bytes();
   };
   const int64_t last_prompt = std::min(prompt, total);
   for (int64_t at = length; at < last_prompt;) {

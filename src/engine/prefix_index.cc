@@ -38,7 +38,7 @@ PrefixIndex::Node* PrefixIndex::FindChild(const Node* parent, uint64_t hash,
   return std::ranges::equal(found->second->tokens, tokens) ? found->second.get() : nullptr;
 }
 
-PrefixIndex::Path PrefixIndex::Walk(const PageKey& key) const {
+PrefixIndex::Path PrefixIndex::Walk(const PageKey& key, int64_t limit) const {
   Path path;
   const auto root = roots_.find(std::string(key.salt));
   if (root == roots_.end()) return path;
@@ -51,13 +51,20 @@ PrefixIndex::Path PrefixIndex::Walk(const PageKey& key) const {
     at = child;
   }
   // Rows of an open page stand for themselves, so its first few may be used alone.
-  const auto rest = key.tokens.subspan(static_cast<size_t>(path.tokens));
+  // Those of a state only to its end, and then as far as the last one that may be used.
+  auto rest = key.tokens.subspan(static_cast<size_t>(path.tokens));
+  const bool to_states = config_.has_state();
+  if (to_states) {
+    rest = rest.first(static_cast<size_t>(
+        std::clamp<int64_t>(limit - path.tokens, 0, static_cast<int64_t>(rest.size()))));
+  }
   Node* best = nullptr;
   int64_t longest = 0;
   for (Node* child : at->children) {
     if (!child->open.page) continue;
     const auto [mine, theirs] = std::ranges::mismatch(rest, child->tokens);
     const int64_t common = mine - rest.begin();
+    if (to_states && (!child->state || theirs != child->tokens.end())) continue;
     if (common > longest || (common == longest && best != nullptr &&
                              child->open.exact_tokens > best->open.exact_tokens)) {
       best = child;
@@ -161,10 +168,8 @@ int64_t PrefixIndex::StoredLength(const Path& path, int64_t limit,
   return length;
 }
 
-PrefixIndex::Hit PrefixIndex::Match(const PageKey& key, int64_t limit, bool exact_only) {
-  Hit hit{SequenceCache(config_, pool_), true, 0};
-  const Path path = Walk(key);
-  if (path.tokens == 0 || limit <= 0) return hit;
+PrefixIndex::Use PrefixIndex::UseUpTo(const Path& path, int64_t limit, bool exact_only) const {
+  Use use;
   int64_t length = ExactLength(path, limit);
   std::vector<bool> sealed(static_cast<size_t>((length + kPageTokens - 1) / kPageTokens), false);
   const int64_t cell_start = length / config_.cell * config_.cell;
@@ -173,35 +178,97 @@ PrefixIndex::Hit PrefixIndex::Match(const PageKey& key, int64_t limit, bool exac
     if (!SealedGroup(path, j, length, /*exact=*/true)) continue;
     for (int64_t k = j; k < j + group_pages(); ++k) sealed[static_cast<size_t>(k)] = true;
   }
-  hit.exact_tokens = length;
+  use.exact_tokens = length;
   if (!exact_only) {
     std::vector<bool> stored_sealed;
     const int64_t stored = StoredLength(path, limit, &stored_sealed);
     if (stored > length) {
       length = stored;
       sealed = std::move(stored_sealed);
-      hit.exact = false;
-      hit.exact_tokens = 0;
+      use.exact = false;
+      use.exact_tokens = 0;
       for (size_t i = 0; i < sealed.size(); ++i) {
         const Node& node = *path.nodes[i];
         const int held =
-            static_cast<int>(std::min<int64_t>(kPageTokens, length - hit.exact_tokens));
+            static_cast<int>(std::min<int64_t>(kPageTokens, length - use.exact_tokens));
         const int exact =
             std::min(held, sealed[i] ? node.sealed.exact_tokens : node.open.exact_tokens);
-        hit.exact_tokens += exact;
+        use.exact_tokens += exact;
         if (exact < kPageTokens) break;
       }
     }
   }
-  if (length == 0) return hit;
-  std::vector<SequenceCache::StoredPage> pages;
-  for (size_t i = 0; i < sealed.size(); ++i) {
+  use.length = length;
+  use.sealed = std::move(sealed);
+  return use;
+}
+
+PrefixIndex::Use PrefixIndex::UseWithState(const Path& path, int64_t limit, bool exact_only) const {
+  for (size_t i = path.nodes.size(); i-- > 0;) {
     const Node& node = *path.nodes[i];
-    pages.push_back({(sealed[i] ? node.sealed : node.open).page.Share(), sealed[i]});
+    const auto end = static_cast<int64_t>(i * kPageTokens + node.tokens.size());
+    if (!node.state || end > std::min(limit, path.tokens)) continue;
+    if (exact_only && !node.state_exact) continue;
+    Use use = UseUpTo(path, end, exact_only);
+    if (use.length != end) continue;
+    use.exact = use.exact && node.state_exact;
+    return use;
   }
-  Touch(path.nodes[sealed.size() - 1]);
-  hit.cache = SequenceCache::FromPages(config_, pool_, std::move(pages), length);
+  return {};
+}
+
+PrefixIndex::Hit PrefixIndex::Match(const PageKey& key, int64_t limit, bool exact_only) {
+  Hit hit{SequenceCache(config_, pool_), true, 0, 0};
+  const Path path = Walk(key, limit);
+  if (path.tokens == 0 || limit <= 0) return hit;
+  const bool has_state = config_.has_state();
+  const Use use =
+      has_state ? UseWithState(path, limit, exact_only) : UseUpTo(path, limit, exact_only);
+  const int64_t whole = std::min(limit, path.tokens) / kPageTokens * kPageTokens;
+  if (has_state && whole > use.length) hit.without_state = whole;
+  hit.exact = use.exact;
+  hit.exact_tokens = use.exact_tokens;
+  if (use.length == 0) return hit;
+  std::vector<SequenceCache::StoredPage> pages;
+  for (size_t i = 0; i < use.sealed.size(); ++i) {
+    const Node& node = *path.nodes[i];
+    pages.push_back({(use.sealed[i] ? node.sealed : node.open).page.Share(), use.sealed[i]});
+  }
+  Node* const last = path.nodes[use.sealed.size() - 1];
+  Touch(last);
+  PageRef state;
+  if (has_state) {
+    state = last->state.Share();
+    snapshots_.splice(snapshots_.end(), snapshots_, last->snapshot);
+  }
+  hit.cache =
+      SequenceCache::FromPages(config_, pool_, std::move(pages), use.length, std::move(state));
   return hit;
+}
+
+bool PrefixIndex::MakeRoomForSnapshot(uint64_t bytes) {
+  if (bytes > snapshot_budget_) return false;
+  while (snapshot_bytes() + bytes > snapshot_budget_) DropState(snapshots_.front());
+  return true;
+}
+
+void PrefixIndex::KeepState(Node* node, const PageRef& state, bool exact) {
+  if (exact_only_ && !exact) return;
+  if (node->state && (node->state_exact || !exact)) {
+    snapshots_.splice(snapshots_.end(), snapshots_, node->snapshot);
+    return;
+  }
+  DropState(node);
+  if (!MakeRoomForSnapshot(config_.state.bytes())) return;
+  node->state = state.Share();
+  node->state_exact = exact;
+  node->snapshot = snapshots_.insert(snapshots_.end(), node);
+}
+
+void PrefixIndex::DropState(Node* node) {
+  if (!node->state) return;
+  snapshots_.erase(node->snapshot);
+  node->state.Reset();
 }
 
 PrefixIndex::Node* PrefixIndex::AddChild(Node* parent, uint64_t hash,
@@ -219,6 +286,7 @@ PrefixIndex::Node* PrefixIndex::AddChild(Node* parent, uint64_t hash,
 
 // Whether a partly filled page adds anything to what hangs below `parent`.
 bool PrefixIndex::KeepTail(Node* parent, std::span<const int32_t> tokens, int exact_tokens) const {
+  if (config_.has_state()) return true;  // its state is that of this length alone
   return std::ranges::none_of(parent->children, [&](const Node* child) {
     return child->open.page && child->tokens.size() >= tokens.size() &&
            std::ranges::equal(std::span(child->tokens).first(tokens.size()), tokens) &&
@@ -272,6 +340,15 @@ void PrefixIndex::Insert(const PageKey& key, const SequenceCache& cache, int64_t
     }
     if (full && (sealed || j < sink_pages())) Store(*node, form.page, sealed);
     at = node;
+    if (config_.has_state()) {
+      const auto end = j * kPageTokens + static_cast<int64_t>(page_tokens.size());
+      for (const SequenceCache::StateSnapshot& kept : cache.snapshots()) {
+        if (kept.length == end) KeepState(node, kept.state, end <= exact_tokens);
+      }
+      if (keep == Keep::kAll && end == cache.length()) {
+        KeepState(node, cache.state(), end <= exact_tokens);
+      }
+    }
     if (keep == Keep::kAll && j == cache.num_pages() - 1)
       node->kept_sealed_end = cache.sealed_end();
   }
@@ -341,6 +418,7 @@ void PrefixIndex::Touch(Node* leaf) {
 
 void PrefixIndex::Remove(Node* node) {
   OSCAR_CHECK(node->children.empty());
+  DropState(node);
   Node* const parent = node->parent;
   std::erase(parent->children, node);
   recency_.erase(node->recency);
@@ -370,6 +448,12 @@ bool PrefixIndex::EvictFor(uint64_t bytes) {
   // One pass suffices: children come before their parents. The open form goes first, it is larger.
   for (auto it = recency_.begin(); it != recency_.end() && !pool_.CanAllocate(bytes);) {
     Node* const node = *it++;
+    // What follows the snapshot before it is of no use without this one.
+    if (node->state && !node->state.shared()) {
+      DropState(node);
+      ++evictions_;
+      if (pool_.CanAllocate(bytes)) break;
+    }
     if (Removable(*node, node->open, node->sealed)) {
       node->open = Form{};
       ++evictions_;
@@ -396,12 +480,20 @@ uint64_t PrefixIndex::EvictableBytes(uint64_t enough) const {
     const bool sealed_goes = has_sealed && !node.sealed.page.shared() && (open_stays || !is_needed);
     if (open_goes) bytes += node.open.page.layout().bytes();
     if (sealed_goes) bytes += node.sealed.page.layout().bytes();
+    if (node.state && !node.state.shared()) bytes += config_.state.bytes();
     if (open_stays || (has_sealed && !sealed_goes)) needed.insert(node.parent);
   }
   return bytes;
 }
 
 bool PrefixIndex::ReleaseShared() {
+  // A sequence that continues from a snapshot would need a copy of it.
+  const size_t before = snapshots_.size();
+  for (auto it = snapshots_.begin(); it != snapshots_.end();) {
+    Node* const node = *it++;
+    if (node->state.shared()) DropState(node);
+  }
+  if (snapshots_.size() != before) return true;
   std::vector<Node*> found;
   const auto blocked = [](const Form& form) { return form.page && !form.page.shared(); };
   for (Node* node : recency_) {
@@ -421,6 +513,7 @@ bool PrefixIndex::ReleaseShared() {
 }
 
 void PrefixIndex::Clear() {
+  snapshots_.clear();
   recency_.clear();
   nodes_.clear();
   roots_.clear();
@@ -451,10 +544,12 @@ std::vector<PrefixIndex::Branch> PrefixIndex::UnusedBranches(size_t limit) const
       branch.usage.bytes += bytes;
       stored_bits += 8 * (sealed ? bytes : bytes * node->tokens.size() / kPageTokens);
       branch.usage.shared_pages += shared ? 1 : 0;
+      if (node->state) branch.usage.state_bytes += config_.state.bytes();
       (sealed ? branch.usage.sealed_pages : branch.usage.open_pages) += 1;
     }
     branch.salt = salts.at(node);
     std::ranges::reverse(branch.pages);
+    branch.usage.bytes += branch.usage.state_bytes;
     branch.usage.tokens = static_cast<uint64_t>(branch.tokens);
     branch.usage.bf16_bytes =
         static_cast<uint64_t>(branch.tokens) * config_.open.elements() * 2 / kPageTokens;

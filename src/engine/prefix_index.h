@@ -3,6 +3,10 @@
 // is a miss and never a wrong page. A page may be kept in two forms: open (BF16, as it was
 // computed) and sealed; a partly filled last page hangs below its parent as a leaf of fewer tokens.
 //
+// Where sequences have a recurrent state (CacheConfig::state), a node may hold a snapshot of it, as
+// it was after the node's last token, and a prefix can be used only up to a snapshot. Snapshots
+// have their own budget inside the pool's, and go by their own least recent use.
+//
 // *Exact* pages are those whose every row a fresh prompt of the same tokens would compute, bit for
 // bit; the rest hold generated tokens, or follow from a hit that was not exact. The rules are in
 // docs/engine-contract.md section 4.
@@ -44,6 +48,9 @@ class PrefixIndex {
     bool exact = true;
     // Leading tokens whose rows are exact.
     int64_t exact_tokens = 0;
+    // Leading tokens whose pages are there, of which a snapshot is lacking: whoever computes them
+    // again may keep one. A multiple of a page; 0: there are no more of them than were used.
+    int64_t without_state = 0;
   };
 
   enum class Keep : uint8_t {
@@ -60,14 +67,17 @@ class PrefixIndex {
     CacheUsage usage;
   };
 
-  // With `exact_only`, what is not exact is neither kept nor found.
-  PrefixIndex(const CacheConfig& config, PagePool& pool, bool exact_only)
-      : config_(config), pool_(pool), exact_only_(exact_only) {}
+  // With `exact_only`, what is not exact is neither kept nor found. `snapshot_bytes`: of states,
+  // at most.
+  PrefixIndex(const CacheConfig& config, PagePool& pool, bool exact_only,
+              uint64_t snapshot_bytes = 0)
+      : config_(config), pool_(pool), exact_only_(exact_only), snapshot_budget_(snapshot_bytes) {}
 
   // The longest usable prefix of at most `limit` tokens; an empty cache where there is none.
   Hit Match(const PageKey& key, int64_t limit, bool exact_only);
   // Keeps the pages of `cache`, which holds the first tokens of `key`; `exact_tokens` of them are
-  // exact. What is there already stays, unless it is less exact.
+  // exact. What is there already stays, unless it is less exact. Its snapshots are kept at pages
+  // that are, and with kAll its state as well.
   void Insert(const PageKey& key, const SequenceCache& cache, int64_t exact_tokens, Keep keep);
 
   // Pages without a salt that never change are also handed to `store`, which may be null, and those
@@ -86,6 +96,10 @@ class PrefixIndex {
   bool ReleaseShared();
   void Clear();
 
+  // Drops least recently used snapshots until `bytes` more would fit the budget of snapshots. False
+  // where that is less than `bytes`.
+  bool MakeRoomForSnapshot(uint64_t bytes);
+  uint64_t snapshot_bytes() const { return snapshots_.size() * config_.state.bytes(); }
   uint64_t evictions() const { return evictions_; }
   size_t num_nodes() const { return nodes_.size(); }
   // Calls body(page, page index, sealed) for every page held.
@@ -95,6 +109,11 @@ class PrefixIndex {
       if (node->open.page) body(node->open.page, node->index, false);
       if (node->sealed.page) body(node->sealed.page, node->index, true);
     }
+  }
+  // Calls body(state) for every snapshot held.
+  template <typename Body>
+  void ForEachSnapshot(const Body& body) const {
+    for (const Node* node : snapshots_) body(node->state);
   }
   // Branches nobody uses, most recent first.
   std::vector<Branch> UnusedBranches(size_t limit) const;
@@ -111,6 +130,10 @@ class PrefixIndex {
     int64_t index = -1;  // of the page in its sequence
     std::vector<int32_t> tokens;
     Form open, sealed;
+    // After the last of `tokens`; a fresh prompt would have the same where `state_exact`.
+    PageRef state;
+    bool state_exact = false;
+    std::list<Node*>::iterator snapshot;  // in snapshots_, where there is a state
     // A sequence ended with this page, its pages [sink, kept_sealed_end) sealed; -1: none did.
     int64_t kept_sealed_end = -1;
     std::vector<Node*> children;
@@ -121,8 +144,22 @@ class PrefixIndex {
     int64_t tokens = 0;
   };
 
+  // What of a path a sequence would be given.
+  struct Use {
+    int64_t length = 0;
+    bool exact = true;
+    int64_t exact_tokens = 0;
+    std::vector<bool> sealed;  // by page: which form
+  };
+
   Node* FindChild(const Node* parent, uint64_t hash, std::span<const int32_t> tokens) const;
-  Path Walk(const PageKey& key) const;
+  Path Walk(const PageKey& key, int64_t limit) const;
+  // The longest that is stored, whatever the states.
+  Use UseUpTo(const Path& path, int64_t limit, bool exact_only) const;
+  // The same up to a snapshot, the newest that serves.
+  Use UseWithState(const Path& path, int64_t limit, bool exact_only) const;
+  void KeepState(Node* node, const PageRef& state, bool exact);
+  void DropState(Node* node);
   int64_t ExactLength(const Path& path, int64_t limit) const;
   // Pages that were sealed when the last sequence which ended on the path, and whose tokens are
   // all below `length`, did so; 0 where there is none.
@@ -145,10 +182,12 @@ class PrefixIndex {
   const CacheConfig& config_;
   PagePool& pool_;
   const bool exact_only_;
+  const uint64_t snapshot_budget_;
   std::unordered_map<std::string, std::unique_ptr<Node>> roots_;  // by salt
   std::unordered_map<uint64_t, std::unique_ptr<Node>> nodes_;
   // Least recent first. A node is never more recent than its parent.
   std::list<Node*> recency_;
+  std::list<Node*> snapshots_;  // nodes with a state, least recently used first
   PrefixStore* store_ = nullptr;
   uint64_t next_group_ = 1;
   uint64_t evictions_ = 0;

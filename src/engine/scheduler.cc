@@ -49,6 +49,15 @@ void Sequence::Constrain(int32_t token) {
   mask_status = {};
 }
 
+int64_t Sequence::NextSnapshot(int64_t at) const {
+  const int64_t cell = cache.config().cell;
+  int64_t next = (at / cell + 1) * cell;
+  for (const int64_t point : {(prompt_size() - 1) / kPageTokens * kPageTokens, branch}) {
+    if (point > at) next = std::min(next, point);
+  }
+  return next;
+}
+
 std::span<const int32_t> Sequence::RestOfCell() {
   return NextChunk(cache, request.prompt, prompt_size()).tokens;
 }
@@ -60,13 +69,21 @@ Scheduler::Scheduler(Model& model, PagePool& pool, ThreadPool& threads,
       threads_(threads),
       options_(options),
       config_(model.kv().cache()),
-      index_(config_, pool, options.deterministic),
+      index_(config_, pool, options.deterministic,
+             std::min(options.snapshot_bytes.value_or(pool.budget() / 4), pool.budget())),
       pass_(model) {
   OSCAR_CHECK(options.max_running > 0 && options.step_tokens > 0);
   if (options.prefix_cache && !options.prefix_dir.empty()) OpenStore();
 }
 
 void Scheduler::OpenStore() {
+  if (config_.has_state()) {
+    LogWarning(
+        "{}: not used: prefix pages of {} are of no use without its recurrent states, whose "
+        "snapshots are not written to disk",
+        options_.prefix_dir, model_.spec().architecture);
+    return;
+  }
   if (options_.deterministic || config_.pages_together > 1) {
     LogWarning(
         "{}: not used: prefix pages survive a restart neither with --deterministic nor "
@@ -169,6 +186,10 @@ int Scheduler::PlanPrefill(Sequence& sequence, int budget) {
     return budget;
   }
   int64_t max_tokens = budget;
+  if (config_.has_state() && options_.prefix_cache) {
+    const int64_t at = sequence.cache.length();
+    max_tokens = std::min(max_tokens, sequence.NextSnapshot(at) - at);
+  }
   int64_t num_logits = sequence.generated() == 0 ? 1 : 0;
   if (sequence.WantsPromptLogprobs()) {
     max_tokens =
@@ -237,7 +258,25 @@ uint64_t Scheduler::FutureBytes(const Sequence& sequence) const {
       uncredited += config_.open.bytes();
     }
   }
+  if (cache.state()) {
+    held += config_.state.bytes();
+    if (cache.state().shared()) uncredited += config_.state.bytes();
+  }
   return (peak > held ? peak - held : 0) + uncredited;
+}
+
+// How much of a running sequence's first `common` tokens the index will have when its prompt has
+// been read.
+int64_t Scheduler::SoonPublished(const Sequence& other, int64_t common) const {
+  const int64_t prompt = other.prompt_size();
+  const int64_t soon = std::min(
+      common, options_.deterministic
+                  ? prompt
+                  : SequenceCache::SealedEndAt(config_, prompt - config_.recent) * kPageTokens);
+  if (!config_.has_state()) return soon;
+  int64_t snapshot = 0;
+  while (other.NextSnapshot(snapshot) <= soon) snapshot = other.NextSnapshot(snapshot);
+  return snapshot;
 }
 
 // Whether a running sequence is about to publish pages that `sequence` would otherwise compute too.
@@ -249,12 +288,7 @@ bool Scheduler::WaitsForPrefix(const Sequence& sequence, int64_t hit) const {
     const auto [mine, theirs] = std::ranges::mismatch(sequence.hashes, other->hashes);
     const int64_t common = std::min<int64_t>((mine - sequence.hashes.begin()) * kPageTokens,
                                              sequence.prompt_size() - 1);
-    const int64_t soon =
-        options_.deterministic
-            ? other->prompt_size()
-            : SequenceCache::SealedEndAt(config_, other->prompt_size() - config_.recent) *
-                  kPageTokens;
-    if (std::min(common, soon) >= hit + kPageTokens) return true;
+    if (SoonPublished(*other, common) >= hit + kPageTokens) return true;
   }
   return false;
 }
@@ -296,6 +330,7 @@ Sequence* Scheduler::TryAdmit() {
     const int64_t length = hit.cache.length();
     if (!running_.empty() && !resumed && WaitsForPrefix(sequence, length)) return nullptr;
     sequence.cache = std::move(hit.cache);
+    sequence.branch = hit.without_state;
     sequence.exact_tokens = hit.exact_tokens;
     if (!resumed) sequence.exact = hit.exact;
     if (resumed && !hit.exact) sequence.exact = false;
@@ -362,7 +397,7 @@ bool Scheduler::Rewind(Sequence& sequence) {
     return true;
   }
   const int64_t length = sequence.cache.length();
-  if (!sequence.reading_prompt() || length <= kPageTokens) return false;
+  if (!sequence.reading_prompt() || length <= kPageTokens || config_.has_state()) return false;
   const int64_t target = (length - 1) / kPageTokens * kPageTokens;
   const int64_t cell_start = target / config_.cell * config_.cell;
   if (sequence.cache.sealed_end() >
@@ -399,7 +434,7 @@ bool Scheduler::MakeRoom() {
   while (!batch_.empty() || cell_ != nullptr) {
     const int64_t bytes = BatchBytes();
     if (bytes <= 0 || index_.EvictFor(static_cast<uint64_t>(bytes))) return true;
-    if (index_.ReleaseShared()) continue;
+    if (DropSnapshots() || index_.ReleaseShared()) continue;
     // Prompts can wait; a generated token goes before any of them.
     if (!batch_.empty() && cell_ != nullptr && cell_->read == nullptr) {
       cell_ = nullptr;
@@ -674,7 +709,10 @@ void Scheduler::Absorb(bool landed) {
     if (landed || sequence.cache.length() == sequence.size()) {
       sampled_tokens.push_back({&sequence, row, {}});
     }
-    if (!landed) Publish(sequence);
+    if (!landed) {
+      if (config_.has_state()) KeepSnapshot(sequence);
+      Publish(sequence);
+    }
   }
   counts_.batch_tokens.Observe(num_tokens);
   // Each sampler belongs to one sequence, so who samples changes nothing.
@@ -716,6 +754,25 @@ void Scheduler::Absorb(bool landed) {
   RemoveEnded();
 }
 
+// Of a pass that has ended: the state as it is. Until its pages are published, the sequence has it.
+void Scheduler::KeepSnapshot(Sequence& sequence) {
+  if (!options_.prefix_cache || !sequence.WantsSnapshot()) return;
+  const uint64_t bytes = config_.state.bytes();
+  uint64_t pending = bytes;
+  for (const auto& other : running_) pending += other->cache.snapshots().size() * bytes;
+  if (index_.MakeRoomForSnapshot(pending)) sequence.cache.KeepSnapshot();
+}
+
+// Those that are not published yet: gone, they make room.
+bool Scheduler::DropSnapshots() {
+  bool any = false;
+  for (const auto& sequence : running_) {
+    any = any || !sequence->cache.snapshots().empty();
+    sequence->cache.ForgetSnapshots(sequence->cache.length());
+  }
+  return any;
+}
+
 void Scheduler::Publish(Sequence& sequence) {
   if (!options_.prefix_cache) return;
   const SequenceCache& cache = sequence.cache;
@@ -729,6 +786,7 @@ void Scheduler::Publish(Sequence& sequence) {
   index_.Insert(
       sequence.key(), cache, sequence.exact_tokens,
       options_.deterministic ? PrefixIndex::Keep::kFullPages : PrefixIndex::Keep::kImmutable);
+  sequence.cache.ForgetSnapshots(std::max(open, sealed) * kPageTokens);
 }
 
 }  // namespace oscar

@@ -50,6 +50,7 @@ struct Sequence {
   int64_t constrained = 0;   // generated tokens that it was told of
   int preemptions = 0;
   int64_t published_open = 0, published_sealed = 0;  // pages in the prefix index
+  int64_t branch = 0;  // where earlier sequences left its prompt, and no snapshot is
   std::vector<GeneratedToken> prompt_logprobs;
   // Its prompt is read layer by layer, for which there is room, rather than chunk by chunk.
   bool by_layer = false;
@@ -68,6 +69,12 @@ struct Sequence {
   bool WantsPromptLogprobs() const {
     return request.want_prompt_logprobs &&
            static_cast<int64_t>(prompt_logprobs.size()) < prompt_size() - 1;
+  }
+  // Where a snapshot of its state is kept: the first length after `at`. Cells end there,
+  // its prompt's last whole page does, or others left it there. REQUIRES: at < size().
+  int64_t NextSnapshot(int64_t at) const;
+  bool WantsSnapshot() const {
+    return cache.length() > 0 && NextSnapshot(cache.length() - 1) == cache.length();
   }
   // What is left of its prompt in the cell that it has got to.
   std::span<const int32_t> RestOfCell();
@@ -143,6 +150,9 @@ class Scheduler {
   void SampleToken(Sequence& sequence, size_t row, GeneratedToken* sampled);
   void Start(Sequence& sequence);
   void Publish(Sequence& sequence);
+  void KeepSnapshot(Sequence& sequence);
+  bool DropSnapshots();
+  int64_t SoonPublished(const Sequence& other, int64_t common) const;
   void Finish(Sequence& sequence, FinishReason reason);
   void FailRunning(size_t index, const Status& status);
   void RemoveEnded();

@@ -28,12 +28,14 @@ void Scheduler::CountInto(EngineStats* stats) const {
   stats->batch_tokens = counts_.batch_tokens;
   stats->open_page_bytes = config_.open.bytes();
   stats->sealed_page_bytes = config_.seals() ? config_.sealed.bytes() : 0;
+  stats->state_bytes_each = config_.state.bytes();
 }
 
 void Scheduler::MeasureInto(EngineStats* stats) const {
   std::unordered_set<const std::byte*> seen;
   stats->sink_bytes = stats->quantized_bytes = stats->recent_bytes = stats->prefix_bytes = 0;
   stats->open_pages = stats->sealed_pages = 0;
+  stats->state_bytes = stats->snapshot_bytes = 0;
   const auto count = [&](const PageRef& page, int64_t index, bool sealed) {
     if (!seen.insert(page.data()).second) return false;
     const uint64_t bytes = page.layout().bytes();
@@ -49,6 +51,9 @@ void Scheduler::MeasureInto(EngineStats* stats) const {
   for (const auto& sequence : running_) {
     const SequenceCache& cache = sequence->cache;
     for (int64_t j = 0; j < cache.num_pages(); ++j) count(cache.page(j), j, cache.is_sealed(j));
+    if (cache.state() && seen.insert(cache.state().data()).second) {
+      stats->state_bytes += config_.state.bytes();
+    }
     if (sequence->read != nullptr) stats->recent_bytes += sequence->read->bytes();
     const CacheUsage usage = cache.Usage();
     bits += usage.bits_per_element * static_cast<double>(usage.tokens);
@@ -58,6 +63,13 @@ void Scheduler::MeasureInto(EngineStats* stats) const {
   index_.ForEachPage([&](const PageRef& page, int64_t index, bool sealed) {
     if (count(page, index, sealed)) stats->prefix_bytes += page.layout().bytes();
   });
+  const auto count_snapshot = [&](const PageRef& state) {
+    if (seen.insert(state.data()).second) stats->snapshot_bytes += config_.state.bytes();
+  };
+  for (const auto& sequence : running_) {
+    for (const auto& kept : sequence->cache.snapshots()) count_snapshot(kept.state);
+  }
+  index_.ForEachSnapshot(count_snapshot);
 }
 
 std::vector<SequenceInfo> Scheduler::Describe() const {

@@ -119,6 +119,8 @@ struct EngineStats {
   uint64_t kv_budget_bytes = 0, kv_bytes = 0;
   uint64_t sink_bytes = 0, quantized_bytes = 0, recent_bytes = 0;
   uint64_t prefix_bytes = 0;  // of the above: pages that only the prefix cache holds
+  // Recurrent states of sequences, and their snapshots in the prefix cache; of one.
+  uint64_t state_bytes = 0, snapshot_bytes = 0, state_bytes_each = 0;
   // Pages of 64 tokens in use, and bytes of one.
   uint64_t open_pages = 0, sealed_pages = 0;
   uint64_t open_page_bytes = 0, sealed_page_bytes = 0;
@@ -157,6 +159,9 @@ struct EngineServiceOptions {
   // folder; not with `deterministic`, nor with methods that seal several pages together.
   std::string prefix_dir;
   uint64_t prefix_dir_bytes = uint64_t{8} << 30;
+  // Models with a recurrent state: of the cache's bytes, how many may be snapshots of it, without
+  // which a prefix cannot be used. Unset: a quarter; 0: none are kept.
+  std::optional<uint64_t> snapshot_bytes;
 };
 
 // `model` and `pool` must outlive the service and are used by its thread alone from here on.

@@ -69,7 +69,9 @@ void WriteEngine(const EngineStats& stats, ExpositionWriter* out) {
   out->Gauge("kv_bytes", "Bytes of cache pages by what they hold",
              {{{{"region", "sink"}}, number(stats.sink_bytes)},
               {{{"region", "bulk"}}, number(stats.quantized_bytes)},
-              {{{"region", "recent"}}, number(stats.recent_bytes)}});
+              {{{"region", "recent"}}, number(stats.recent_bytes)},
+              {{{"region", "state"}}, number(stats.state_bytes)},
+              {{{"region", "snapshots"}}, number(stats.snapshot_bytes)}});
   out->Gauge("kv_used_bytes", "Bytes of all cache pages", number(stats.kv_bytes));
   out->Gauge("kv_budget_bytes", "Bytes that cache pages may take", number(stats.kv_budget_bytes));
   out->Gauge("kv_prefix_bytes", "Bytes of pages that only the prefix cache holds",
@@ -87,6 +89,7 @@ Json SequenceJson(const SequenceInfo& sequence) {
           {"sealed_pages", usage.sealed_pages},
           {"shared_pages", usage.shared_pages},
           {"bytes", usage.bytes},
+          {"state_bytes", usage.state_bytes},
           {"bf16_bytes", usage.bf16_bytes},
           {"bits_per_element", usage.bits_per_element},
           {"saturated", usage.saturated},
@@ -255,6 +258,8 @@ HttpResponse ApiServer::HandleCache(const Context& context) {
                        {"quantized_bytes", stats.quantized_bytes},
                        {"recent_bytes", stats.recent_bytes},
                        {"prefix_bytes", stats.prefix_bytes},
+                       {"state_bytes", stats.state_bytes},
+                       {"snapshot_bytes", stats.snapshot_bytes},
                        {"bits_per_element", stats.bits_per_element},
                        {"running", stats.running},
                        {"waiting", stats.waiting},
