@@ -37,6 +37,32 @@ MINIMAX = {**COMMON, "architectures": ["MiniMaxM2ForCausalLM"], "model_type": "m
            "head_dim": 64, "rotary_dim": 32, "num_local_experts": 8, "num_experts_per_tok": 3, "use_qk_norm": True,
            "qk_norm_type": "per_layer", "scoring_func": "sigmoid", "use_routing_bias": True, "rope_theta": 5000000,
            "shared_intermediate_size": 0, "attn_type_list": [1, 1]}
+# Gated DeltaNet beside gated attention: every feature, two dtypes of what the state needs, nested and not.
+LINEAR = {"linear_conv_kernel_dim": 4, "linear_key_head_dim": 32, "linear_value_head_dim": 24, "linear_num_key_heads": 2,
+          "linear_num_value_heads": 4, "attention_bias": False}
+MROPE = {"rope_type": "default", "rope_theta": 10000000, "partial_rotary_factor": 0.25, "mrope_interleaved": True,
+         "mrope_section": [3, 3, 2]}
+QWEN35 = {**COMMON, **LINEAR, "model_type": "qwen3_5_text", "hidden_size": 96, "intermediate_size": 112, "num_hidden_layers": 4,
+          "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 256, "rope_parameters": MROPE,
+          "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
+          "attn_output_gate": True, "output_gate_type": "swish", "mamba_ssm_dtype": "float32"}
+QWEN35_MOE = {**COMMON, **LINEAR, "model_type": "qwen3_5_moe_text", "hidden_size": 128, "moe_intermediate_size": 48,
+              "shared_expert_intermediate_size": 40, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
+              "head_dim": 64, "rope_parameters": MROPE, "linear_num_value_heads": 6, "full_attention_interval": 2,
+              "num_experts": 8, "num_experts_per_tok": 3}
+NEXT = {**COMMON, **LINEAR, "architectures": ["Qwen3NextForCausalLM"], "model_type": "qwen3_next", "hidden_size": 96,
+        "intermediate_size": 80, "moe_intermediate_size": 44, "shared_expert_intermediate_size": 52, "num_hidden_layers": 3,
+        "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 64, "partial_rotary_factor": 0.25, "rope_theta": 10000000,
+        "linear_key_head_dim": 16, "linear_value_head_dim": 40, "full_attention_interval": 3, "num_experts": 8,
+        "num_experts_per_tok": 2, "norm_topk_prob": True, "mlp_only_layers": [1], "decoder_sparse_step": 1}
+
+
+def nested(text, architecture, **more):
+    """As a multimodal checkpoint has it."""
+    return {"architectures": [architecture], "model_type": text["model_type"].removesuffix("_text"), "text_config": text,
+            "tie_word_embeddings": False, "vision_config": {"depth": 2}, **more}
+
+
 CASES = {
     "qwen2": {**COMMON, "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "hidden_size": 128,
               "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1,
@@ -51,6 +77,10 @@ CASES = {
     "glm4_moe_fp8": {**GLM, "quantization_config": CHANNEL_FP8},
     "minimax_m2": MINIMAX,
     "minimax_m2_fp8": {**MINIMAX, "quantization_config": FP8},
+    "qwen3_5": nested(QWEN35, "Qwen3_5ForConditionalGeneration"),
+    "qwen3_5_moe": nested(QWEN35_MOE, "Qwen3_5MoeForConditionalGeneration"),
+    "qwen3_5_moe_fp8": nested(QWEN35_MOE, "Qwen3_5MoeForConditionalGeneration", quantization_config=FP8),
+    "qwen3_next": NEXT,
 }
 PROMPT, GREEDY = 24, 64
 ROUTER_GAP = 0.004  # between the last expert that is chosen and the next: BF16 activations choose the same
@@ -79,10 +109,14 @@ def uniform(name, shape):
     return ((bits >> np.uint64(16)).astype(np.float64) - 32768.0) / 32768.0
 
 
-def shape_of(name, inputs):
+def shape_of(name, inputs, around_zero=False):
     """Offset and amplitude of a tensor's numbers."""
+    if name.endswith("A_log"):
+        return 0.0, 1.0
+    if name.endswith("dt_bias"):
+        return -2.0, 2.0
     if "norm" in name:
-        return 1.0, 0.25
+        return (0.0 if around_zero and "linear_attn" not in name else 1.0), 0.25
     if "e_score_correction_bias" in name:
         return 0.0, 0.2
     if name.endswith(".bias"):
@@ -99,8 +133,8 @@ def shape_of(name, inputs):
     return 0.0, gain * math.sqrt(3.0 / inputs)
 
 
-def plain(name, shape, bf16=True):
-    offset, amplitude = shape_of(name, shape[-1])
+def plain(name, shape, bf16=True, around_zero=False):
+    offset, amplitude = shape_of(name, shape[-1], around_zero)
     values = torch.from_numpy((offset + amplitude * uniform(name, shape)).astype(np.float32)).reshape(shape)
     return values.bfloat16().float() if bf16 else values
 
@@ -123,15 +157,19 @@ def fp8(name, shape, quantization, scale_bf16):
 class Weights:
     def __init__(self, config):
         self.config = config
+        self.around_zero = config["model_type"].startswith(("qwen3_5", "qwen3_next"))
 
     def __call__(self, name, shape):
+        if self.config["model_type"] == "qwen3_5_moe" and name.endswith(("A_log", "linear_attn.norm.weight")):
+            return plain(name, shape, bf16=False)
         minimax = self.config["model_type"] == "minimax_m2"
         if name.endswith("e_score_correction_bias") or (minimax and name.endswith("gate.weight")):
             return plain(name, shape, bf16=False)
-        is_linear = len(shape) == 2 and ".layers." in name and not name.endswith(".gate.weight")
+        plain_ones = (".gate.weight", "_expert_gate.weight", "in_proj_a.weight", "in_proj_b.weight", "in_proj_ba.weight")
+        is_linear = len(shape) == 2 and ".layers." in name and not name.endswith(plain_ones)
         if is_linear and "quantization_config" in self.config:
             return fp8(name, shape, self.config["quantization_config"], scale_bf16=not minimax)
-        return plain(name, shape)
+        return plain(name, shape, around_zero=self.around_zero)
 
 
 def fill(model, config):
@@ -141,6 +179,8 @@ def fill(model, config):
         tensors = list(model.named_parameters()) + [b for b in model.named_buffers() if "correction_bias" in b[0]]
         for name, target in tensors:
             disk = name.replace(".mlp.", ".block_sparse_moe.") if minimax else name
+            if "text_config" in config and disk.startswith("model."):
+                disk = disk.replace("model.", "model.language_model.", 1)
             if name.endswith("experts.gate_up_proj") or name.endswith("experts.down_proj"):
                 base = disk.rsplit(".", 1)[0]
                 gate, up, down = ("w1", "w3", "w2") if minimax else ("gate_proj", "up_proj", "down_proj")
@@ -157,7 +197,7 @@ def fill(model, config):
 # --- transformers -----------------------------------------------------------------------------------------------------
 def make_model(config):
     fields = {k: v for k, v in config.items() if k not in ("quantization_config", "architectures", "rotary_dim")}
-    hf = transformers.AutoConfig.for_model(**fields)
+    hf = transformers.AutoConfig.for_model(**fields.get("text_config", fields))
     if "rotary_dim" in config:  # which this version of the class does not read
         hf.rope_parameters["partial_rotary_factor"] = config["rotary_dim"] / config["head_dim"]
     hf._attn_implementation = "eager"
@@ -169,7 +209,8 @@ def make_model(config):
 
 def watch_routers(model, config, gaps):
     """Appends, for each router that runs, how far apart chosen and not chosen experts are, by position."""
-    sigmoid = config["model_type"] != "qwen3_moe"
+    sigmoid = not config["model_type"].startswith("qwen3")
+    config = config.get("text_config", config)
     k, groups, kept = config.get("num_experts_per_tok", 0), config.get("n_group", 1), config.get("topk_group", 1)
 
     def hook(block, arguments, _output):
@@ -215,7 +256,7 @@ def main():
         with torch.no_grad():
             best = None
             for _ in range(400):  # a prompt on which rounding to BF16 cannot choose other experts
-                ids = generator.integers(2, config["vocab_size"], PROMPT).tolist()
+                ids = generator.integers(2, COMMON["vocab_size"], PROMPT).tolist()
                 logits, routed = run(model, gaps, ids)
                 if best is None or float(routed.min()) > best[0]:
                     best = (float(routed.min()), ids, logits)

@@ -24,6 +24,9 @@ constexpr std::array kArchitectures = {
     Architecture{"qwen3_moe", MakeQwen3MoeSpec},
     Architecture{"glm4_moe", MakeGlm4MoeSpec, /*rotates_part=*/true},
     Architecture{"minimax_m2", MakeMiniMaxM2Spec, /*rotates_part=*/true},
+    Architecture{"qwen3_next", MakeQwen3NextSpec, /*rotates_part=*/true},
+    Architecture{"qwen3_5", MakeQwen35Spec, /*rotates_part=*/true},
+    Architecture{"qwen3_5_moe", MakeQwen35Spec, /*rotates_part=*/true},
 };
 
 // Families that are known and not supported: why, by how their model_type begins.
@@ -31,8 +34,6 @@ struct Refused {
   std::string_view prefix, why;
 };
 constexpr std::array kRefused = {
-    Refused{"qwen3_next", "linear attention"},
-    Refused{"qwen3_5", "linear attention"},
     Refused{"gpt_oss", "attention sinks, sliding windows and MXFP4 experts"},
     Refused{"gemma", "sliding windows and norms around every block"},
     Refused{"deepseek", "latent attention (MLA) or another router"},
@@ -63,6 +64,10 @@ std::string_view NameOf(Feature feature) {
       return "gated attention";
     case Feature::kExperts:
       return "experts";
+    case Feature::kLinearAttention:
+      return "linear attention (Gated DeltaNet)";
+    case Feature::kSharedShare:
+      return "a shared expert with a gate";
   }
   return "";
 }
@@ -83,6 +88,24 @@ const AttentionSpec& ModelSpec::attention() const {
   }
   OSCAR_CHECK(false, "no layer of the model has attention");
   std::abort();
+}
+
+const LinearAttentionSpec* ModelSpec::linear_attention() const {
+  for (const LayerSpec& layer : layers) {
+    if (layer.linear_attention() != nullptr) return layer.linear_attention();
+  }
+  return nullptr;
+}
+
+int ModelSpec::num_state_layers() const {
+  return static_cast<int>(
+      std::ranges::count_if(layers, [](const LayerSpec& layer) { return layer.state_slot >= 0; }));
+}
+
+uint64_t ModelSpec::state_bytes() const {
+  const LinearAttentionSpec* linear = linear_attention();
+  if (linear == nullptr) return 0;
+  return static_cast<uint64_t>(num_state_layers()) * linear->state_bytes();
 }
 
 int ModelSpec::max_intermediate() const {
@@ -110,7 +133,9 @@ Status CheckFeatures(const ModelSpec& spec, std::initializer_list<Feature> suppo
       need(attention->has_sinks, Feature::kSinks);
       need(attention->has_output_gate, Feature::kOutputGate);
     }
+    need(layer.linear_attention() != nullptr, Feature::kLinearAttention);
     need(layer.experts() != nullptr, Feature::kExperts);
+    need(layer.experts() != nullptr && layer.experts()->has_shared_share, Feature::kSharedShare);
   }
   return status;
 }

@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "arch/tensor_table.h"
+
 namespace oscar {
 namespace {
 
@@ -168,15 +170,118 @@ TEST(Families, MiniMaxNormsAllHeads) {
 
 TEST(Families, OthersAreRefusedByNameAndReason) {
   for (const auto& [type, why] :
-       {std::pair("gpt_oss", "attention sinks"), std::pair("qwen3_next", "linear attention"),
-        std::pair("deepseek_v3", "MLA"), std::pair("gemma3_text", "sliding windows"),
-        std::pair("mixtral", "experts"), std::pair("glm4_moe_lite", "MLA"),
+       {std::pair("gpt_oss", "attention sinks"), std::pair("deepseek_v3", "MLA"),
+        std::pair("gemma3_text", "sliding windows"), std::pair("mixtral", "experts"),
+        std::pair("glm4_moe_lite", "MLA"),
         std::pair("something_new", "supported are: qwen3, llama, qwen2, mistral")}) {
     EXPECT_THAT(ErrorOf(Config(type, "")), HasSubstr(std::string("\"") + type + "\""));
     EXPECT_THAT(ErrorOf(Config(type, "")), HasSubstr(why));
   }
+  EXPECT_THAT(ErrorOf(R"({"model_type": "mistral3", "text_config": {}})"),
+              testing::AllOf(HasSubstr("mistral3"), HasSubstr("multimodal")));
   EXPECT_THAT(ErrorOf(R"({"model_type": "qwen3_5", "text_config": {}})"),
-              testing::AllOf(HasSubstr("qwen3_5"), HasSubstr("multimodal")));
+              HasSubstr("text_config.vocab_size: missing"));
+  EXPECT_THAT(ErrorOf(R"({"model_type": "qwen3_5", "text_config": 3})"),
+              HasSubstr("text_config: must be an object"));
+}
+
+TEST(Families, HybridsHaveStatesAndGates) {
+  // The text part of a multimodal config, and the same alone.
+  const std::string inner = Config("qwen3_5_text", R"("head_dim": 256, "layer_types":
+      ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
+      "linear_num_key_heads": 4, "linear_num_value_heads": 12, "linear_key_head_dim": 16,
+      "linear_value_head_dim": 32, "rope_parameters": {"rope_type": "default", "rope_theta": 1e7,
+      "mrope_section": [11, 11, 10], "mrope_interleaved": true})");
+  const ModelSpec nested = SpecOf(
+      R"({"model_type": "qwen3_5", "tie_word_embeddings": true, "text_config": )" + inner + "}");
+  const ModelSpec alone = SpecOf(inner);
+  EXPECT_TRUE(nested.tied_head);
+  EXPECT_FALSE(alone.tied_head);
+  EXPECT_EQ(alone.name(Role::kStateConv), "model.layers.{}.linear_attn.conv1d.weight");
+  EXPECT_EQ(nested.name(Role::kStateConv),
+            "model.language_model.layers.{}.linear_attn.conv1d.weight");
+  EXPECT_EQ(nested.name(Role::kEmbedding), "model.language_model.embed_tokens.weight");
+  EXPECT_EQ(nested.name(Role::kHead), "lm_head.weight");
+  EXPECT_EQ(nested.kv_layers(), std::vector<int>{1});
+  EXPECT_EQ(nested.num_state_layers(), 3);
+  EXPECT_EQ(nested.layer(3).state_slot, 2);
+  EXPECT_EQ(nested.norm_offset, 1.0f);
+  EXPECT_EQ(nested.rope_theta, 1e7);
+  EXPECT_TRUE(nested.attention().has_output_gate);
+  EXPECT_EQ(nested.attention().rotary_dims, 64);
+  EXPECT_EQ(nested.attention().qkv_width(),
+            2 * nested.attention().q_width() + 2 * nested.attention().kv_width());
+  const LinearAttentionSpec& linear = *nested.linear_attention();
+  EXPECT_EQ(linear.conv_channels(), 2 * 4 * 16 + 12 * 32);
+  EXPECT_EQ(linear.state_bytes(), 4u * (12 * 16 * 32 + 3 * 512));
+  EXPECT_EQ(nested.state_bytes(), 3 * linear.state_bytes());
+  EXPECT_EQ(
+      CheckFeatures(nested, {Feature::kPartialRope, Feature::kOutputGate}, "a test").message(),
+      "qwen3_5: linear attention (Gated DeltaNet) is not computed on a test yet");
+
+  for (const auto& [field, expected] :
+       {std::pair(R"("mamba_ssm_dtype": "bfloat16")", "mamba_ssm_dtype"),
+        std::pair(R"("output_gate_type": "sigmoid")", "output_gate_type"),
+        std::pair(R"("attention_bias": true)", "attention_bias"),
+        std::pair(R"("linear_num_key_heads": 5)", "linear_num_value_heads"),
+        std::pair(R"("linear_conv_kernel_dim": 1)", "linear_conv_kernel_dim"),
+        std::pair(R"("full_attention_interval": 100)", "no layer has full attention"),
+        std::pair(R"("layer_types": ["full_attention", "sliding_attention", "full_attention",
+                     "full_attention"])",
+                  "sliding_attention")}) {
+    EXPECT_THAT(ErrorOf(Config("qwen3_5_text", field)), HasSubstr(expected));
+  }
+}
+
+// Every part of a row of inputs has its place, in both orders.
+TEST(Families, InputsOfLinearAttentionCoverTheRow) {
+  for (const bool grouped : {false, true}) {
+    LinearAttentionSpec spec{.key_heads = 3,
+                             .value_heads = 6,
+                             .key_dim = 4,
+                             .value_dim = 5,
+                             .conv_kernel = 4,
+                             .grouped_inputs = grouped};
+    std::vector<int> seen(static_cast<size_t>(spec.input_width()));
+    const auto mark = [&](int at, int count) {
+      for (int i = at; i < at + count; ++i) ++seen.at(static_cast<size_t>(i));
+    };
+    for (int head = 0; head < 3; ++head) mark(spec.QOf(head), 4), mark(spec.KOf(head), 4);
+    for (int head = 0; head < 6; ++head) {
+      mark(spec.VOf(head), 5), mark(spec.ZOf(head), 5);
+      mark(spec.BOf(head), 1), mark(spec.AOf(head), 1);
+    }
+    EXPECT_EQ(seen, std::vector<int>(seen.size(), 1)) << grouped;
+    // As published: key head 1's k and the z of its second value head.
+    EXPECT_EQ(spec.KOf(1), grouped ? 28 + 4 : 12 + 4);
+    EXPECT_EQ(spec.ZOf(3), grouped ? 28 + 8 + 10 + 5 : 24 + 30 + 15);
+  }
+}
+
+// The published models: how many layers have keys and values, and what a sequence's state takes.
+TEST(Families, PublishedHybrids) {
+  struct Published {
+    const char* file;
+    int kv_layers, state_layers;
+    double state_mib, billions, active;
+  };
+  for (const Published& model :
+       {Published{"Qwen--Qwen3.5-35B-A3B", 10, 30, 60 + 2.8125, 34.66, 3.0},
+        Published{"Qwen--Qwen3-Next-80B-A3B-Instruct", 12, 36, 72 + 3.375, 79.67, 3.0}}) {
+    const auto config = ReadModelConfigFile(std::string(OSCAR_TEST_DATA "/model-configs/") +
+                                            model.file + "_config.json");
+    ASSERT_TRUE(config.has_value()) << config.error().ToString();
+    const auto spec = MakeModelSpec(*config);
+    ASSERT_TRUE(spec.has_value()) << spec.error().ToString();
+    EXPECT_EQ(spec->num_kv_layers(), model.kv_layers);
+    EXPECT_EQ(spec->num_state_layers(), model.state_layers);
+    EXPECT_DOUBLE_EQ(static_cast<double>(spec->state_bytes()) / (1 << 20), model.state_mib);
+    EXPECT_TRUE(spec->layer(0).experts()->has_shared_share);
+    EXPECT_TRUE(spec->layer(0).experts()->normalize_weights);
+    const TensorTable table(*spec);
+    EXPECT_NEAR(static_cast<double>(table.num_parameters()) / 1e9, model.billions, 0.1);
+    EXPECT_NEAR(static_cast<double>(table.num_active_parameters()) / 1e9, model.active, 0.9);
+  }
 }
 
 TEST(ModelSpec, AWindowAsLongAsTheContextIsNone) {

@@ -2,6 +2,8 @@
 
 #include <fmt/core.h>
 
+#include <algorithm>
+
 #include "base/check.h"
 
 namespace oscar {
@@ -10,7 +12,10 @@ std::span<const Role> PartsOf(LayerMatrix matrix) {
   static constexpr Role kQkv[] = {Role::kQ, Role::kK, Role::kV}, kO[] = {Role::kO},
                         kGateUp[] = {Role::kGate, Role::kUp}, kDown[] = {Role::kDown},
                         kSharedGateUp[] = {Role::kSharedGate, Role::kSharedUp},
-                        kSharedDown[] = {Role::kSharedDown};
+                        kSharedDown[] = {Role::kSharedDown},
+                        kStateIn[] = {Role::kStateQkv, Role::kStateZ, Role::kStateB, Role::kStateA},
+                        kStateInGrouped[] = {Role::kStateQkvz, Role::kStateBa},
+                        kStateOut[] = {Role::kStateOut};
   switch (matrix) {
     case LayerMatrix::kQkv:
       return kQkv;
@@ -24,6 +29,12 @@ std::span<const Role> PartsOf(LayerMatrix matrix) {
       return kSharedGateUp;
     case LayerMatrix::kSharedDown:
       return kSharedDown;
+    case LayerMatrix::kStateIn:
+      return kStateIn;
+    case LayerMatrix::kStateInGrouped:
+      return kStateInGrouped;
+    case LayerMatrix::kStateOut:
+      return kStateOut;
   }
   return {};
 }
@@ -68,7 +79,7 @@ TensorTable::TensorTable(const ModelSpec& spec) : spec_(&spec) {
         vector(kQNorm, q, TensorSplit::kRows);
         vector(kKNorm, kv, TensorSplit::kRows);
       }
-      rows(kQ, q, hidden);
+      rows(kQ, q + attention->gate_width(), hidden);
       rows(kK, kv, hidden);
       rows(kV, kv, hidden);
       columns(kO, hidden, q);
@@ -78,6 +89,28 @@ TensorTable::TensorTable(const ModelSpec& spec) : spec_(&spec) {
         vector(kVBias, kv, TensorSplit::kRows);
       }
       if (attention->o_bias) vector(kOBias, hidden);
+    }
+    if (const LinearAttentionSpec* linear = layer.linear_attention()) {
+      const int64_t heads = linear->value_heads, values = linear->value_width();
+      const auto small_rows = [&](Role role, int64_t outputs) {
+        Add(role, i, -1, {outputs, hidden}, kBf16Matrix, TensorSplit::kRows);
+      };
+      vector(kAttentionNorm, hidden);
+      if (linear->grouped_inputs) {
+        rows(kStateQkvz, linear->conv_channels() + values, hidden);
+        small_rows(kStateBa, 2 * heads);
+      } else {
+        rows(kStateQkv, linear->conv_channels(), hidden);
+        rows(kStateZ, values, hidden);
+        small_rows(kStateB, heads);
+        small_rows(kStateA, heads);
+      }
+      Add(kStateConv, i, -1, {linear->conv_channels(), 1, linear->conv_kernel}, kVector,
+          TensorSplit::kRows);
+      vector(kStateDecay, heads, TensorSplit::kRows);
+      vector(kStateStepBias, heads, TensorSplit::kRows);
+      vector(kStateNorm, linear->value_dim);
+      columns(kStateOut, hidden, values);
     }
     vector(kFeedForwardNorm, hidden);
     if (const DenseSpec* dense = layer.dense()) {
@@ -98,6 +131,9 @@ TensorTable::TensorTable(const ModelSpec& spec) : spec_(&spec) {
       rows(kSharedGate, experts.shared_intermediate, hidden);
       rows(kSharedUp, experts.shared_intermediate, hidden);
       columns(kSharedDown, hidden, experts.shared_intermediate);
+      if (experts.has_shared_share) {
+        Add(kSharedShare, i, -1, {1, hidden}, TensorKind::kFp32Matrix, TensorSplit::kNone);
+      }
     }
   }
   for (const TensorDecl& tensor : tensors_) {
@@ -114,7 +150,11 @@ void TensorTable::Add(Role role, int layer, int expert, std::vector<int64_t> sha
                       TensorSplit split) {
   std::string name = fmt::format(fmt::runtime(spec_->name(role)), layer, expert);
   index_.emplace(std::tuple(role, layer, expert), tensors_.size());
-  tensors_.push_back({role, layer, expert, std::move(name), std::move(shape), kind, split});
+  constexpr std::array kNorms = {Role::kFinalNorm, Role::kAttentionNorm, Role::kFeedForwardNorm,
+                                 Role::kQNorm, Role::kKNorm};
+  const bool is_norm = std::ranges::find(kNorms, role) != kNorms.end();
+  tensors_.push_back({role, layer, expert, std::move(name), std::move(shape), kind, split,
+                      is_norm ? spec_->norm_offset : 0.0f});
 }
 
 const TensorDecl* TensorTable::Find(Role role, int layer, int expert) const {

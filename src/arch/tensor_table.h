@@ -19,6 +19,7 @@ enum class TensorKind : uint8_t {
   kVector,      // norms, biases: fp32
   kTable,       // embedding and head: BF16, whatever the layers' matrices are
   kMatrix,      // of a layer: BF16, or FP8 where the checkpoint has it so
+  kBf16Matrix,  // of a layer: BF16 always, with kMatrix below or above it
   kFp32Matrix,  // routers: a last bit decides which experts are read
 };
 
@@ -33,6 +34,7 @@ struct TensorDecl {
   std::vector<int64_t> shape;  // [outputs, inputs] or [size]
   TensorKind kind = TensorKind::kVector;
   TensorSplit split = TensorSplit::kNone;
+  float offset = 0.0f;  // added to what is stored: norms around 0 (ModelSpec::norm_offset)
 
   uint64_t num_elements() const {
     uint64_t count = 1;
@@ -42,10 +44,23 @@ struct TensorDecl {
 };
 
 // The matrices of a layer as passes use them; some are several tensors, one below the other.
-enum class LayerMatrix : uint8_t { kQkv, kO, kGateUp, kDown, kSharedGateUp, kSharedDown };
-inline constexpr std::array kLayerMatrices = {LayerMatrix::kQkv,          LayerMatrix::kO,
-                                              LayerMatrix::kGateUp,       LayerMatrix::kDown,
-                                              LayerMatrix::kSharedGateUp, LayerMatrix::kSharedDown};
+enum class LayerMatrix : uint8_t {
+  kQkv,
+  kO,
+  kGateUp,
+  kDown,
+  kSharedGateUp,
+  kSharedDown,
+  kStateIn,         // of linear attention
+  kStateInGrouped,  // the same where LinearAttentionSpec::grouped_inputs
+  kStateOut,
+};
+inline constexpr std::array kLayerMatrices = {
+    LayerMatrix::kQkv,          LayerMatrix::kO,
+    LayerMatrix::kGateUp,       LayerMatrix::kDown,
+    LayerMatrix::kSharedGateUp, LayerMatrix::kSharedDown,
+    LayerMatrix::kStateIn,      LayerMatrix::kStateInGrouped,
+    LayerMatrix::kStateOut};
 std::span<const Role> PartsOf(LayerMatrix matrix);
 std::span<const Role> BiasesOf(LayerMatrix matrix);  // of its parts, or none
 

@@ -9,6 +9,7 @@ Status NotHere() { return Unimplemented("this device does not do that"); }
 
 Result<double> Backend::MeasureReadBandwidth() { return Unexpected(NotHere()); }
 Status Backend::Experts(int) { return NotHere(); }
+Status Backend::AdvanceState(int, int) { return NotHere(); }
 Status Backend::Sample(int, std::span<const SampleParams>, std::span<const int32_t>) {
   return NotHere();
 }

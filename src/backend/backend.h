@@ -28,14 +28,15 @@ namespace oscar {
 // Activations of a pass. A backend keeps them where and in the precision it likes; the residual
 // stream is fp32.
 enum class Activation : uint8_t {
-  kStream,    // [rows, hidden], the residual stream
-  kQkv,       // [rows, (heads + 2 KV heads) D]
-  kAttended,  // [rows, heads D]
+  kStream,  // [rows, hidden], the residual stream
+  kQkv,     // [rows, (heads + 2 KV heads) D], gates of the heads behind; inputs of linear attention
+  kAttended,  // [rows, heads D]; values of linear attention
   kGated,     // [rows, intermediate], silu(gate) * up
 };
 
 // output = matrix x input + bias. A norm comes before; kStream as output is added to, and kGated
-// takes the gate's half through SiLU times the other.
+// takes the gate's half through SiLU times the other; where the layer has Role::kSharedShare, the
+// shared part's kGated is multiplied by the sigmoid of that.
 struct LinearOp {
   int layer = 0;
   LayerMatrix matrix = LayerMatrix::kQkv;
@@ -132,8 +133,11 @@ class Backend {
   // kQkv, row by row: norm of heads, RoPE, rotation; keys and values to their open pages. `slot`:
   // of the layer in the cache.
   virtual Status WriteKv(int layer, int slot) = 0;
-  // Attention over the pages, to kAttended.
+  // Attention over the pages, to kAttended; gated where the layer has gates.
   virtual Status Attend(int layer, int slot) = 0;
+  // Linear attention: from kQkv to kAttended, row by row through the states of their sequences,
+  // which lie in the caches (SequenceCache::state). `slot`: of the layer among those with a state.
+  virtual Status AdvanceState(int layer, int slot);
   // Before WriteKv: [rows, qkv width] to the host, q and k after norm and RoPE, not rotated. Waits.
   virtual Status ReadQkv(int layer, std::span<float> out) = 0;
   // Final norm and head for `count` of the rows whose logits are wanted, from the first-th on in

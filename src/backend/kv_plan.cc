@@ -142,6 +142,16 @@ void SideTransform::Apply(int kv_head, std::span<float> x) const {
   }
 }
 
+void SideTransform::Undo(int kv_head, std::span<float> x) const {
+  if (kind != RotationKind::kCalibrated) return Apply(kv_head, x);  // they are symmetric
+  const std::span<const float> matrix = MatrixOf(kv_head, static_cast<int>(x.size()));
+  std::array<float, kMaxHeadDim> out{};
+  for (size_t i = 0; i < x.size(); ++i) {
+    for (size_t j = 0; j < x.size(); ++j) out[i] += x[j] * matrix[i * x.size() + j];
+  }
+  std::copy_n(out.begin(), x.size(), x.begin());
+}
+
 Result<std::unique_ptr<KvPlan>> KvPlan::Make(const ModelSpec& spec, const KvPlanOptions& options,
                                              BlockEncoder encoder) {
   const AttentionSpec& attention = spec.attention();
@@ -230,7 +240,8 @@ Result<std::unique_ptr<KvPlan>> KvPlan::Make(const ModelSpec& spec, const KvPlan
   plan->cache_ = std::make_unique<CacheConfig>(CacheConfig{
       PageLayout(std::vector<BlockLayout>(layers.size(), open), kv_heads),
       PageLayout(sealed_layouts), method.sink_tokens, method.recent_tokens, options.prefill_cell,
-      method.storage == KvStorage::kBf16 ? 0 : method.run_tokens / kPageTokens});
+      method.storage == KvStorage::kBf16 ? 0 : method.run_tokens / kPageTokens,
+      PageLayout::OfBytes(spec.state_bytes())});
   OSCAR_RETURN_IF_ERROR(plan->cache_->Validate());
   if (method.storage == KvStorage::kSimulated) {
     plan->host_sealer_ = std::make_unique<SimulatedSealer>(method, *plan->cache_);
@@ -275,9 +286,9 @@ Result<std::unique_ptr<KvPlan>> KvPlan::WithBits(const BitMap& map) const {
                          any.group_dims());
     }
   }
-  plan->cache_ = std::make_unique<CacheConfig>(CacheConfig{cache_->open, PageLayout(blocks),
-                                                           cache_->sink, cache_->recent,
-                                                           cache_->cell, cache_->pages_together});
+  plan->cache_ = std::make_unique<CacheConfig>(
+      CacheConfig{cache_->open, PageLayout(blocks), cache_->sink, cache_->recent, cache_->cell,
+                  cache_->pages_together, cache_->state});
   plan->host_sealer_ = std::make_unique<RuleSealer>(*plan->cache_, rules_, encoder_);
   return plan;
 }

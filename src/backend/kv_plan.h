@@ -52,6 +52,8 @@ struct SideTransform {
   std::span<const float> MatrixOf(int kv_head, int head_dim) const;
   // x <- x R in fp32, for one head; the scalar reference.
   void Apply(int kv_head, std::span<float> x) const;
+  // The inverse: x <- x R^T.
+  void Undo(int kv_head, std::span<float> x) const;
 };
 
 class KvPlan {

@@ -43,6 +43,8 @@ struct ServeArguments {
   uint64_t response_store_bytes = server::ApiOptions().response_store_bytes;
   size_t response_store_count = server::ApiOptions().response_store_count;
   EngineServiceOptions engine;
+  uint64_t snapshot_bytes = 0;
+  bool has_snapshot_bytes = false;
   GrammarLimits grammar;
   bool dry_run = false, json = false;
   int64_t plan_tokens = 32768;  // the conversation that the memory plan counts in
@@ -116,8 +118,9 @@ Status PrintPlan(const ServeArguments& arguments) {
   const int64_t tokens = std::min(arguments.plan_tokens, planned->max_context());
   // A simulated method keeps BF16 pages, so that is what counts; its own bytes are told beside.
   const bool is_simulated = planned->kv().method().is_simulated();
-  const uint64_t stored = planned->kv().StoredBytes(tokens);
-  const uint64_t theirs = bf16->kv().StoredBytes(tokens);
+  const uint64_t state = planned->spec().state_bytes();
+  const uint64_t stored = planned->kv().StoredBytes(tokens) + state;
+  const uint64_t theirs = bf16->kv().StoredBytes(tokens) + state;
   const uint64_t ours = is_simulated ? theirs : stored;
   const double stored_bits = planned->kv().StoredBits(tokens);
   const double bits = is_simulated ? bf16->kv().StoredBits(tokens) : stored_bits;
@@ -142,6 +145,7 @@ Status PrintPlan(const ServeArguments& arguments) {
                          {"sealed_page_bytes", memory.sealed_page_bytes},
                          {"max_context", planned->max_context()},
                          {"method", planned->kv().method().name},
+                         {"state_bytes", state},
                          {"conversation_tokens", tokens},
                          {"conversation_bytes", ours},
                          {"conversation_bytes_bf16", theirs},
@@ -175,6 +179,12 @@ Status PrintPlan(const ServeArguments& arguments) {
   fmt::print("cache             {}\n", planned->kv().Describe());
   fmt::print("one conversation  {:>12}  for {} tokens, {:.2f} bits per element; {} in BF16\n",
              FormatBytes(ours), tokens, bits, FormatBytes(theirs));
+  if (state > 0) {
+    fmt::print(
+        "recurrent state   {:>12}  of it, whatever its length: {:.0f} % here, {:.0f} % in BF16\n",
+        FormatBytes(state), 100.0 * static_cast<double>(state) / static_cast<double>(ours),
+        100.0 * static_cast<double>(state) / static_cast<double>(theirs));
+  }
   if (is_simulated) {
     fmt::print(
         "simulated         {:>12}  is what the method itself would take, {:.2f} bits per "
@@ -269,6 +279,7 @@ Status RunServe(ServeArguments& arguments) {
   host.grammar_worker = "/proc/self/exe";  // main answers to kGrammarWorkerArgument
   host.limits.max_conversation_bytes = arguments.http.max_body_bytes;
   host.engine = arguments.engine;
+  if (arguments.has_snapshot_bytes) host.engine.snapshot_bytes = arguments.snapshot_bytes;
   host.engine.prefix_cache = !arguments.no_prefix_cache;
   // What is wrong with options or small files is said before the port is bound.
   OSCAR_ASSIGN_OR_RETURN(const std::shared_ptr<server::ModelHost> prepared,
@@ -448,6 +459,11 @@ void AddServeCommand(CLI::App& app, RunFunction& run) {
                                     "Most bytes in that folder"))
       ->capture_default_str()
       ->group(group);
+  CLI::Option* snapshots = TakesByteSize(command->add_option(
+      "--state-snapshots", a.snapshot_bytes,
+      "Models with a recurrent state: bytes of the cache for snapshots of it, from which cached "
+      "prefixes continue (default: a quarter; 0 keeps none)"));
+  snapshots->group(group);
   command->add_flag("--isolate-keys", a.isolate_keys, "Keys do not share cached prefixes")
       ->group(group);
 
@@ -465,7 +481,8 @@ void AddServeCommand(CLI::App& app, RunFunction& run) {
       ->needs(dry_run)
       ->group(group);
   command->add_flag("--json", a.json, "Print the plan as JSON")->needs(dry_run)->group(group);
-  command->callback([arguments, key_file, tls_certificate, tls_key, &run] {
+  command->callback([arguments, key_file, tls_certificate, tls_key, snapshots, &run] {
+    arguments->has_snapshot_bytes = snapshots->count() > 0;
     arguments->has_api_key_file = key_file->count() > 0;
     arguments->has_tls = tls_certificate->count() + tls_key->count() > 0;
     run = [arguments] { return RunServe(*arguments); };

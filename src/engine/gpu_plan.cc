@@ -20,6 +20,12 @@ std::string ProblemOf(const ModelSpec& spec, int block_rows, int gpus) {
         return fmt::format("{} KV heads and {} GPUs do not divide", attention->num_kv_heads, gpus);
       }
     }
+    if (const LinearAttentionSpec* linear = layer.linear_attention()) {
+      if (linear->key_heads % gpus != 0) {
+        return fmt::format("{} key heads of linear attention do not divide by {}",
+                           linear->key_heads, gpus);
+      }
+    }
     const auto divides = [&](int width) {
       return width % gpus == 0 && (block_rows == 1 || width / gpus % block_rows == 0);
     };
@@ -61,7 +67,8 @@ std::vector<GpuShare> PlanGpus(const ModelSpec& spec, TensorTable::Fp8 fp8, int 
       share.weight_bytes +=
           (bytes + static_cast<uint64_t>(parts) - 1) / static_cast<uint64_t>(parts);
     }
-    share.conversation_bytes = conversation / static_cast<uint64_t>(std::min(gpus, kv_heads));
+    share.conversation_bytes = conversation / static_cast<uint64_t>(std::min(gpus, kv_heads)) +
+                               spec.state_bytes() / static_cast<uint64_t>(gpus);
     share.problem = ProblemOf(spec, block_rows, gpus);
     const auto room = static_cast<uint64_t>(kShareOfGpu * static_cast<double>(gpu_memory));
     const bool fits = share.problem.empty() && share.bytes() <= room;

@@ -217,6 +217,8 @@ Status LoadedModel::PlanMemory(const ModelOptions& options) {
   memory.weight_bytes = TensorTable(spec_).Bytes(fp8, plan_->v(0).kind != RotationKind::kNone);
   memory.open_page_bytes = plan_->cache().open.bytes();
   memory.sealed_page_bytes = plan_->cache().sealed.bytes();
+  memory.state_bytes = plan_->cache().state.bytes();
+  const uint64_t least = memory.open_page_bytes + memory.state_bytes;
   memory.kv_bytes = options.kv_memory;
   if (memory.kv_bytes == 0) {
     const double share = device_ == Device::kCuda ? kShareOfFreeOnCuda : kShareOfFree;
@@ -224,23 +226,23 @@ Status LoadedModel::PlanMemory(const ModelOptions& options) {
                         static_cast<double>(memory.weight_bytes);
     memory.kv_bytes = PageBudget(static_cast<uint64_t>(std::max(free, 0.0)));
   }
-  if (memory.kv_bytes < memory.open_page_bytes && options.kv_memory == 0 &&
-      device_ == Device::kCuda) {
+  if (memory.kv_bytes < least && options.kv_memory == 0 && device_ == Device::kCuda) {
     return ResourceExhausted(fmt::format(
         "{} has {} free, of which weights take {}: no room for the cache; free some of it, try "
         "--weights fp8, or use --device cpu",
         device_name_, FormatBytes(memory.available_bytes), FormatBytes(memory.weight_bytes)));
   }
-  if (memory.kv_bytes < memory.open_page_bytes && options.kv_memory == 0) {
+  if (memory.kv_bytes < least && options.kv_memory == 0) {
     return ResourceExhausted(fmt::format(
         "weights take {} and {} of memory are free: no room for the cache; free some of "
         "it, or say what the cache gets with --kv-memory",
         FormatBytes(memory.weight_bytes), FormatBytes(memory.available_bytes)));
   }
-  if (memory.kv_bytes < memory.open_page_bytes) {
+  if (memory.kv_bytes < least) {
     return ResourceExhausted(fmt::format(
-        "the KV cache budget of {} does not hold one page of 64 tokens ({}); raise --kv-memory",
-        FormatBytes(memory.kv_bytes), FormatBytes(memory.open_page_bytes)));
+        "the KV cache budget of {} does not hold one page of 64 tokens{} ({}); raise --kv-memory",
+        FormatBytes(memory.kv_bytes),
+        memory.state_bytes > 0 ? " and a sequence's recurrent state" : "", FormatBytes(least)));
   }
   return {};
 }

@@ -22,6 +22,7 @@ struct MemoryPlan {
   uint64_t kv_bytes = 0;         // the budget
   uint64_t open_page_bytes = 0;  // 64 tokens in BF16, all layers
   uint64_t sealed_page_bytes = 0;
+  uint64_t state_bytes = 0;      // recurrent states of one sequence
   uint64_t available_bytes = 0;  // free memory of the device when asked
 };
 

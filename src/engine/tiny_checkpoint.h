@@ -39,17 +39,24 @@ class TinyGenerator {
     const TensorTable table(spec);
     for (const TensorDecl& decl : table.tensors()) {
       const bool is_minimax = config_.model_type == "minimax_m2";
-      const bool is_fp32 =
-          decl.role == Role::kRouterBias || (is_minimax && decl.role == Role::kRouter);
+      // As Qwen3.5-35B-A3B has them; others of its kind have BF16.
+      const bool is_state_fp32 = config_.model_type == "qwen3_5_moe" &&
+                                 (decl.role == Role::kStateDecay || decl.role == Role::kStateNorm);
+      const bool is_fp32 = decl.role == Role::kRouterBias || is_state_fp32 ||
+                           (is_minimax && decl.role == Role::kRouter);
       if (decl.kind == TensorKind::kMatrix && !config_.quantization_method.empty()) {
         AddFp8(decl, /*bf16_scales=*/!is_minimax, &out);
       } else {
-        out[decl.name] = Plain(decl.name, decl.shape, is_fp32);
+        out[decl.name] = Plain(decl.name, decl.shape, is_fp32, decl.offset);
       }
     }
     if (config_.experts.prediction_layers > 0) {  // a layer that is not read
       out["model.layers." + std::to_string(spec.num_layers()) + ".eh_proj.weight"] =
           Plain("eh_proj", {8, 8}, false);
+    }
+    if (config_.is_nested) {  // as are these
+      out["model.visual.blocks.0.attn.qkv.weight"] = Plain("visual", {8, 8}, false);
+      out["mtp.fc.weight"] = Plain("mtp", {8, 8}, false);
     }
     return out;
   }
@@ -68,6 +75,8 @@ class TinyGenerator {
   // Offset and amplitude.
   static std::pair<double, double> ShapeOf(const std::string& name, int64_t inputs) {
     const auto has = [&](const char* text) { return name.find(text) != std::string::npos; };
+    if (name.ends_with("A_log")) return {0.0, 1.0};
+    if (name.ends_with("dt_bias")) return {-2.0, 2.0};
     if (has("norm")) return {1.0, 0.25};
     if (has("e_score_correction_bias")) return {0.0, 0.2};
     if (name.ends_with(".bias")) return {0.0, 0.5};
@@ -101,10 +110,11 @@ class TinyGenerator {
     }
     return out;
   }
-  static TinyTensor Plain(const std::string& name, const std::vector<int64_t>& shape,
-                          bool is_fp32) {
+  // `added`: what the model adds to the numbers that are stored.
+  static TinyTensor Plain(const std::string& name, const std::vector<int64_t>& shape, bool is_fp32,
+                          double added = 0.0) {
     const auto [offset, amplitude] = ShapeOf(name, shape.back());
-    return Numbers(name, shape, offset, amplitude, is_fp32);
+    return Numbers(name, shape, offset - added, amplitude, is_fp32);
   }
   void AddFp8(const TensorDecl& decl, bool bf16_scales, TinyTensors* out) const {
     TinyTensor codes{"F8_E4M3", decl.shape, {}};

@@ -158,7 +158,11 @@ struct Golden {
 
 // The backend's budgets against transformers' logits, and its greedy tokens.
 inline void ExpectTransformers(const Golden& golden, TinyModel& tiny, const std::string& name) {
-  const SamenessBudget budget = BudgetOf("bf16");
+  SamenessBudget budget = BudgetOf("bf16");
+  // The delta rule writes differences of values that are close, so that rounding to BF16 on the way
+  // (of activations; of FP8 weights that are multiplied out) shows about twice as much.
+  const bool has_state = tiny.spec.num_state_layers() > 0;
+  if (has_state) budget.rms *= 2, budget.gap *= 2;
   const auto [largest, rms] = golden.Errors(tiny.Logits(golden.ids));
   EXPECT_LE(rms, budget.rms);
   EXPECT_LE(largest, budget.gap);
@@ -170,13 +174,16 @@ inline void ExpectTransformers(const Golden& golden, TinyModel& tiny, const std:
   const std::vector<float> all = tiny.Logits(ids);
   const auto vocab = static_cast<size_t>(tiny.spec.vocab_size);
   size_t compared = 0;
+  // A state remembers that other experts were chosen: then what follows says nothing.
+  const bool remembers = has_state && !tiny.model->portable();
   for (size_t i = 0; i < golden.greedy.size(); ++i) {
+    if (remembers && golden.router_gaps[i] <= 6e-3) break;
     if (golden.top_gaps[i] <= budget.gap || golden.router_gaps[i] <= 6e-3) continue;
     ++compared;
     const float* row = all.data() + (golden.ids.size() - 1 + i) * vocab;
     EXPECT_EQ(std::max_element(row, row + vocab) - row, golden.greedy[i]) << "token " << i;
   }
-  EXPECT_GE(compared, golden.greedy.size() / 3);
+  EXPECT_GE(compared, remembers ? 0 : golden.greedy.size() / 3);
   std::vector<int32_t> expected = golden.greedy;
   expected.resize(golden.Certain(budget.gap, 6e-3));
   if (expected.empty()) return;

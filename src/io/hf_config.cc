@@ -29,6 +29,7 @@ constexpr int kMaxLayers = 1 << 10;
 constexpr int kMaxHeads = 1 << 12;
 constexpr int kMaxHeadDim = 1 << 12;
 constexpr int kMaxPositions = 1 << 26;
+constexpr int kMaxStateDim = 1 << 10;  // of a head of linear attention, keys or values
 constexpr int kMaxExperts = 1 << 12;
 constexpr int kMaxExpertsOfAllLayers = 1 << 18;  // whose tensors are listed
 constexpr double kMaxTheta = 1e12;
@@ -161,6 +162,12 @@ class Fields {
   Status* status_;
 };
 
+// Qwen3-Next and Qwen3.5, whose layers are linear attention for the most part.
+bool IsHybrid(const ModelConfig& config) {
+  constexpr std::array kHybrids = {"qwen3_next", "qwen3_5", "qwen3_5_moe"};
+  return std::ranges::find(kHybrids, config.model_type) != kHybrids.end();
+}
+
 Result<RopeScalingType> ScalingTypeOf(std::string_view text) {
   for (const RopeScalingType type : {RopeScalingType::kNone, RopeScalingType::kLinear,
                                      RopeScalingType::kLlama3, RopeScalingType::kYarn}) {
@@ -232,7 +239,7 @@ void ReadRope(const Fields& fields, std::string_view what, ModelConfig* config, 
   if (rope_json != nullptr) ReadRopeScaling(rope, config);
 
   const Fields& partial_home = rope.Find("partial_rotary_factor") != nullptr ? rope : fields;
-  const double unstated = config->model_type == "glm4_moe" ? 0.5 : 1.0;
+  const double unstated = config->model_type == "glm4_moe" ? 0.5 : IsHybrid(*config) ? 0.25 : 1.0;
   const double factor = partial_home.Real("partial_rotary_factor", 1e-3, 1).value_or(unstated);
   config->rotary_dim = static_cast<int>(config->head_dim * factor);
   if (const auto dim = fields.Int("rotary_dim", 2, std::max(2, config->head_dim))) {
@@ -273,7 +280,7 @@ void ReadExperts(const Fields& fields, ModelConfig* config) {
     if (const auto width = fields.Int(key, 0, kMaxWidth)) experts.shared_intermediate = *width;
   }
   const bool is_glm = config->model_type == "glm4_moe";
-  experts.normalize_weights = fields.Bool("norm_topk_prob").value_or(is_glm);
+  experts.normalize_weights = fields.Bool("norm_topk_prob").value_or(is_glm || IsHybrid(*config));
   experts.weight_scale = fields.Real("routed_scaling_factor", 1e-6, 1e6).value_or(1.0);
   experts.groups = fields.Int("n_group", 1, kMaxExperts).value_or(1);
   experts.chosen_groups = fields.Int("topk_group", 1, kMaxExperts).value_or(1);
@@ -296,8 +303,37 @@ void ReadExperts(const Fields& fields, ModelConfig* config) {
   experts.prediction_layers = fields.Int("num_nextn_predict_layers", 0, kMaxLayers).value_or(0);
 }
 
+// Which layers are linear attention: by name, or all but every so many.
+void ReadLinearAttention(const Fields& fields, ModelConfig* config) {
+  LinearAttentionConfig& linear = config->linear;
+  constexpr int kMaxKernel = 16;
+  linear.conv_kernel = fields.Int("linear_conv_kernel_dim", 2, kMaxKernel).value_or(4);
+  linear.key_heads = fields.Int("linear_num_key_heads", 1, kMaxHeads).value_or(16);
+  linear.value_heads = fields.Int("linear_num_value_heads", 1, kMaxHeads).value_or(32);
+  linear.key_dim = fields.Int("linear_key_head_dim", 1, kMaxStateDim).value_or(128);
+  linear.value_dim = fields.Int("linear_value_head_dim", 1, kMaxStateDim).value_or(128);
+  if (linear.value_heads % linear.key_heads != 0) {
+    fields.Fail("linear_num_value_heads",
+                fmt::format("{} is not a multiple of linear_num_key_heads {}", linear.value_heads,
+                            linear.key_heads));
+  }
+  linear.output_gate = fields.Text("output_gate_type").value_or("");
+  linear.state_dtype = fields.Text("mamba_ssm_dtype").value_or("");
+  config->has_output_gate = fields.Bool("attn_output_gate").value_or(true);
+  const Json* types = fields.Find("layer_types");
+  const int interval = fields.Int("full_attention_interval", 1, kMaxLayers).value_or(4);
+  for (int i = 0; i < config->num_layers; ++i) {
+    const bool is_linear = types == nullptr
+                               ? (i + 1) % interval != 0
+                               : types->is_array() && std::cmp_less(i, types->size()) &&
+                                     (*types)[static_cast<size_t>(i)] == "linear_attention";
+    if (is_linear) linear.layers.push_back(i);
+  }
+}
+
 void ReadShape(const Fields& fields, ModelConfig* config) {
-  if (fields.Find("text_config") != nullptr && fields.Find("hidden_size") == nullptr) {
+  if (!config->is_nested && fields.Find("text_config") != nullptr &&
+      fields.Find("hidden_size") == nullptr) {
     fields.FailUnsupported(
         "text_config", fmt::format("model_type {} is multimodal: its language model is nested in "
                                    "here, which is not read yet; take a text-only checkpoint",
@@ -306,7 +342,11 @@ void ReadShape(const Fields& fields, ModelConfig* config) {
   }
   config->vocab_size = fields.RequiredInt("vocab_size", 1, kMaxVocab);
   config->hidden_size = fields.RequiredInt("hidden_size", 1, kMaxWidth);
-  config->intermediate_size = fields.RequiredInt("intermediate_size", 1, kMaxWidth);
+  // Qwen3.5 leaves it out where every layer has experts.
+  const bool has_dense = config->model_type != "qwen3_5_moe";
+  config->intermediate_size = has_dense || fields.Find("intermediate_size") != nullptr
+                                  ? fields.RequiredInt("intermediate_size", 1, kMaxWidth)
+                                  : fields.RequiredInt("moe_intermediate_size", 1, kMaxWidth);
   config->num_layers = fields.RequiredInt("num_hidden_layers", 1, kMaxLayers);
   config->num_attention_heads = fields.RequiredInt("num_attention_heads", 1, kMaxHeads);
   config->num_kv_heads =
@@ -322,6 +362,7 @@ void ReadShape(const Fields& fields, ModelConfig* config) {
   if (!head_dim && std::ranges::find(kHeadsOf128, config->model_type) != kHeadsOf128.end()) {
     head_dim = 128;
   }
+  if (!head_dim && IsHybrid(*config)) head_dim = 256;
   if (!head_dim && config->hidden_size % config->num_attention_heads != 0) {
     fields.Fail("head_dim", fmt::format("missing, and num_attention_heads {} does not divide "
                                         "hidden_size {}",
@@ -331,6 +372,7 @@ void ReadShape(const Fields& fields, ModelConfig* config) {
   config->rms_norm_eps = fields.RequiredReal("rms_norm_eps", 1e-20, 1);
   config->max_position_embeddings = fields.RequiredInt("max_position_embeddings", 1, kMaxPositions);
   ReadExperts(fields, config);
+  if (IsHybrid(*config)) ReadLinearAttention(fields, config);
 }
 
 // Which layers slide is for layer_types to say, where a config has it. Without, Qwen configs carry
@@ -345,6 +387,7 @@ void ReadSlidingWindow(const Fields& fields, ModelConfig* config) {
     }
     for (const Json& type : *types) {
       if (!config->other_layer_type.empty() || type == "full_attention") continue;
+      if (type == "linear_attention" && IsHybrid(*config)) continue;
       config->other_layer_type = type.is_string() ? type.get<std::string>() : type.dump();
     }
     return;
@@ -485,17 +528,33 @@ Result<ModelConfig> ParseModelConfig(std::string_view config_text, std::string_v
       config.architecture = (*architectures)[0].get<std::string>();
     }
   }
-  ReadShape(fields, &config);
+  // "qwen3_5_text" is the decoder of "qwen3_5" alone.
+  constexpr std::string_view kText = "_text";
+  if (config.model_type.starts_with("qwen3_5") && config.model_type.ends_with(kText)) {
+    config.model_type.resize(config.model_type.size() - kText.size());
+  }
+  const Json* nested = fields.Find("text_config");
+  config.is_nested = IsHybrid(config) && nested != nullptr && fields.Find("hidden_size") == nullptr;
+  if (config.is_nested && !nested->is_object()) {
+    fields.Fail("text_config", "must be an object");
+    return Unexpected(status);
+  }
+  // What describes the decoder. Some of it may stand outside: the outer word counts.
+  const Fields text(config.is_nested ? *nested : json,
+                    fmt::format("{}: {}", name, config.is_nested ? "text_config." : ""), &status);
+  const auto home = [&](const char* key) { return fields.Find(key) != nullptr ? fields : text; };
+  ReadShape(text, &config);
   if (!status.ok()) return Unexpected(status);  // what follows relies on the shape
-  ReadRope(fields, name, &config, &status);
-  ReadSlidingWindow(fields, &config);
-  config.tie_word_embeddings = fields.Bool("tie_word_embeddings").value_or(false);
-  config.attention_bias = fields.Bool("attention_bias").value_or(false);
-  config.mlp_bias = fields.Bool("mlp_bias").value_or(false);
-  config.hidden_act = fields.Text("hidden_act").value_or("silu");
-  const char* dtype_key = fields.Find("dtype") != nullptr ? "dtype" : "torch_dtype";
-  config.torch_dtype = fields.Text(dtype_key).value_or("");
-  if (const Json* quantization = fields.Find("quantization_config")) {
+  ReadRope(text, name, &config, &status);
+  ReadSlidingWindow(text, &config);
+  config.tie_word_embeddings =
+      home("tie_word_embeddings").Bool("tie_word_embeddings").value_or(false);
+  config.attention_bias = text.Bool("attention_bias").value_or(false);
+  config.mlp_bias = text.Bool("mlp_bias").value_or(false);
+  config.hidden_act = text.Text("hidden_act").value_or("silu");
+  const char* dtype_key = text.Find("dtype") != nullptr ? "dtype" : "torch_dtype";
+  config.torch_dtype = text.Text(dtype_key).value_or("");
+  if (const Json* quantization = home("quantization_config").Find("quantization_config")) {
     if (quantization->is_object()) {
       const Fields inner(*quantization, fmt::format("{}: quantization_config.", name), &status);
       ReadQuantization(inner, &status, &config);
@@ -503,6 +562,7 @@ Result<ModelConfig> ParseModelConfig(std::string_view config_text, std::string_v
       fields.Fail("quantization_config", "must be an object");
     }
   }
+  if (config.is_nested) ReadGeneration(text, &config);
   ReadGeneration(fields, &config);
   if (!generation_text.empty()) {
     const std::string generation_name =

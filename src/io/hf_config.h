@@ -51,8 +51,19 @@ struct ExpertsConfig {
   int prediction_layers = 0;      // past the last layer, for speculation; not used
 };
 
+// Layers that keep a state of fixed size in place of keys and values (Gated DeltaNet).
+struct LinearAttentionConfig {
+  std::vector<int> layers;             // their numbers; empty: the model has none
+  int conv_kernel = 0;                 // tokens seen by the convolution before the state
+  int key_heads = 0, value_heads = 0;  // value_heads is a multiple of key_heads
+  int key_dim = 0, value_dim = 0;      // of a head
+  std::string output_gate;             // "swish"; empty where not stated
+  std::string state_dtype;             // "float32"; empty where not stated
+};
+
 struct ModelConfig {
   std::string model_type;    // "qwen3", "llama", ...
+  bool is_nested = false;    // in "text_config": the checkpoint has other models beside the decoder
   std::string architecture;  // first of "architectures"; may be empty
   int vocab_size = 0;
   int hidden_size = 0;
@@ -80,6 +91,8 @@ struct ModelConfig {
   std::string quantization_problem;
   int fp8_block_rows = 128, fp8_block_columns = 128;  // where scales are for blocks
   ExpertsConfig experts;
+  LinearAttentionConfig linear;
+  bool has_output_gate = true;         // Qwen3.5: attention is multiplied by a gate
   std::optional<bool> use_qk_norm;     // where a model type leaves it to the config
   std::string qk_norm_type;            // MiniMax: "per_layer" is one norm over all heads
   std::vector<int32_t> eos_token_ids;  // any of them ends a text; below vocab_size, distinct

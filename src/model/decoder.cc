@@ -117,6 +117,13 @@ Status Decoder::Layer(int index, std::span<const ForwardItem> items) {
     OSCAR_RETURN_IF_ERROR(backend_->Attend(index, layer.kv_slot));
     OSCAR_RETURN_IF_ERROR(linear(LayerMatrix::kO, kAttended, std::nullopt, kStream));
   }
+  if (const LinearAttentionSpec* mixer = layer.linear_attention()) {
+    OSCAR_RETURN_IF_ERROR(
+        linear(mixer->grouped_inputs ? LayerMatrix::kStateInGrouped : LayerMatrix::kStateIn,
+               kStream, Role::kAttentionNorm, kQkv));
+    OSCAR_RETURN_IF_ERROR(backend_->AdvanceState(index, layer.state_slot));
+    OSCAR_RETURN_IF_ERROR(linear(LayerMatrix::kStateOut, kAttended, std::nullopt, kStream));
+  }
   const ExpertsSpec* experts = layer.experts();
   if (experts == nullptr) {
     OSCAR_RETURN_IF_ERROR(linear(LayerMatrix::kGateUp, kStream, Role::kFeedForwardNorm, kGated));
@@ -150,7 +157,7 @@ Status Decoder::ReportTap(int layer, std::span<const ForwardItem> items) {
     for (size_t t = 0; t < items[i].tokens.size(); ++t, row += width) {
       q.insert(q.end(), row, row + q_width);
       k.insert(k.end(), row + q_width, row + q_width + kv_width);
-      v.insert(v.end(), row + q_width + kv_width, row + width);
+      v.insert(v.end(), row + q_width + kv_width, row + q_width + 2 * kv_width);
     }
     tap_(layer, i, q, k, v);
   }

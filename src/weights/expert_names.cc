@@ -78,10 +78,8 @@ Result<std::optional<StoredTensor>> FindFused(const Checkpoint& checkpoint,
   return std::optional(std::move(part));
 }
 
-}  // namespace
-
-Result<std::optional<StoredTensor>> FindTensor(const Checkpoint& checkpoint,
-                                               const std::string& name) {
+Result<std::optional<StoredTensor>> FindNamed(const Checkpoint& checkpoint,
+                                              const std::string& name) {
   if (const StoredTensor* found = checkpoint.Find(name)) return std::optional(*found);
   OSCAR_ASSIGN_OR_RETURN(std::optional<StoredTensor> fused, FindFused(checkpoint, name));
   if (fused.has_value()) return fused;
@@ -95,9 +93,31 @@ Result<std::optional<StoredTensor>> FindTensor(const Checkpoint& checkpoint,
     other = fmt::format("{}.{}.{}{}", expert->prefix, expert->expert,
                         kNames[static_cast<size_t>(expert->part)], expert->suffix);
   }
-  OSCAR_ASSIGN_OR_RETURN(fused, FindTensor(checkpoint, other));
+  OSCAR_ASSIGN_OR_RETURN(fused, FindNamed(checkpoint, other));
   if (fused.has_value()) fused->name = name;
   return fused;
+}
+
+}  // namespace
+
+Result<std::optional<StoredTensor>> FindTensor(const Checkpoint& checkpoint,
+                                               const std::string& name) {
+  OSCAR_ASSIGN_OR_RETURN(std::optional<StoredTensor> found, FindNamed(checkpoint, name));
+  if (found.has_value()) return found;
+  // Longest first: the last one is the beginning of the first.
+  constexpr std::array<std::string_view, 3> kDecoders = {"model.language_model.",
+                                                         "language_model.model.", "model."};
+  for (const std::string_view own : kDecoders) {
+    if (!name.starts_with(own)) continue;
+    for (const std::string_view other : kDecoders) {
+      if (other == own) continue;
+      OSCAR_ASSIGN_OR_RETURN(
+          found, FindNamed(checkpoint, fmt::format("{}{}", other, name.substr(own.size()))));
+      if (found.has_value()) return found;
+    }
+    return found;
+  }
+  return name.starts_with("lm_head.") ? FindNamed(checkpoint, "language_model." + name) : found;
 }
 
 }  // namespace oscar

@@ -75,6 +75,26 @@ size_t RowWidth(std::span<const int64_t> shape, WeightRows rows, size_t room) {
   return width;
 }
 
+// One line on what a checkpoint has beside the decoder.
+void ReportSkipped(const Checkpoint& checkpoint) {
+  constexpr std::array<std::string_view, 5> kVision = {"model.visual.", "visual.", "vision_tower.",
+                                                       "model.vision_tower.", "audio_tower."};
+  constexpr std::array<std::string_view, 2> kPrediction = {"mtp.", "model.mtp."};
+  const auto count = [&](const auto& prefixes) {
+    return std::ranges::count_if(checkpoint.tensors(), [&](const StoredTensor& tensor) {
+      return std::ranges::any_of(prefixes, [&](std::string_view prefix) {
+        return std::string_view(tensor.name).starts_with(prefix);
+      });
+    });
+  };
+  const auto vision = count(kVision), prediction = count(kPrediction);
+  if (vision + prediction == 0) return;
+  LogInfo(
+      "{}: text alone: {} tensors of vision or audio and {} of multi-token prediction are not "
+      "read",
+      checkpoint.directory(), vision, prediction);
+}
+
 // Of names, shapes and the beginning of every tensor: cheap, and any two real models differ in it.
 Result<uint64_t> FingerprintOf(const Checkpoint& checkpoint) {
   const std::unique_ptr<XXH3_state_t, decltype(&XXH3_freeState)> state(XXH3_createState(),
@@ -434,6 +454,7 @@ Result<std::unique_ptr<WeightSource>> OpenCheckpointWeights(const std::string& d
                                                             Fp8Tiles blocks) {
   OSCAR_ASSIGN_OR_RETURN(Checkpoint checkpoint, Checkpoint::Open(directory));
   OSCAR_ASSIGN_OR_RETURN(const uint64_t fingerprint, FingerprintOf(checkpoint));
+  ReportSkipped(checkpoint);
   return std::make_unique<CheckpointWeights>(std::move(checkpoint), blocks, fingerprint);
 }
 

@@ -21,10 +21,10 @@ PLANNED = {
     "zai-org--GLM-4.7_config.RECONSTRUCTED.json": ("glm4_moe", 352.8, 33.63, 16),
     "MiniMaxAI--MiniMax-M2.5_config.json": ("minimax_m2", 228.7, 11.03, 4),
     "MiniMaxAI--MiniMax-M2.7_config.json": ("minimax_m2", 228.7, 11.03, 4),
+    "Qwen--Qwen3-Next-80B-A3B-Instruct_config.json": ("qwen3_next", 79.67, 3.87, 4),
+    "Qwen--Qwen3.5-35B-A3B_config.json": ("qwen3_5_moe", 34.66, 3.45, 1),
 }
 REFUSED = {
-    "Qwen--Qwen3-Next-80B-A3B-Instruct_config.json": ["qwen3_next", "linear attention", "qwen3_moe"],
-    "Qwen--Qwen3.5-35B-A3B_config.json": ["qwen3_5_moe", "multimodal"],
     "openai--gpt-oss-20b_config.json": ["gpt_oss", "attention sinks", "minimax_m2"],
     "google--gemma-4-26B-A4B_config.json": ["gemma4", "multimodal"],
     "mistralai--Mistral-7B-Instruct-v0.1_config.json": ["sliding_window", "4096", "--max-model-len 4096"],
@@ -65,6 +65,18 @@ def test_fp8_halves_the_weights(oscar, root):
     bf16 = plan(oscar, configs / "Qwen--Qwen3-30B-A3B_config.json")
     fp8 = plan(oscar, configs / "Qwen--Qwen3-30B-A3B-FP8_config.json")
     assert 0.5 < fp8["weight_bytes"] / bf16["weight_bytes"] < 0.6
+
+
+def test_a_state_counts_whatever_the_length(oscar, root):
+    path = root / "tests/data/model-configs/Qwen--Qwen3.5-35B-A3B_config.json"
+    made = {tokens: plan(oscar, path, "--plan-tokens", tokens) for tokens in (1024, 131072)}
+    for each in made.values():
+        assert each["state_bytes"] == 30 * 4 * (32 * 128 * 128 + 3 * 8192)
+        assert each["conversation_bytes"] > each["state_bytes"]
+    saves = {tokens: each["conversation_bytes_bf16"] / each["conversation_bytes"] for tokens, each in made.items()}
+    assert 1.1 < saves[1024] < 1.3 and saves[131072] > 6
+    shown = oscar("serve", "--dry-run", "--model", path, "--device", "cpu", "--plan-tokens", 1024).stdout
+    assert "recurrent state       62.8 MiB  of it, whatever its length: 88 % here" in shown, shown
 
 
 def test_a_window_that_is_not_outgrown(oscar, root):

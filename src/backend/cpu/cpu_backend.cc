@@ -8,6 +8,7 @@
 #include "arch/rope.h"
 #include "base/check.h"
 #include "cpu/cpu_experts.h"
+#include "cpu/cpu_linear_attention.h"
 #include "cpu/cpu_weights.h"
 #include "cpu/token_windows.h"
 #include "simd/attention.h"
@@ -58,9 +59,13 @@ class CpuBackend final : public Backend {
   Status Experts(int layer) override;
   Status WriteKv(int layer, int slot) override;
   Status Attend(int layer, int slot) override;
+  Status AdvanceState(int layer, int slot) override;
   Status ReadQkv(int layer, std::span<float> out) override;
   Status Logits(int first, int count, float* out) override;
-  bool CanReadByLayer() const override { return plan_.token_window() == 0; }
+  // Nor where layers have states: a cell that is given up half read would have to bring them back.
+  bool CanReadByLayer() const override {
+    return plan_.token_window() == 0 && spec_.linear_attention() == nullptr;
+  }
   Result<std::unique_ptr<CellStream>> EmbedCell(std::span<const int32_t> tokens) override;
   Status BeginCellRows(CellStream& stream, LayeredAppend& append, int64_t first,
                        int64_t count) override;
@@ -85,6 +90,7 @@ class CpuBackend final : public Backend {
   void RotateAndStore(int slot, size_t row);
   simd::AttentionLayer AttentionOf(int slot, const CacheConfig& config) const;
   void AttendCell(int slot);
+  void GateAttended(int slot);
 
   const BackendOptions options_;
   const AttentionSpec attention_spec_;
@@ -112,15 +118,22 @@ class CpuBackend final : public Backend {
   AlignedBuffer<float> x_, scratch_, qkv_, attended_, gate_up_, gated_, cos_, sin_;
   simd::GemmWorkspace gemm_;
   CpuExperts experts_;
+  CpuLinearAttention linear_;
+  std::vector<CpuLinearAttention::Item> linear_items_;
   simd::AttentionWorkspace attention_;
 };
 
 void CpuBackend::BeginRows(size_t num_rows) {
   const auto half = static_cast<size_t>(rope_.half());
   const auto middle = static_cast<size_t>(spec_.max_intermediate());
+  size_t mixer_inputs = qkv_width(), mixer_outputs = q_width();
+  if (const LinearAttentionSpec* linear = spec_.linear_attention()) {
+    mixer_inputs = std::max(mixer_inputs, static_cast<size_t>(linear->input_width()));
+    mixer_outputs = std::max(mixer_outputs, static_cast<size_t>(linear->value_width()));
+  }
   scratch_.Grow(num_rows * hidden());
-  qkv_.Grow(num_rows * qkv_width());
-  attended_.Grow(num_rows * q_width());
+  qkv_.Grow(num_rows * mixer_inputs);
+  attended_.Grow(num_rows * mixer_outputs);
   gate_up_.Grow(num_rows * 2 * middle);
   gated_.Grow(num_rows * middle);
   cos_.Grow(num_rows * half);
@@ -244,8 +257,12 @@ Status CpuBackend::Linear(const LinearOp& op) {
     const size_t middle = outputs / 2;
     EachRow([&](size_t row) {
       const float* gate = y + row * outputs;
-      simd::SiluMul({gate, middle}, {gate + middle, middle},
-                    {gated_.data() + row * middle, middle});
+      const std::span<float> gated(gated_.data() + row * middle, middle);
+      simd::SiluMul({gate, middle}, {gate + middle, middle}, gated);
+      if (op.matrix != LayerMatrix::kSharedGateUp || layer.shared_share.empty()) return;
+      std::array<float, 1> share = {simd::Dot({x + row * inputs, inputs}, layer.shared_share)};
+      simd::Sigmoid(share);
+      for (float& value : gated) value *= share[0];
     });
   }
   return {};
@@ -367,9 +384,53 @@ void CpuBackend::AttendCell(int slot) {
   simd::PrefillAttention(threads_, attention_, shared, {&query, 1});
 }
 
+// Gates are in the model's basis, so values are turned back before them rather than by W_o.
+void CpuBackend::GateAttended(int slot) {
+  if (!attention_spec_.has_output_gate) return;
+  const SideTransform& rotation = plan_.v(slot);
+  const int group = attention_spec_.queries_per_kv_head();
+  EachRow([&](size_t row) {
+    float* const gates = qkv_.data() + row * qkv_width() + q_width() + 2 * kv_width();
+    simd::Sigmoid({gates, q_width()});
+    for (int h = 0; h < attention_spec_.num_heads; ++h) {
+      const size_t at = static_cast<size_t>(h) * dim();
+      const std::span<float> head(attended_.data() + row * q_width() + at, dim());
+      if (rotation.kind == RotationKind::kHadamard) {
+        simd::FastHadamardRow(head);  // its own inverse
+      } else if (rotation.kind == RotationKind::kCalibrated) {
+        const std::span<const float> matrix =
+            rotation.MatrixOf(h / group, attention_spec_.head_dim);
+        std::array<float, kMaxHeadDim> turned;
+        for (size_t d = 0; d < dim(); ++d) {
+          turned[d] = simd::Dot(head, matrix.subspan(d * dim(), dim()));
+        }
+        std::copy_n(turned.begin(), dim(), head.begin());
+      } else {
+        rotation.Undo(h / group, head);
+      }
+      for (size_t d = 0; d < dim(); ++d) head[d] *= gates[at + d];
+    }
+  });
+}
+
+Status CpuBackend::AdvanceState(int layer, int slot) {
+  const LinearAttentionSpec& linear = *spec_.layer(layer).linear_attention();
+  linear_items_.clear();
+  for (size_t i = 0; i < items_.size(); ++i) {
+    std::byte* const states = items_[i].cache->state().data();
+    linear_items_.push_back(
+        {static_cast<size_t>(first_rows_[i]), items_[i].tokens.size(),
+         reinterpret_cast<float*>(states + static_cast<size_t>(slot) * linear.state_bytes())});
+  }
+  linear_.Run(linear, weights_.layers[static_cast<size_t>(layer)], spec_.norm_eps, linear_items_,
+              qkv_.data(), attended_.data(), threads_);
+  return {};
+}
+
 Status CpuBackend::Attend(int, int slot) {
   if (items_.empty()) {
     AttendCell(slot);
+    GateAttended(slot);
     return {};
   }
   // The sequences' own: they may be of another plan of the same rotations, whose bits differ.
@@ -394,6 +455,7 @@ Status CpuBackend::Attend(int, int slot) {
   }
   if (!decode_.empty()) simd::DecodeAttention(threads_, attention_, shared, decode_);
   if (!prefill_.empty()) simd::PrefillAttention(threads_, attention_, shared, prefill_);
+  GateAttended(slot);
   return {};
 }
 
@@ -411,7 +473,9 @@ Status CpuBackend::Logits(int first, int count, float* out) {
 }  // namespace
 
 Status CheckCpuFeatures(const ModelSpec& spec) {
-  return CheckFeatures(spec, {Feature::kPartialRope, Feature::kQkNormAllHeads, Feature::kExperts},
+  return CheckFeatures(spec,
+                       {Feature::kPartialRope, Feature::kQkNormAllHeads, Feature::kOutputGate,
+                        Feature::kExperts, Feature::kLinearAttention, Feature::kSharedShare},
                        "a CPU");
 }
 

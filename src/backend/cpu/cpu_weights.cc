@@ -1,6 +1,7 @@
 #include "cpu/cpu_weights.h"
 
 #include <algorithm>
+#include <cmath>
 #include <optional>
 #include <span>
 #include <type_traits>
@@ -37,8 +38,14 @@ class Loader {
     const TensorDecl* tensor = table_.Find(role, layer);
     if (tensor == nullptr) return {};
     out->resize(tensor->num_elements());
-    return source_.Load(tensor->name, tensor->shape, *out);
+    OSCAR_RETURN_IF_ERROR(source_.Load(tensor->name, tensor->shape, *out));
+    for (float& x : *out) x += tensor->offset;
+    return {};
   }
+  Status LoadState(int index, CpuWeights::Layer* layer);
+  // Heads' queries and gates, which alternate in the tensor: queries to the matrix's first rows,
+  // gates to its last.
+  Status PackGatedQueries(int layer, const AttentionSpec& attention, PackedMatrix* matrix);
   // Rows of `tensor` to rows of `matrix` from `first_row` on, read in multiples of `at_a_time`.
   // `change` sees the values of the rows from its first argument on before they are packed.
   template <typename T, typename Change>
@@ -152,14 +159,49 @@ Status Loader::LoadExperts(int index, CpuWeights::Experts* experts) {
   return {};
 }
 
+Status Loader::LoadState(int index, CpuWeights::Layer* layer) {
+  const LinearAttentionSpec* linear = spec_.layer(index).linear_attention();
+  if (linear == nullptr) return {};
+  OSCAR_RETURN_IF_ERROR(Vector(Role::kStateDecay, index, &layer->decay_rate));
+  for (float& x : layer->decay_rate) x = std::exp(x);
+  OSCAR_RETURN_IF_ERROR(Vector(Role::kStateStepBias, index, &layer->step_bias));
+  OSCAR_RETURN_IF_ERROR(Vector(Role::kStateNorm, index, &layer->state_norm));
+  std::vector<float> by_channel;
+  OSCAR_RETURN_IF_ERROR(Vector(Role::kStateConv, index, &by_channel));
+  const auto channels = static_cast<size_t>(linear->conv_channels());
+  const auto kernel = static_cast<size_t>(linear->conv_kernel);
+  layer->conv.resize(by_channel.size());
+  for (size_t c = 0; c < channels; ++c) {
+    for (size_t j = 0; j < kernel; ++j) layer->conv[j * channels + c] = by_channel[c * kernel + j];
+  }
+  return {};
+}
+
+Status Loader::PackGatedQueries(int layer, const AttentionSpec& attention, PackedMatrix* matrix) {
+  const TensorDecl& tensor = table_.Get(Role::kQ, layer);
+  const int dim = attention.head_dim, gates = attention.qkv_width() - attention.gate_width();
+  std::vector<Bf16> rows(static_cast<size_t>(2 * dim) * static_cast<size_t>(tensor.shape[1]));
+  for (int head = 0; head < attention.num_heads; ++head) {
+    OSCAR_RETURN_IF_ERROR(
+        source_.LoadBf16Rows(tensor.name, tensor.shape, {2 * head * dim, 2 * dim}, rows));
+    const std::span<const Bf16> both(rows);
+    matrix->PackRows(threads_, head * dim, dim, both.first(rows.size() / 2));
+    matrix->PackRows(threads_, gates + head * dim, dim, both.subspan(rows.size() / 2));
+  }
+  return {};
+}
+
 Status Loader::LoadLayer(int index, CpuWeights::Layer* layer) {
   OSCAR_RETURN_IF_ERROR(Vector(Role::kAttentionNorm, index, &layer->attention_norm));
   OSCAR_RETURN_IF_ERROR(Vector(Role::kFeedForwardNorm, index, &layer->feed_forward_norm));
   OSCAR_RETURN_IF_ERROR(Vector(Role::kQNorm, index, &layer->q_norm));
   OSCAR_RETURN_IF_ERROR(Vector(Role::kKNorm, index, &layer->k_norm));
+  OSCAR_RETURN_IF_ERROR(Vector(Role::kSharedShare, index, &layer->shared_share));
+  OSCAR_RETURN_IF_ERROR(LoadState(index, layer));
   const LayerSpec& spec = spec_.layer(index);
   const SideTransform* rotation = spec.kv_slot >= 0 ? &plan_.v(spec.kv_slot) : nullptr;
   if (rotation != nullptr && rotation->kind == RotationKind::kNone) rotation = nullptr;
+  const bool has_gates = spec.attention() != nullptr && spec.attention()->has_output_gate;
   if (spec.experts() != nullptr) OSCAR_RETURN_IF_ERROR(LoadExperts(index, &layer->experts));
   for (const LayerMatrix which : kLayerMatrices) {
     if (table_.Find(PartsOf(which)[0], index) == nullptr) continue;  // a layer without it
@@ -178,6 +220,11 @@ Status Loader::LoadLayer(int index, CpuWeights::Layer* layer) {
     int first = 0;
     for (const Role role : PartsOf(which)) {
       const TensorDecl& tensor = table_.Get(role, index);
+      if (has_gates && role == Role::kQ) {
+        OSCAR_RETURN_IF_ERROR(PackGatedQueries(index, *spec.attention(), &linear.matrix));
+        first += spec.attention()->q_width();
+        continue;
+      }
       if (rotation != nullptr && role == Role::kV) {
         const int dim = spec.attention()->head_dim;
         std::span<float> bias(linear.bias);
@@ -187,7 +234,7 @@ Status Loader::LoadLayer(int index, CpuWeights::Layer* layer) {
               AbsorbIntoValues(*rotation, row / dim, dim, inputs, w_v,
                                bias.empty() ? bias : bias.subspan(static_cast<size_t>(row)));
             }));
-      } else if (rotation != nullptr && role == Role::kO) {
+      } else if (rotation != nullptr && role == Role::kO && !has_gates) {
         const AttentionSpec& attention = *spec.attention();
         OSCAR_RETURN_IF_ERROR(Pack<float>(
             tensor, first, PackedMatrix::kPanel, &linear.matrix, [&](int, std::span<float> w_o) {

@@ -27,6 +27,10 @@ struct CpuWeights {
     std::array<Linear, kLayerMatrices.size()> linears;  // by LayerMatrix
     Experts experts;
     std::vector<float> attention_norm, feed_forward_norm, q_norm, k_norm;
+    std::vector<float> shared_share;  // [hidden], or none
+    // Of linear attention: the convolution by age, [conv_kernel, channels], oldest first;
+    // exp(A_log) and dt_bias of the heads; the norm of what they give.
+    std::vector<float> conv, decay_rate, step_bias, state_norm;
 
     const Linear& linear(LayerMatrix matrix) const { return linears[static_cast<size_t>(matrix)]; }
     const std::vector<float>& norm(Role role) const {
@@ -42,7 +46,8 @@ struct CpuWeights {
   uint64_t unrouted_expert_bytes = 0;  // of these, experts that one token does not go to
 };
 
-// V's rotation is folded into the projections around it.
+// V's rotation is folded into the projections around it; into the first alone where gates stand in
+// front of the second.
 Result<CpuWeights> LoadCpuWeights(const ModelSpec& spec, const WeightSource& source,
                                   const KvPlan& plan, simd::GemmPath path, size_t staging_bytes,
                                   ThreadPool& threads);

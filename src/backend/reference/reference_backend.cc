@@ -9,6 +9,7 @@
 #include "arch/router.h"
 #include "base/check.h"
 #include "base/half.h"
+#include "numeric/delta_rule.h"
 
 namespace oscar {
 namespace {
@@ -79,7 +80,9 @@ class ReferenceBackend final : public Backend {
 
   Status Load(const WeightSource& source) {
     OSCAR_RETURN_IF_ERROR(
-        CheckFeatures(spec_, {Feature::kPartialRope, Feature::kQkNormAllHeads, Feature::kExperts},
+        CheckFeatures(spec_,
+                      {Feature::kPartialRope, Feature::kQkNormAllHeads, Feature::kOutputGate,
+                       Feature::kExperts, Feature::kLinearAttention, Feature::kSharedShare},
                       "the reference"));
     OSCAR_RETURN_IF_ERROR(CheckTensors(source, table_));
     fingerprint_ = source.Fingerprint();
@@ -87,6 +90,7 @@ class ReferenceBackend final : public Backend {
       std::vector<float>& values = weights_[&tensor];
       values.resize(tensor.num_elements());
       OSCAR_RETURN_IF_ERROR(source.Load(tensor.name, tensor.shape, values));
+      for (float& x : values) x += tensor.offset;
     }
     return {};
   }
@@ -103,6 +107,8 @@ class ReferenceBackend final : public Backend {
     const BatchRows rows(items);
     rows_.resize(static_cast<size_t>(rows.rows));
     logit_rows_.clear();
+    items_ = items;
+    first_rows_ = rows.first;
     for (size_t i = 0; i < items.size(); ++i) {
       SequenceCache& cache = *items[i].cache;
       if (cache.attachment() == nullptr) {
@@ -148,12 +154,19 @@ class ReferenceBackend final : public Backend {
         if (!BiasesOf(op.matrix).empty()) bias = Weights(BiasesOf(op.matrix)[part], op.layer);
         AppendLinear(Weights(PartsOf(op.matrix)[part], op.layer), bias, x, &y);
       }
+      if (op.matrix == LayerMatrix::kQkv) GatesLast(*spec_.layer(op.layer).attention(), &y);
       if (op.output == Activation::kQkv) {
         qkv_[row] = std::move(y);
       } else if (op.output == Activation::kGated) {
         const size_t middle = y.size() / 2;
-        for (size_t d = 0; d < middle; ++d) y[d] = y[d] / (1.0f + std::exp(-y[d])) * y[middle + d];
+        for (size_t d = 0; d < middle; ++d) y[d] = Silu(y[d]) * y[middle + d];
         y.resize(middle);
+        const auto share = Weights(Role::kSharedShare, op.layer);
+        if (op.matrix == LayerMatrix::kSharedGateUp && !share.empty()) {
+          std::vector<float> gate;
+          AppendLinear(share, {}, x, &gate);
+          for (float& value : y) value *= Sigmoid(gate[0]);
+        }
         gated_[row] = std::move(y);
       } else {
         for (size_t d = 0; d < y.size(); ++d) stream_[row][d] += y[d];
@@ -175,9 +188,7 @@ class ReferenceBackend final : public Backend {
         std::vector<float> gate, up, y;
         AppendLinear(Weights(Role::kExpertGate, layer, choice.expert), {}, x, &gate);
         AppendLinear(Weights(Role::kExpertUp, layer, choice.expert), {}, x, &up);
-        for (size_t d = 0; d < gate.size(); ++d) {
-          gate[d] = gate[d] / (1.0f + std::exp(-gate[d])) * up[d];
-        }
+        for (size_t d = 0; d < gate.size(); ++d) gate[d] = Silu(gate[d]) * up[d];
         AppendLinear(Weights(Role::kExpertDown, layer, choice.expert), {}, gate, &y);
         for (size_t d = 0; d < y.size(); ++d) stream[d] += choice.weight * y[d];
       }
@@ -192,7 +203,7 @@ class ReferenceBackend final : public Backend {
     for (size_t row = 0; row < rows_.size(); ++row) {
       NormAndRope(layer, row, qkv_[row]);
       std::vector<float> keys(qkv_[row].begin() + q, qkv_[row].begin() + q + kv);
-      std::vector<float> values(qkv_[row].begin() + q + kv, qkv_[row].end());
+      std::vector<float> values(qkv_[row].begin() + q + kv, qkv_[row].begin() + q + 2 * kv);
       if (options_.bf16_cache) {
         for (float& x : keys) x = ToFloat(ToBf16(x));
         for (float& x : values) x = ToFloat(ToBf16(x));
@@ -239,6 +250,21 @@ class ReferenceBackend final : public Backend {
           for (size_t d = 0; d < dim; ++d) out[at + d] += share * values[s][kv + d];
         }
       }
+      const size_t gates = q.size() - static_cast<size_t>(attention.gate_width());
+      for (size_t d = gates; d < q.size(); ++d) out[d - gates] *= Sigmoid(q[d]);
+    }
+    return {};
+  }
+
+  // Prompts in chunks, a generated token alone: the two forms of the rule.
+  Status AdvanceState(int layer, int slot) override {
+    const LinearAttentionSpec& linear = *spec_.layer(layer).linear_attention();
+    for (size_t i = 0; i < items_.size(); ++i) {
+      auto* const states = reinterpret_cast<float*>(items_[i].cache->state().data());
+      const std::span<float> state(
+          states + static_cast<size_t>(slot) * linear.state_bytes() / sizeof(float),
+          linear.state_bytes() / sizeof(float));
+      Advance(layer, linear, static_cast<size_t>(first_rows_[i]), items_[i].tokens.size(), state);
     }
     return {};
   }
@@ -269,6 +295,117 @@ class ReferenceBackend final : public Backend {
     int64_t position = 0;
     int32_t token = 0;
   };
+
+  static float Sigmoid(float x) { return 1.0f / (1.0f + std::exp(-x)); }
+  static float Silu(float x) { return x / (1.0f + std::exp(-x)); }
+
+  // Heads' queries and gates alternate in the tensor; here the gates come last.
+  static void GatesLast(const AttentionSpec& attention, std::vector<float>* y) {
+    if (!attention.has_output_gate) return;
+    const auto dim = static_cast<size_t>(attention.head_dim);
+    const auto heads = static_cast<size_t>(attention.num_heads);
+    const auto both = y->begin() + static_cast<ptrdiff_t>(2 * heads * dim);
+    std::vector<float> queries, gates;
+    for (size_t h = 0; h < heads; ++h) {
+      const auto at = y->begin() + static_cast<ptrdiff_t>(2 * h * dim);
+      queries.insert(queries.end(), at, at + static_cast<ptrdiff_t>(dim));
+      gates.insert(gates.end(), at + static_cast<ptrdiff_t>(dim),
+                   at + static_cast<ptrdiff_t>(2 * dim));
+    }
+    queries.insert(queries.end(), both, y->end());
+    queries.insert(queries.end(), gates.begin(), gates.end());
+    *y = std::move(queries);
+  }
+
+  // Linear attention over `count` rows of one sequence, from qkv_ to attended_.
+  void Advance(int layer, const LinearAttentionSpec& linear, size_t first, size_t count,
+               std::span<float> state) {
+    const auto channels = static_cast<size_t>(linear.conv_channels());
+    const auto kernel = static_cast<size_t>(linear.conv_kernel);
+    const auto dk = static_cast<size_t>(linear.key_dim), dv = static_cast<size_t>(linear.value_dim);
+    const std::span<const float> taps = Weights(Role::kStateConv, layer);
+    // Inputs of the convolution, those before the first row too, in the order of its channels.
+    Rows inputs(kernel - 1 + count);
+    for (size_t j = 0; j + 1 < kernel; ++j) {
+      const float* const kept = state.data() + linear.matrix_floats() + j * channels;
+      inputs[j].assign(kept, kept + channels);
+    }
+    for (size_t t = 0; t < count; ++t) {
+      const auto take = [&](int from, size_t size) {
+        const auto at = qkv_[first + t].begin() + from;
+        auto& to = inputs[kernel - 1 + t];
+        to.insert(to.end(), at, at + static_cast<ptrdiff_t>(size));
+      };
+      for (int head = 0; head < linear.key_heads; ++head) take(linear.QOf(head), dk);
+      for (int head = 0; head < linear.key_heads; ++head) take(linear.KOf(head), dk);
+      for (int head = 0; head < linear.value_heads; ++head) take(linear.VOf(head), dv);
+    }
+    std::vector<std::vector<double>> convolved(count, std::vector<double>(channels));
+    for (size_t t = 0; t < count; ++t) {
+      for (size_t c = 0; c < channels; ++c) {
+        double sum = 0.0;
+        for (size_t j = 0; j < kernel; ++j) {
+          sum += static_cast<double>(taps[c * kernel + j]) * inputs[t + j][c];
+        }
+        convolved[t][c] = sum / (1.0 + std::exp(-sum));
+      }
+    }
+    for (size_t j = 0; j + 1 < kernel; ++j) {
+      std::ranges::copy(
+          inputs[count + j],
+          state.begin() + static_cast<ptrdiff_t>(linear.matrix_floats() + j * channels));
+    }
+    for (size_t t = 0; t < count; ++t) {
+      attended_[first + t].assign(static_cast<size_t>(linear.value_width()), 0.0f);
+    }
+    for (int head = 0; head < linear.value_heads; ++head) {
+      AdvanceHead(layer, linear, head, first, convolved,
+                  state.subspan(static_cast<size_t>(head) * dk * dv, dk * dv));
+    }
+  }
+
+  void AdvanceHead(int layer, const LinearAttentionSpec& linear, int head, size_t first,
+                   const std::vector<std::vector<double>>& convolved, std::span<float> kept) {
+    const auto dk = static_cast<size_t>(linear.key_dim), dv = static_cast<size_t>(linear.value_dim);
+    const auto index = static_cast<size_t>(head);
+    const size_t key = index / static_cast<size_t>(linear.values_per_key_head()) * dk;
+    const double rate = std::exp(static_cast<double>(Weights(Role::kStateDecay, layer)[index]));
+    const double bias = Weights(Role::kStateStepBias, layer)[index];
+    std::vector<double> q, k, v, log_decay, beta;
+    const auto take = [&](const std::vector<double>& row, size_t at, double scale,
+                          std::vector<double>* to) {
+      double squares = 1e-6;
+      for (size_t d = at; d < at + dk; ++d) squares += row[d] * row[d];
+      for (size_t d = at; d < at + dk; ++d) to->push_back(row[d] / std::sqrt(squares) * scale);
+    };
+    for (size_t t = 0; t < convolved.size(); ++t) {
+      take(convolved[t], key, 1.0 / std::sqrt(static_cast<double>(dk)), &q);
+      take(convolved[t], static_cast<size_t>(linear.key_width()) + key, 1.0, &k);
+      const auto at =
+          convolved[t].begin() +
+          static_cast<ptrdiff_t>(2 * static_cast<size_t>(linear.key_width()) + index * dv);
+      v.insert(v.end(), at, at + static_cast<ptrdiff_t>(dv));
+      const std::vector<float>& row = qkv_[first + t];
+      const double a = row[static_cast<size_t>(linear.AOf(head))] + bias;
+      log_decay.push_back(-rate * (a > 20.0 ? a : std::log1p(std::exp(a))));
+      beta.push_back(1.0 / (1.0 + std::exp(-row[static_cast<size_t>(linear.BOf(head))])));
+    }
+    std::vector<double> state(kept.begin(), kept.end()), out(v.size());
+    constexpr int kChunk = 64;
+    if (convolved.size() == 1) {
+      DeltaRuleRecurrent({q, k, v, log_decay, beta}, state, out);
+    } else {
+      DeltaRuleChunked({q, k, v, log_decay, beta}, kChunk, state, out);
+    }
+    std::ranges::transform(state, kept.begin(), [](double x) { return static_cast<float>(x); });
+    for (size_t t = 0; t < convolved.size(); ++t) {
+      float* const o = attended_[first + t].data() + index * dv;
+      for (size_t d = 0; d < dv; ++d) o[d] = static_cast<float>(out[t * dv + d]);
+      RmsNorm({o, dv}, Weights(Role::kStateNorm, layer), spec_.norm_eps);
+      const float* const z = qkv_[first + t].data() + linear.ZOf(head);
+      for (size_t d = 0; d < dv; ++d) o[d] *= Silu(z[d]);
+    }
+  }
 
   // Empty where the model has no such tensor.
   std::span<const float> Weights(Role role, int layer = -1, int expert = -1) const {
@@ -304,6 +441,8 @@ class ReferenceBackend final : public Backend {
   std::map<const TensorDecl*, std::vector<float>> weights_;
   std::vector<Row> rows_;
   std::vector<size_t> logit_rows_;
+  std::span<const ForwardItem> items_;
+  std::vector<int> first_rows_;
   Rows stream_, qkv_, attended_, gated_;
 };
 

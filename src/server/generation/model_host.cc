@@ -43,6 +43,7 @@ std::string Properties(const LoadedModel& loaded, const EngineServiceOptions& en
         {"budget_bytes", memory.kv_bytes},
         {"open_page_bytes", memory.open_page_bytes},
         {"sealed_page_bytes", memory.sealed_page_bytes},
+        {"state_bytes", memory.state_bytes},
         {"bits_per_element_at_128k", loaded.kv().StoredBits(131072)},
         {"prefix_cache", engine.prefix_cache},
         {"deterministic", engine.deterministic}}},
