@@ -43,6 +43,7 @@ struct EvalArguments {
   SamplingArguments sampling;
   std::vector<std::string> suites = {"demo"};
   std::vector<std::string> tasks;
+  std::vector<double> bits;
   std::vector<int64_t> lengths = {4096};
   fs::path haystack;
   std::string prefill = "method";
@@ -344,9 +345,9 @@ Status RunEval(EvalArguments& arguments) {
   const ClearUpScope scope(EndSandboxes);
   OSCAR_RETURN_IF_ERROR(CheckOptions(arguments));
   EvalOptions options;
-  OSCAR_ASSIGN_OR_RETURN(options.methods, ParseMethods(SplitList(arguments.model.options.kv),
-                                                       arguments.model.options.rotation,
-                                                       arguments.model.options.bits));
+  OSCAR_ASSIGN_OR_RETURN(options.methods,
+                         ParseMethods(SplitList(arguments.model.options.kv),
+                                      arguments.model.options.rotation, arguments.bits));
   OSCAR_RETURN_IF_ERROR(CheckMethods(arguments, options.methods));
   // A server under test has its own weights; the tokenizer counts tokens.
   OSCAR_RETURN_IF_ERROR(arguments.model.Obtain(arguments.endpoint.url.empty() ? ModelParts::kWeights
@@ -438,6 +439,13 @@ void AddEvalCommand(CLI::App& app, RunFunction& run) {
   CLI::App* command =
       app.add_subcommand("eval", "Score cache methods on tasks: accuracy, perplexity, bits, bytes");
   AddModelOptions(*command, arguments->model);
+  command->remove_option(command->get_option("--bits"));
+  command
+      ->add_option("--bits", arguments->bits,
+                   std::string(kBitsHelp) + "; several joined by commas are a method each")
+      ->delimiter(',')
+      ->check(HistoryBits())
+      ->group("KV cache");
   for (const CLI::Option* option : command->get_options()) {
     if (option->get_name() != "--help") arguments->of_model.insert(option->get_name());
   }
@@ -507,7 +515,7 @@ void AddEvalCommand(CLI::App& app, RunFunction& run) {
       ->capture_default_str()
       ->check(CLI::IsMember({"auto", "pages", "tokens"}));
   command->add_flag("--strict-only", arguments->strict_only,
-                    "Stop an item at its first wrong token: no answer score");
+                    "End an item's output at its first wrong token: no answer score");
   command
       ->add_option("--repeats", arguments->repeats,
                    "Times each item is sampled; default: as published, once for greedy outputs")

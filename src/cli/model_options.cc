@@ -101,12 +101,7 @@ void AddModelOptions(CLI::App& command, ModelArguments& arguments) {
                   "sensitivity.json); none: also not the model's own folder rotation/")
       ->check(NotEmpty())
       ->group(group);
-  command
-      .add_option("--bits", o.bits,
-                  "History bits per K/V element of oscar+, 2.25 to 4.25; heads that lose most to 2 "
-                  "bits get more")
-      ->check(NumberThat("between 2.125 and 5", [](double x) { return x >= 2.125 && x <= 5; }))
-      ->group(group);
+  command.add_option("--bits", o.bits, kBitsHelp)->check(HistoryBits())->group(group);
   TakesByteSize(command.add_option("--kv-memory", o.kv_memory,
                                    "Cache budget, such as 512MiB or 1.5GiB; 0 is automatic"))
       ->capture_default_str()

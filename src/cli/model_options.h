@@ -25,6 +25,9 @@ struct ModelArguments {
   // For commands with one cache method: names an option that was given and cannot matter.
   Status Check() const;
 };
+// Of --bits, which `oscar eval` takes several of.
+inline constexpr char kBitsHelp[] =
+    "History bits per K/V element of oscar+, 2.25 to 4.25; heads that lose most to 2 bits get more";
 void AddModelOptions(CLI::App& command, ModelArguments& arguments);
 // --offline, for commands that take a name without the other options.
 CLI::Option* AddOfflineFlag(CLI::App& command, bool& offline);

@@ -30,6 +30,10 @@ inline CLI::Validator Positive() {
   return NumberThat("above 0", [](double value) { return value > 0; });
 }
 
+inline CLI::Validator HistoryBits() {
+  return NumberThat("between 2.125 and 5", [](double x) { return x >= 2.125 && x <= 5; });
+}
+
 // An unset variable of a script must not choose a default.
 inline CLI::Validator NotEmpty() {
   const auto check = [](const std::string& text) { return text.empty() ? "is empty" : ""; };

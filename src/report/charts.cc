@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <map>
 #include <numeric>
 
 namespace oscar {
@@ -269,6 +270,22 @@ std::string ScatterChart(const std::vector<ChartPoint>& points, bool frontier,
     std::string line;
     for (const ChartPoint* p : best) line += fmt::format("{:.1f},{:.1f} ", x.At(p->x), y.At(p->y));
     out += fmt::format("<polyline points=\"{}\" class=\"frontier\"/>\n", line);
+  }
+  std::map<int, std::vector<size_t>> curves;
+  for (size_t i = 0; i < points.size(); ++i) {
+    if (points[i].curve >= 0 && std::isfinite(points[i].x) && std::isfinite(points[i].y)) {
+      curves[points[i].curve].push_back(i);
+    }
+  }
+  for (auto& [curve, members] : curves) {
+    std::ranges::stable_sort(members, {}, [&](size_t i) { return points[i].x; });
+    std::string line;
+    for (const size_t i : members) {
+      line += fmt::format("{:.1f},{:.1f} ", x.At(points[i].x), y.At(points[i].y));
+    }
+    out +=
+        fmt::format("<polyline points=\"{}\" fill=\"none\" stroke=\"{}\" stroke-width=\"1.2\"/>\n",
+                    line, ColorOf(points[members.front()].color, members.front()));
   }
   // Labels step aside where one is already there.
   std::vector<std::array<double, 4>> taken;  // x0, y0, x1, y1

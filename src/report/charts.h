@@ -48,6 +48,7 @@ struct ChartPoint {
   bool hollow = false;
   double low = NAN, high = NAN;  // an interval of y, shown as a bar; NaN: none
   int color = -1;                // as of a series
+  int curve = -1;                // those of one curve are joined, left to right; -1: of none
 };
 std::string ScatterChart(const std::vector<ChartPoint>& points, bool frontier,
                          const ChartOptions& options);

@@ -5,9 +5,11 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <map>
 #include <set>
 
 #include "base/progress.h"
+#include "measure/token_distribution.h"
 #include "quant/kv_method.h"
 #include "report/charts.h"
 
@@ -53,6 +55,29 @@ std::vector<int> ColorsOf(const EvalResults& results) {
     color = free;
   }
   return colors;
+}
+
+// Variants of a method that differ in bits alone ("oscar+:2.5", "oscar+:3.25", "oscar+") are a
+// curve: its number, of each method; -1 where a method is on none.
+std::vector<int> CurvesOf(const EvalResults& results) {
+  std::map<std::string, std::vector<size_t>> variants;
+  std::set<std::string> has_bits;
+  for (size_t i = 0; i < results.methods.size(); ++i) {
+    const std::string& label = results.methods[i].label;
+    const size_t colon = std::min(label.find(':'), label.size());
+    const size_t end = std::min(label.find('@'), label.size());
+    const std::string key = label.substr(0, std::min(colon, end)) + label.substr(end);
+    variants[key].push_back(i);
+    if (colon < end) has_bits.insert(key);
+  }
+  std::vector<int> curves(results.methods.size(), -1);
+  int next = 0;
+  for (const auto& [key, members] : variants) {
+    if (members.size() < 2 || !has_bits.contains(key)) continue;
+    for (const size_t i : members) curves[i] = next;
+    ++next;
+  }
+  return curves;
 }
 
 // So few items that a score says little.
@@ -154,6 +179,46 @@ std::string PairedTable(const EvalResults& results, const std::vector<std::strin
       kResamples, rows);
 }
 
+// KL to BF16 and nll of the reference's tokens; the mean of the long tasks first.
+std::string ReferenceTable(const EvalResults& results, const std::vector<std::string>& tasks) {
+  const auto cells = [](const std::optional<ReferenceScore>& score) {
+    if (!score.has_value()) return std::string("<td>–</td><td>–</td>");
+    return (score->kl.has_value() ? fmt::format("<td>{:.4f}</td>", *score->kl)
+                                  : std::string("<td>–</td>")) +
+           fmt::format("<td>{:.4f}</td>", score->nll);
+  };
+  std::string rows;
+  const auto add_row = [&](const std::string& name, const auto& score_of) {
+    std::string row;
+    int64_t tokens = 0;
+    for (const MethodScore& method : results.methods) {
+      const std::optional<ReferenceScore> score = score_of(method);
+      if (score.has_value()) tokens = std::max(tokens, score->tokens);
+      row += cells(score);
+    }
+    if (tokens > 0) rows += fmt::format("<tr><td>{}</td><td>{}</td>{}</tr>\n", name, tokens, row);
+  };
+  add_row("<b>mean of long tasks</b>",
+          [&](const MethodScore& m) { return m.MeanReference(results.short_tasks); });
+  for (const std::string& task : tasks) {
+    add_row(EscapeHtml(task), [&](const MethodScore& m) {
+      const auto found = m.tasks.find(task);
+      return found == m.tasks.end() ? std::nullopt : found->second.reference;
+    });
+  }
+  if (rows.empty()) return {};
+  std::string head = "<th>task</th><th>tokens</th>";
+  for (const MethodScore& method : results.methods) {
+    head += fmt::format("<th>{}, KL</th><th>nll</th>", EscapeHtml(method.label));
+  }
+  return fmt::format(
+      "<h2>Tokens of the references</h2>\n<p class=\"note\">Nats per token of the reference, read "
+      "to its end whatever the model would have said. KL of the method's prediction from that on "
+      "the BF16 cache, over its {} most likely tokens and all others as one.</p>\n"
+      "<div class=\"scroll\"><table><thead><tr>{}</tr></thead><tbody>\n{}</tbody></table></div>\n",
+      TokenDistribution::kMaxLikely, head, rows);
+}
+
 // What the height of a method's point is: the mean over tasks that reach the quantiser where there
 // are any, else the best that was measured.
 struct Accuracy {
@@ -185,22 +250,33 @@ Accuracy AccuracyOf(const EvalResults& results) {
 }
 
 std::string Pareto(const EvalResults& results) {
-  std::vector<ChartPoint> stored, text;
+  std::vector<ChartPoint> stored, text, reference;
   const Accuracy accuracy = AccuracyOf(results);
-  const std::vector<int> colors = ColorsOf(results);
+  const std::vector<int> curves = CurvesOf(results);
+  std::vector<int> colors = ColorsOf(results);
+  for (size_t i = 0; i < colors.size(); ++i) {
+    if (curves[i] < 0) continue;  // a curve has one colour
+    const auto first = std::ranges::find(curves, curves[i]) - curves.begin();
+    colors[i] = colors[static_cast<size_t>(first)];
+  }
   for (size_t i = 0; i < results.methods.size(); ++i) {
     const MethodScore& method = results.methods[i];
     const std::optional<double> bits = BitsAt(method, 131072);
     const std::optional<double> mean = accuracy.of(method);
     if (!bits.has_value()) continue;
+    const auto score = method.MeanReference(results.short_tasks);
+    if (score.has_value() && score->kl.has_value() && *score->kl > 0) {
+      reference.push_back(
+          {method.label, *bits, *score->kl, method.simulated, NAN, NAN, colors[i], curves[i]});
+    }
     if (mean.has_value()) {
       const ScoreInterval interval = accuracy.interval(method);
-      stored.push_back(
-          {method.label, *bits, *mean, method.simulated, interval.low, interval.high, colors[i]});
+      stored.push_back({method.label, *bits, *mean, method.simulated, interval.low, interval.high,
+                        colors[i], curves[i]});
     }
     if (method.text.has_value()) {
-      text.push_back(
-          {method.label, *bits, -method.text->nll, method.simulated, NAN, NAN, colors[i]});
+      text.push_back({method.label, *bits, -method.text->nll, method.simulated, NAN, NAN, colors[i],
+                      curves[i]});
     }
   }
   if (stored.empty() && text.empty()) return {};
@@ -215,6 +291,12 @@ std::string Pareto(const EvalResults& results) {
     options.title = "Log-likelihood of prose against bits";
     options.y.label = "log-likelihood, nats per token";
     out += "<div>" + ScatterChart(text, true, options) + "</div>";
+  }
+  if (!reference.empty()) {
+    options.title = "KL of the references' tokens against bits";
+    options.y.label = "KL to BF16, nats per token";
+    options.y.log_scale = true;
+    out += "<div>" + ScatterChart(reference, /*frontier=*/false, options) + "</div>";
   }
   out += "</div>\n";
   if (!stored.empty()) {
@@ -375,7 +457,7 @@ std::string RenderEvalReport(const EvalResults& results) {
     body += "<h2>Tasks</h2>\n" + TaskTable(results, tasks) + SmallSamples(results, tasks) +
             Bars(results, tasks);
   }
-  body += PairedTable(results, tasks);
+  body += PairedTable(results, tasks) + ReferenceTable(results, tasks);
   const std::string k_map = LayerMap(results, true), v_map = LayerMap(results, false);
   if (!k_map.empty()) {
     body +=

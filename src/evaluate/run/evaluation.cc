@@ -34,6 +34,8 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr char kItemsFile[] = "items.jsonl";
+// How likely the BF16 cache found tokens at each token of a reference, for KL.
+constexpr char kReferenceFile[] = "reference.jsonl";
 constexpr char kTextTask[] = "(text)";
 constexpr char kLayersTask[] = "(layers)";
 constexpr char kSpectraTask[] = "(spectra)";
@@ -91,6 +93,16 @@ class Evaluator {
     return fmt::format("{:016x}", state.settings ^ job.hash);
   }
   bool IsDone(const MethodState& state, const Job& job) const;
+  static bool ScoresReference(const Job& job) {
+    return !job.reference.empty() && !job.task->sampling.has_value();
+  }
+  const ItemRecord* FindDistributions(const Job& job) const {
+    return log_of_reference_.Find(SettingsOf(*plain_, job), KeyOf(*plain_, job));
+  }
+  static ItemKey KeyOf(const MethodState& state, const Job& job) {
+    return {state.method->label, job.task->name, job.item->id, job.repeat};
+  }
+  Status AppendDistributions(const Job& job, std::span<const TokenDistribution> distributions);
   Status RunJobs(MethodState& state, const std::vector<const Job*>& jobs,
                  const std::vector<SharedPrompt>* prompts, Progress* progress);
   Status RunShared(Progress* progress);
@@ -116,7 +128,9 @@ class Evaluator {
   std::vector<std::vector<double>> spectra_;
   std::string model_name_;
   uint64_t cuda_kv_memory_ = 0;  // pages of each method's model on a GPU; 0: on the CPU
-  ItemLog log_;
+  ItemLog log_, log_of_reference_;
+  MethodState* plain_ = nullptr;     // BF16 among the methods; null: not among them
+  std::vector<MethodState*> order_;  // it first: others are compared with it
 };
 
 ModelOptions Evaluator::OptionsOf(const MethodState& state, int cell) const {
@@ -287,7 +301,7 @@ Status Evaluator::HashSettings() {
       cuda_kv_memory_ = cuda_kv_memory_ == 0 ? budget : std::min(cuda_kv_memory_, budget);
     }
     std::string text =
-        fmt::format("3|{:x}|{}|{:x}|{}|{}|{}|{}|{}|{}|{}|{}|{}", model_hash_, plan->kv().Describe(),
+        fmt::format("4|{:x}|{}|{:x}|{}|{}|{}|{}|{}|{}|{}|{}|{}", model_hash_, plan->kv().Describe(),
                     rotation_hash, m.group_dims.value_or(-1), m.sink.value_or(-1),
                     m.recent.value_or(-1), m.k_clip.value_or(-1), m.v_clip.value_or(-1),
                     options_.prefill == EvalPrefill::kExact
@@ -323,6 +337,11 @@ Status Evaluator::Prepare() {
     methods_.emplace_back();
     methods_.back().method = &method;
   }
+  for (MethodState& state : methods_) {
+    if (plain_ == nullptr && state.method->kv == "bf16") plain_ = &state;
+    order_.push_back(&state);
+  }
+  std::ranges::stable_partition(order_, [&](const MethodState* state) { return state == plain_; });
   OSCAR_RETURN_IF_ERROR(ChooseWindows());
   OSCAR_RETURN_IF_ERROR(HashSettings());
   ModelOptions plain = PlainOptions(options_.model.prefill_cell);
@@ -339,12 +358,26 @@ Status Evaluator::Prepare() {
           XXH3_64bits_withSeed(window.data(), window.size() * sizeof(int32_t), windows_hash_);
     }
   }
+  OSCAR_RETURN_IF_ERROR(log_of_reference_.Open(options_.out / kReferenceFile));
   return log_.Open(options_.out / kItemsFile);
 }
 
 bool Evaluator::IsDone(const MethodState& state, const Job& job) const {
-  return log_.Find(SettingsOf(state, job),
-                   {state.method->label, job.task->name, job.item->id, job.repeat}) != nullptr;
+  const ItemRecord* record = log_.Find(SettingsOf(state, job), KeyOf(state, job));
+  if (record == nullptr) return false;
+  if (plain_ == nullptr || !ScoresReference(job)) return true;
+  // One that was measured when BF16 was not among the methods has no KL.
+  return &state == plain_ ? FindDistributions(job) != nullptr
+                          : record->reference.has_value() && record->reference->kl.has_value();
+}
+
+Status Evaluator::AppendDistributions(const Job& job,
+                                      std::span<const TokenDistribution> distributions) {
+  ItemRecord record;
+  record.settings = SettingsOf(*plain_, job);
+  std::tie(record.method, record.task, record.id, record.repeat) = KeyOf(*plain_, job);
+  record.output = EncodeDistributions(distributions);
+  return log_of_reference_.Append(std::move(record));
 }
 
 Status Evaluator::RunJobs(MethodState& state, const std::vector<const Job*>& jobs,
@@ -365,6 +398,11 @@ Status Evaluator::RunJobs(MethodState& state, const std::vector<const Job*>& job
           HashText(job.item->id, options_.seed + static_cast<uint64_t>(job.repeat));
     }
     if (prompts != nullptr) task.shared = &(*prompts)[i];
+    task.score_reference = ScoresReference(job);
+    if (task.score_reference && plain_ != nullptr) {
+      task.keep_distributions = &state == plain_;
+      if (!task.keep_distributions) task.baseline = &FindDistributions(job)->output;
+    }
     tasks.push_back(std::move(task));
     owners.push_back(&job);
   }
@@ -382,6 +420,11 @@ Status Evaluator::RunJobs(MethodState& state, const std::vector<const Job*>& job
     if (!job.reference.empty()) record.strict = outcome.strict;
     record.first_wrong = outcome.first_wrong;
     record.margins = outcome.margins;
+    record.reference = outcome.reference;
+    if (!outcome.distributions.empty()) {
+      record.reference->kl = 0.0;  // to itself
+      OSCAR_RETURN_IF_ERROR(AppendDistributions(job, outcome.distributions));
+    }
     record.prompt_tokens = static_cast<int64_t>(job.prompt.size());
     record.output_tokens = static_cast<int64_t>(outcome.output.size());
     record.bits = state.model->kv().StoredBits(std::max<int64_t>(outcome.tokens, 1));
@@ -416,8 +459,8 @@ Status Evaluator::RunShared(Progress* progress) {
         options_.prefill == EvalPrefill::kCell ? options_.model.prefill_cell : int64_t{1} << 40;
     OSCAR_ASSIGN_OR_RETURN(const std::vector<SharedPrompt> shared,
                            reader.ReadPrompts(prompts, most));
-    for (MethodState& state : methods_) {
-      OSCAR_RETURN_IF_ERROR(RunJobs(state, group, &shared, progress));
+    for (MethodState* state : order_) {
+      OSCAR_RETURN_IF_ERROR(RunJobs(*state, group, &shared, progress));
     }
     group.clear();
     tokens = 0;
@@ -553,15 +596,14 @@ EvalResults Evaluator::Collect() const {
     MethodScore score = state.score;
     RecordsByTask& records = records_of[i];
     for (const Job& job : jobs_) {
-      const ItemRecord* record = log_.Find(
-          SettingsOf(state, job), {state.method->label, job.task->name, job.item->id, job.repeat});
+      const ItemRecord* record = log_.Find(SettingsOf(state, job), KeyOf(state, job));
       if (record != nullptr) records[job.task->name].push_back(record);
     }
     for (size_t j = 0; j < failed.size(); ++j) {
       records[too_long_[j].task->name].push_back(&failed[j]);
     }
     for (const auto& [name, list] : records) score.tasks[name] = ScoreTask(list);
-    if (state.method->kv == "bf16") plain = &records;
+    if (&state == plain_) plain = &records;
     out.methods.push_back(std::move(score));
   }
   for (size_t i = 0; plain != nullptr && i < methods_.size(); ++i) {
@@ -673,9 +715,9 @@ Result<EvalResults> Evaluator::Run() {
   } else {
     std::vector<const Job*> all;
     for (const Job& job : jobs_) all.push_back(&job);
-    for (MethodState& state : methods_) {
-      OSCAR_RETURN_IF_ERROR(RunJobs(state, all, nullptr, bar));
-      state.model.reset();
+    for (MethodState* state : order_) {
+      OSCAR_RETURN_IF_ERROR(RunJobs(*state, all, nullptr, bar));
+      state->model.reset();
     }
   }
   return Collect();
@@ -684,7 +726,8 @@ Result<EvalResults> Evaluator::Run() {
 }  // namespace
 
 Result<std::vector<EvalMethod>> ParseMethods(const std::vector<std::string>& names,
-                                             const fs::path& rotation, std::optional<double> bits) {
+                                             const fs::path& rotation,
+                                             const std::vector<double>& bits) {
   std::vector<EvalMethod> out;
   std::set<std::string> seen;
   for (const std::string& name : names) {
@@ -694,7 +737,7 @@ Result<std::vector<EvalMethod>> ParseMethods(const std::vector<std::string>& nam
     const std::string own_bits = colon == std::string::npos ? "" : method.kv.substr(colon + 1);
     method.kv.resize(std::min(colon, method.kv.size()));
     OSCAR_ASSIGN_OR_RETURN(const KvMethodInfo info, FindKvMethod(method.kv));
-    if (info.takes_bits) method.bits = bits;
+    if (info.takes_bits && bits.size() == 1) method.bits = bits.front();
     if (colon != std::string::npos) {
       double value = 0;
       const char* const end = own_bits.data() + own_bits.size();
@@ -715,10 +758,22 @@ Result<std::vector<EvalMethod>> ParseMethods(const std::vector<std::string>& nam
     } else if (own.empty() && info.takes_rotation) {
       method.rotation = rotation;
     }
-    if (!seen.insert(name).second) {
-      return Unexpected(InvalidArgument(fmt::format("--kv names {} twice", name)));
+    std::vector<EvalMethod> variants;
+    if (info.takes_bits && !method.bits.has_value()) {
+      for (const double value : bits) {
+        variants.push_back(method);
+        variants.back().bits = value;
+        variants.back().label =
+            fmt::format("{}:{}{}", method.kv, value, name.substr(std::min(at, name.size())));
+      }
     }
-    out.push_back(std::move(method));
+    if (variants.empty()) variants.push_back(std::move(method));
+    for (EvalMethod& variant : variants) {
+      if (!seen.insert(variant.label).second) {
+        return Unexpected(InvalidArgument(fmt::format("--kv names {} twice", variant.label)));
+      }
+      out.push_back(std::move(variant));
+    }
   }
   if (out.empty()) return Unexpected(InvalidArgument("--kv names no method"));
   return out;

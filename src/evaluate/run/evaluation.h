@@ -30,10 +30,11 @@ struct EvalMethod {
 };
 
 // "oscar+", "oscar+:2.5", "oscar+@DIR", "oscar+@none". Methods that take a rotation or bits get
-// `rotation` and `bits` unless they name their own; DIR is kept in the label as given.
+// `rotation` and `bits` unless they name their own, one method for each of several bits: "oscar+"
+// is then "oscar+:2.25" and "oscar+:2.5". DIR is kept in the label as given.
 Result<std::vector<EvalMethod>> ParseMethods(const std::vector<std::string>& names,
                                              const std::filesystem::path& rotation,
-                                             std::optional<double> bits = {});
+                                             const std::vector<double>& bits = {});
 
 // Who reads the prompts.
 enum class EvalPrefill : uint8_t {

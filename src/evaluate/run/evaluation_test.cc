@@ -7,9 +7,11 @@
 
 #include "base/file.h"
 #include "engine/generator.h"
+#include "engine/prompt_reader.h"
 #include "measure/import_prompt.h"
 #include "run/eval_items.h"
 #include "run/sequence_runner.h"
+#include "tasks/prompts.h"
 
 namespace oscar {
 namespace {
@@ -207,6 +209,7 @@ TEST_F(EvaluationTest, RepeatsResumesAndShares) {
   for (int i = 0; i < 5; ++i) kept = lines.find('\n', kept) + 1;
   fs::create_directories(directory_ / "c");
   std::ofstream(directory_ / "c/items.jsonl") << lines.substr(0, kept + 30);
+  fs::copy_file(directory_ / "a/reference.jsonl", directory_ / "c/reference.jsonl");
   EXPECT_EQ(ResultsToJson(*Evaluate(Sample("c"))), json);
   const std::string resumed = *ReadFile(directory_ / "c/items.jsonl", 1 << 20);
   EXPECT_EQ(resumed.substr(0, kept), lines.substr(0, kept));
@@ -221,6 +224,81 @@ TEST_F(EvaluationTest, RepeatsResumesAndShares) {
   EXPECT_EQ(*exact->methods[0].MeanStrict(), *first->methods[0].MeanStrict());  // bf16 is bf16
   const std::string both = *ReadFile(directory_ / "a/items.jsonl", 1 << 20);
   EXPECT_EQ(std::count(both.begin(), both.end(), '\n'), 16);
+}
+
+// Against the model fed one token at a time, and all of its vocabulary. Items that go wrong are
+// read to the end of their reference, too, and a lost file of distributions is made again.
+TEST_F(EvaluationTest, ReferencesAreScoredToTheirEnd) {
+  EvalOptions options = Sample("a");
+  options.methods = *ParseMethods({"quarot", "bf16"}, {});  // BF16 is measured first all the same
+  options.suite = *ReadSuite(OSCAR_DEMO_MODEL "/eval", {2, {"sum"}});
+  options.windows = EvalWindows::kPages;
+  const auto results = Evaluate(options);
+  ASSERT_TRUE(results.has_value()) << results.error().ToString();
+  auto plain = LoadedModel::Load(Options("bf16")), method = LoadedModel::Load(Options("quarot"));
+  const auto encoder = PromptEncoder::Load((*plain)->directory());
+  const int32_t end = (*plain)->config().eos_token_ids.front();
+  const auto logits_of = [](LoadedModel& model, const std::vector<int32_t>& prompt,
+                            const std::vector<int32_t>& reference) {
+    SequenceCache cache(model.kv().cache(), model.pool());
+    PromptReader reader(model.model(), cache, prompt, 1);
+    EXPECT_TRUE(reader.ReadAll().ok());
+    std::vector<std::vector<float>> rows = {reader.TakeLogits()};
+    for (const int32_t& token : std::span(reference).first(reference.size() - 1)) {
+      const ForwardItem item{&cache, {&token, 1}, /*is_prompt=*/false, 1};
+      rows.emplace_back(rows.front().size());
+      EXPECT_TRUE(model.model().Forward({&item, 1}, rows.back()).ok());
+    }
+    return rows;
+  };
+  bool has_wrong = false;
+  for (const EvalTask& task : options.suite.tasks) {
+    double kl = 0, nll = 0, plain_nll = 0, tokens = 0;
+    for (const EvalItem& item : task.items) {
+      auto reference = *encoder->tokenizer().Encode(item.reference, {.parse_special = true});
+      reference.push_back(end);
+      const std::vector<int32_t> prompt = encoder->Encode(task, item, 4096, 14336)->tokens;
+      const auto expected = logits_of(**plain, prompt, reference);
+      const auto seen = logits_of(**method, prompt, reference);
+      for (size_t i = 0; i < reference.size(); ++i) {
+        const auto token = static_cast<size_t>(reference[i]);
+        double p_sum = 0, q_sum = 0;
+        for (size_t t = 0; t < expected[i].size(); ++t) {
+          p_sum += std::exp(double{expected[i][t]}), q_sum += std::exp(double{seen[i][t]});
+        }
+        for (size_t t = 0; t < expected[i].size(); ++t) {
+          const double log_p = expected[i][t] - std::log(p_sum);
+          kl += std::exp(log_p) * (log_p - (seen[i][t] - std::log(q_sum)));
+        }
+        nll += std::log(q_sum) - seen[i][token];
+        plain_nll += std::log(p_sum) - expected[i][token];
+        has_wrong = has_wrong || std::ranges::max_element(seen[i]) - seen[i].begin() !=
+                                     static_cast<std::ptrdiff_t>(token);
+        tokens += 1;
+      }
+    }
+    const ReferenceScore quarot = *results->methods[0].tasks.at(task.name).reference;
+    const ReferenceScore bf16 = *results->methods[1].tasks.at(task.name).reference;
+    EXPECT_EQ(quarot.tokens, static_cast<int64_t>(tokens));
+    EXPECT_NEAR(quarot.nll, nll / tokens, 1e-5) << task.name;
+    EXPECT_NEAR(bf16.nll, plain_nll / tokens, 1e-5) << task.name;
+    EXPECT_NEAR(*quarot.kl, kl / tokens, 2e-5 + 1e-3 * kl / tokens) << task.name;
+    EXPECT_EQ(bf16.kl, 0.0);
+  }
+  EXPECT_TRUE(has_wrong);  // or nothing was read beyond the output
+  // Outputs that end at the first wrong token change nothing about their references.
+  EvalOptions strict = options;
+  strict.want_answers = false;
+  const auto again = Evaluate(strict);
+  ASSERT_TRUE(again.has_value()) << again.error().ToString();
+  EXPECT_EQ(again->methods[0].tasks.at("sum").reference,
+            results->methods[0].tasks.at("sum").reference);
+  fs::remove(directory_ / "a/reference.jsonl");
+  fs::remove(directory_ / "a/items.jsonl");
+  options.methods = *ParseMethods({"quarot"}, {});
+  EXPECT_FALSE(Evaluate(options)->methods[0].tasks.at("sum").reference->kl.has_value());
+  options.methods = *ParseMethods({"quarot", "bf16"}, {});
+  EXPECT_EQ(ResultsToJson(*Evaluate(options)), ResultsToJson(*results));
 }
 
 TEST_F(EvaluationTest, SpectraThatWereCutOffAreMeasuredAgain) {
@@ -436,11 +514,22 @@ TEST_F(EvaluationTest, RefusesWhatCannotBe) {
   EXPECT_FALSE(ParseMethods({"bf16", "bf16"}, {}).has_value());
   EXPECT_FALSE(ParseMethods({"oscar+:"}, {}).has_value());
   EXPECT_FALSE(ParseMethods({"oscar+:2.5x"}, {}).has_value());
-  const auto bits = ParseMethods({"bf16", "oscar+", "oscar+:2.5@none"}, {}, 3.25);
+  const auto bits = ParseMethods({"bf16", "oscar+", "oscar+:2.5@none"}, {}, {3.25});
   ASSERT_TRUE(bits.has_value());
   EXPECT_FALSE((*bits)[0].bits.has_value());
   EXPECT_EQ((*bits)[1].bits, 3.25);
   EXPECT_EQ((*bits)[2].bits, 2.5);
+  // Several bits are a method each, of those that take bits and have none.
+  const auto sweep =
+      ParseMethods({"bf16", "oscar+@none", "oscar+:2.5", "quarot"}, {}, {2.25, 2.31});
+  ASSERT_TRUE(sweep.has_value());
+  std::string labels;
+  for (const EvalMethod& m : *sweep) {
+    labels += m.label + (m.bits.has_value() ? "=" + std::to_string(*m.bits) : "") + " ";
+  }
+  EXPECT_EQ(labels,
+            "bf16 oscar+:2.25@none=2.250000 oscar+:2.31@none=2.310000 oscar+:2.5=2.500000 quarot ");
+  EXPECT_FALSE(ParseMethods({"oscar+", "oscar+:2.5"}, {}, {2.5, 3.0}).has_value());
   const auto methods = ParseMethods({"bf16", "oscar+", "oscar+@none", "oscar@r2"}, "r1");
   ASSERT_TRUE(methods.has_value());
   EXPECT_TRUE((*methods)[0].rotation.empty());

@@ -170,16 +170,84 @@ std::string PairedTable(const EvalResults& results, size_t width) {
   return out;
 }
 
+std::string ReferenceCsv(const std::optional<ReferenceScore>& score) {
+  if (!score.has_value()) return ",,";
+  return fmt::format("{},{:.6f},{}", score->tokens, score->nll,
+                     score->kl.has_value() ? fmt::format("{:.6f}", *score->kl) : "");
+}
+
+// "0.0079 0.213": KL and nll, KL only where it is known.
+std::string ReferenceText(const std::optional<ReferenceScore>& score) {
+  if (!score.has_value()) return "-";
+  return (score->kl.has_value() ? fmt::format("{:.4f}", *score->kl) : std::string("-")) +
+         fmt::format(" {:.4f}", score->nll);
+}
+
+// What the reference's tokens cost: a row per method, or per task where those are many.
+std::string ReferenceTable(const EvalResults& results, const std::vector<std::string>& names,
+                           size_t width, size_t task_width, bool is_tall) {
+  if (std::ranges::none_of(results.methods,
+                           [](const MethodScore& m) { return m.MeanReference().has_value(); })) {
+    return {};
+  }
+  constexpr size_t kCell = 14;
+  const auto cell = [&](const MethodScore& method, const std::string& name) {
+    const auto found = method.tasks.find(name);
+    return ReferenceText(found == method.tasks.end() ? std::nullopt : found->second.reference);
+  };
+  const auto column = [&](const std::string& name) { return std::max(kCell, name.size()); };
+  std::string out =
+      "\nreference tokens, nats per token: KL to bf16, then nll (of the reference itself)\n";
+  if (is_tall) {
+    out += fmt::format("{:<{}}", "task", task_width);
+    for (const MethodScore& method : results.methods) {
+      out += fmt::format(" {:>{}}", method.label, column(method.label));
+    }
+    for (const std::string& name : names) {
+      out += fmt::format("\n{:<{}}", name, task_width);
+      for (const MethodScore& method : results.methods) {
+        out += fmt::format(" {:>{}}", cell(method, name), column(method.label));
+      }
+    }
+    return out + "\n";
+  }
+  out += fmt::format("{:<{}} {:>{}} {:>{}}", "method", width, "mean", kCell, "long", kCell);
+  for (const std::string& name : names) out += fmt::format(" {:>{}}", name, column(name));
+  for (const MethodScore& method : results.methods) {
+    out += fmt::format("\n{:<{}} {:>{}} {:>{}}", method.label, width,
+                       ReferenceText(method.MeanReference()), kCell,
+                       ReferenceText(method.MeanReference(results.short_tasks)), kCell);
+    for (const std::string& name : names) {
+      out += fmt::format(" {:>{}}", cell(method, name), column(name));
+    }
+  }
+  return out + "\n";
+}
+
+ordered_json ReferenceToJson(const ReferenceScore& score) {
+  return {{"tokens", score.tokens}, {"nll", score.nll}, {"kl_to_bf16", OrNull(score.kl)}};
+}
+
+std::optional<ReferenceScore> ReferenceFromJson(const json& object) {
+  const auto found = object.find("reference");
+  if (found == object.end() || !found->is_object()) return std::nullopt;
+  return ReferenceScore{Field<int64_t>(*found, "tokens", 0), Field(*found, "nll", 0.0),
+                        NumberOrNone(*found, "kl_to_bf16")};
+}
+
 ordered_json TaskToJson(const TaskScore& score, bool is_remote) {
-  return {{"items", score.items},
-          {"failed", score.failed},
-          {"strict", OrNull(score.strict)},
-          {"answer", OrNull(score.answer)},
-          {"strict_sd", OrNull(score.strict_sd)},
-          {"answer_sd", OrNull(score.answer_sd)},
-          {"bits_per_element", is_remote ? ordered_json() : ordered_json(score.bits)},
-          {"mean_tokens", score.mean_tokens},
-          {"cache_bytes", is_remote ? ordered_json() : ordered_json(score.cache_bytes)}};
+  ordered_json out = {
+      {"items", score.items},
+      {"failed", score.failed},
+      {"strict", OrNull(score.strict)},
+      {"answer", OrNull(score.answer)},
+      {"strict_sd", OrNull(score.strict_sd)},
+      {"answer_sd", OrNull(score.answer_sd)},
+      {"bits_per_element", is_remote ? ordered_json() : ordered_json(score.bits)},
+      {"mean_tokens", score.mean_tokens},
+      {"cache_bytes", is_remote ? ordered_json() : ordered_json(score.cache_bytes)}};
+  if (score.reference.has_value()) out["reference"] = ReferenceToJson(*score.reference);
+  return out;
 }
 
 ordered_json MethodToJson(const MethodScore& method, const std::vector<std::string>& short_tasks) {
@@ -197,6 +265,12 @@ ordered_json MethodToJson(const MethodScore& method, const std::vector<std::stri
   out["mean_strict"] = OrNull(method.MeanStrict());
   out["mean_strict_without_short"] = OrNull(method.MeanStrict(short_tasks));
   out["mean_answer"] = OrNull(method.MeanAnswer());
+  if (const auto reference = method.MeanReference()) {
+    out["reference"] = ReferenceToJson(*reference);
+  }
+  if (const auto reference = method.MeanReference(short_tasks)) {
+    out["reference_without_short"] = ReferenceToJson(*reference);
+  }
   out["cache_bytes"] = method.is_remote ? ordered_json() : ordered_json(method.CacheBytes());
   if (method.text.has_value()) {
     out["text"] = {{"nll", method.text->nll},
@@ -252,6 +326,7 @@ MethodScore MethodFromJson(const json& object) {
       score.bits = Field(task, "bits_per_element", 0.0);
       score.cache_bytes = Field<uint64_t>(task, "cache_bytes", 0);
       score.mean_tokens = Field(task, "mean_tokens", 0.0);
+      score.reference = ReferenceFromJson(task);
     }
   }
   if (const json paired = object.value("against_bf16", json::object()); paired.is_object()) {
@@ -292,6 +367,7 @@ std::string ToJsonLine(const ItemRecord& r) {
   for (const TokenMargin& m : r.margins) {
     out["margins"].push_back({m.token, std::round(m.margin * 1e4) / 1e4});
   }
+  if (r.reference.has_value()) out["reference"] = ReferenceToJson(*r.reference);
   if (!r.bucket.empty()) out["bucket"] = r.bucket;
   return out.dump(-1, ' ', false, ordered_json::error_handler_t::replace) + "\n";
 }
@@ -323,10 +399,28 @@ Result<ItemRecord> ParseItemRecord(std::string_view line) {
       if (token.has_value()) r.margins.push_back({*token, pair[1].get<double>()});
     }
   }
+  r.reference = ReferenceFromJson(object);
   r.bucket = Field<std::string>(object, "bucket", "");
   r.output = Field<std::string>(object, "output", "");
   return r;
 }
+
+namespace {
+
+// Sums over tokens: a token weighs the same in whichever item.
+void AddReference(const ReferenceScore& item, std::optional<ReferenceScore>& sum) {
+  const auto tokens = static_cast<double>(item.tokens);
+  if (!sum.has_value()) sum = ReferenceScore{0, 0.0, 0.0};
+  sum->tokens += item.tokens;
+  sum->nll += item.nll * tokens;
+  if (item.kl.has_value() && sum->kl.has_value()) {
+    *sum->kl += *item.kl * tokens;
+  } else {
+    sum->kl.reset();
+  }
+}
+
+}  // namespace
 
 TaskScore ScoreTask(const std::vector<const ItemRecord*>& records) {
   TaskScore out;
@@ -345,6 +439,7 @@ TaskScore ScoreTask(const std::vector<const ItemRecord*>& records) {
       ++out.failed;
       continue;
     }
+    if (record->reference.has_value()) AddReference(*record->reference, out.reference);
     out.bits += record->bits;
     out.mean_tokens += static_cast<double>(record->prompt_tokens + record->output_tokens);
     out.cache_bytes = std::max(out.cache_bytes, record->cache_bytes);
@@ -354,6 +449,11 @@ TaskScore ScoreTask(const std::vector<const ItemRecord*>& records) {
       done > 0) {
     out.bits /= done;
     out.mean_tokens /= done;
+  }
+  if (out.reference.has_value()) {
+    const auto tokens = static_cast<double>(std::max<int64_t>(out.reference->tokens, 1));
+    out.reference->nll /= tokens;
+    if (out.reference->kl.has_value()) *out.reference->kl /= tokens;
   }
   const auto over_repeats = [](const auto& by_repeat) {
     std::vector<double> means;
@@ -415,6 +515,20 @@ ScoreInterval MethodScore::StrictInterval(const std::vector<std::string>& withou
 
 ScoreInterval MethodScore::AnswerInterval() const {
   return ScoresOf(*this, &TaskScore::answer, {}).IntervalOfMean();
+}
+
+std::optional<ReferenceScore> MethodScore::MeanReference(
+    const std::vector<std::string>& without) const {
+  std::vector<double> nll, kl;
+  int64_t tokens = 0;
+  for (const auto& [name, task] : tasks) {
+    if (std::ranges::find(without, name) != without.end() || !task.reference.has_value()) continue;
+    tokens += task.reference->tokens;
+    nll.push_back(task.reference->nll);
+    if (task.reference->kl.has_value()) kl.push_back(*task.reference->kl);
+  }
+  if (nll.empty()) return std::nullopt;
+  return ReferenceScore{tokens, *Mean(nll), kl.size() == nll.size() ? Mean(kl) : std::nullopt};
 }
 
 double MethodScore::MeanBits() const {
@@ -509,7 +623,7 @@ Result<EvalResults> ResultsFromJson(std::string_view text, std::string_view what
 std::string ResultsToCsv(const EvalResults& results) {
   std::string out =
       "method,real_or_simulated,task,items,strict,strict_sd,answer,answer_sd,bits_per_element,"
-      "bits_at_128k,cache_bytes,mean_tokens,failed\n";
+      "bits_at_128k,cache_bytes,mean_tokens,failed,reference_tokens,reference_nll,reference_kl\n";
   const auto number = [](const std::optional<double>& value) {
     return value.has_value() ? fmt::format("{:.4f}", *value) : std::string();
   };
@@ -517,7 +631,7 @@ std::string ResultsToCsv(const EvalResults& results) {
     const auto long_bits = method.stored_bits.find(131072);
     for (const auto& [name, score] : method.tasks) {
       out += fmt::format(
-          "{},{},{},{},{},{},{},{},{},{},{},{:.1f},{}\n", CsvCell(method.label),
+          "{},{},{},{},{},{},{},{},{},{},{},{:.1f},{},{}\n", CsvCell(method.label),
           method.is_remote   ? ""
           : method.simulated ? "simulated"
                              : "real",
@@ -526,7 +640,7 @@ std::string ResultsToCsv(const EvalResults& results) {
           method.is_remote ? "" : fmt::format("{:.4f}", score.bits),
           long_bits == method.stored_bits.end() ? "" : fmt::format("{:.4f}", long_bits->second),
           method.is_remote ? "" : std::to_string(score.cache_bytes), score.mean_tokens,
-          score.failed);
+          score.failed, ReferenceCsv(score.reference));
     }
   }
   return out;
@@ -594,6 +708,7 @@ std::string ResultsToTable(const EvalResults& results) {
     out += "\n";
   }
   out += PairedTable(results, width);
+  out += ReferenceTable(results, names, width, task_width, names.size() * 15 > kMaxTaskColumns);
   if (failed > 0) {
     out +=
         fmt::format("* {} outputs are missing and count as wrong; the warnings say why\n", failed);

@@ -31,6 +31,15 @@ struct TokenMargin {
 // Margins kept an item: those nearest to zero. Another device parts from this one at one of them.
 inline constexpr size_t kMaxMargins = 8;
 
+// How probable the reference was, token after token, whatever the model would have said itself.
+// Means over its tokens, in nats.
+struct ReferenceScore {
+  int64_t tokens = 0;
+  double nll = 0;
+  std::optional<double> kl = {};  // KL(bf16 || method), as in TokenDistribution; none without BF16
+  friend bool operator==(const ReferenceScore&, const ReferenceScore&) = default;
+};
+
 struct ItemRecord {
   std::string settings;  // hash of everything that decides the outcome, less the item
   std::string method;    // the label: "oscar+", "oscar+@rotation"
@@ -42,6 +51,7 @@ struct ItemRecord {
   int64_t first_wrong = -1;  // index of the first output token off the reference
   // Of the tokens up to there, the smallest first, at most kMaxMargins.
   std::vector<TokenMargin> margins;
+  std::optional<ReferenceScore> reference;  // none where there is none, or outputs are sampled
   int64_t prompt_tokens = 0;
   int64_t output_tokens = 0;
   double bits = 0;           // stored bits per element, at the item's final length
@@ -61,13 +71,14 @@ using ItemKey = std::tuple<std::string, std::string, std::string, int>;
 inline ItemKey KeyOf(const ItemRecord& r) { return {r.method, r.task, r.id, r.repeat}; }
 
 struct TaskScore {
-  int64_t items = 0;                           // distinct items
-  std::optional<double> strict, answer;        // percent, mean over repeats
-  std::optional<double> strict_sd, answer_sd;  // over repeats; none for one repeat
-  double bits = 0;                             // mean over items
-  uint64_t cache_bytes = 0;                    // the most of any item
-  double mean_tokens = 0;                      // in the cache at the end
-  int64_t failed = 0;                          // outputs that never came; they count as wrong
+  int64_t items = 0;                             // distinct items
+  std::optional<double> strict, answer;          // percent, mean over repeats
+  std::optional<double> strict_sd, answer_sd;    // over repeats; none for one repeat
+  double bits = 0;                               // mean over items
+  uint64_t cache_bytes = 0;                      // the most of any item
+  double mean_tokens = 0;                        // in the cache at the end
+  int64_t failed = 0;                            // outputs that never came; they count as wrong
+  std::optional<ReferenceScore> reference = {};  // of all items' tokens; KL where all have it
 };
 
 // In percent; NaN where there is none.
@@ -99,6 +110,8 @@ struct MethodScore {
   // Exact for scores of 0 and 1, wider than need be for parts of a score.
   ScoreInterval StrictInterval(const std::vector<std::string>& without = {}) const;
   ScoreInterval AnswerInterval() const;
+  // The same means of the reference's tokens; `tokens` is their sum. None where no task has it.
+  std::optional<ReferenceScore> MeanReference(const std::vector<std::string>& without = {}) const;
   double MeanBits() const;
   uint64_t CacheBytes() const;
   int64_t Failed() const;

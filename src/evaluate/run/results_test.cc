@@ -24,6 +24,7 @@ ItemRecord Record(const std::string& id, int repeat, bool strict, double answer)
   r.prompt_tokens = 100, r.output_tokens = 20;
   r.bits = 2.5;
   r.cache_bytes = 4096;
+  r.reference = ReferenceScore{20, 0.25, strict ? 0.5 : 0.75};
   r.output = "a \"quoted\" <answer>";
   return r;
 }
@@ -39,8 +40,26 @@ EvalResults Sample() {
   method.description = "a & b";
   method.history_bits = 2.25;
   method.stored_bits = {{4096, 3.3}, {131072, 2.28}};
-  method.tasks["sum"] = {10, 90.0, 95.0, std::nullopt, std::nullopt, 2.5, 4096, 120, 0};
-  method.tasks["copy"] = {10, 100.0, 100.0, std::nullopt, std::nullopt, 16, 1024, 60, 0};
+  method.tasks["sum"] = {10,
+                         90.0,
+                         95.0,
+                         std::nullopt,
+                         std::nullopt,
+                         2.5,
+                         4096,
+                         120,
+                         0,
+                         ReferenceScore{200, 0.25, 0.0125}};
+  method.tasks["copy"] = {10,
+                          100.0,
+                          100.0,
+                          std::nullopt,
+                          std::nullopt,
+                          16,
+                          1024,
+                          60,
+                          0,
+                          ReferenceScore{40, 0.75, 0.0375}};
   method.paired["sum"] = {10, 2, 1, 1.0, -10.0, -40.0, 20.0};
   method.paired[kPairedMean] = {10, 9, 0, 0.0039, -90.0, -100.0, -70.0};
   method.text = TextMetrics{3.25, 25.79, 0.01, 0.95, 100, 50};
@@ -83,6 +102,7 @@ TEST(Results, DeviationIsOverRepeats) {
   EXPECT_EQ(score.items, 2);
   EXPECT_DOUBLE_EQ(*score.strict, 75.0);
   EXPECT_NEAR(*score.strict_sd, 35.3553, 1e-3);  // of 100 and 50
+  EXPECT_EQ(score.reference, (ReferenceScore{80, 0.25, 0.5625}));
   const TaskScore one = ScoreTask({pointers[0], pointers[1]});
   EXPECT_FALSE(one.strict_sd.has_value());
 }
@@ -107,6 +127,58 @@ TEST(Results, FailedItemsCountAsWrong) {
   EXPECT_THAT(table, testing::HasSubstr("100.0 "));
   EXPECT_THAT(table, testing::HasSubstr("* 2 outputs are missing and count as wrong"));
   EXPECT_THAT(RenderEvalReport(results), testing::HasSubstr("<td>33.3*</td>"));
+}
+
+// A token weighs the same in whichever item, a task in the mean; KL needs BF16 beside every item.
+TEST(Results, ReferencesAreMeansOverTokens) {
+  std::vector<ItemRecord> records = {Record("a", 0, true, 1), Record("b", 0, true, 1)};
+  records[1].reference = ReferenceScore{60, 1.25, 0.1};
+  const TaskScore both = ScoreTask({&records[0], &records[1]});
+  EXPECT_EQ(both.reference->tokens, 80);
+  EXPECT_DOUBLE_EQ(both.reference->nll, 1.0);
+  EXPECT_DOUBLE_EQ(*both.reference->kl, 0.2);
+  records[0].reference->kl.reset();
+  EXPECT_FALSE(ScoreTask({&records[0], &records[1]}).reference->kl.has_value());
+  records[0].reference.reset(), records[1].reference.reset();
+  EXPECT_FALSE(ScoreTask({&records[0], &records[1]}).reference.has_value());
+
+  EvalResults results = Sample();
+  const MethodScore& method = results.methods[0];
+  EXPECT_EQ(method.MeanReference()->tokens, 240);
+  EXPECT_DOUBLE_EQ(method.MeanReference()->nll, 0.5);
+  EXPECT_DOUBLE_EQ(*method.MeanReference({"copy"})->kl, 0.0125);
+  EXPECT_THAT(ResultsToTable(results),
+              testing::HasSubstr("oscar+        0.0250 0.5000  0.0125 0.2500  0.0375 0.7500  "
+                                 "0.0125 0.2500\n"));
+  EXPECT_THAT(ResultsToCsv(results), testing::HasSubstr(",0,200,0.250000,0.012500\n"));
+  const std::string text = ResultsToJson(results);
+  const auto back = ResultsFromJson(text, "results.json");
+  EXPECT_EQ(back->methods[0].tasks.at("sum").reference, method.tasks.at("sum").reference);
+  EXPECT_THAT(text, testing::HasSubstr("\"reference_without_short\""));
+  const std::string page = RenderEvalReport(results);
+  EXPECT_THAT(page, testing::HasSubstr("<td>0.0125</td><td>0.2500</td>"));
+  EXPECT_THAT(page, testing::HasSubstr("KL of the references"));
+}
+
+// The dial: variants of one method are joined, others not.
+TEST(Results, BitsOfOneMethodAreACurve) {
+  EvalResults results = Sample();
+  for (const char* label : {"oscar+:2.5", "oscar+:3.25@none", "quarot"}) {
+    results.methods.push_back(results.methods[0]);
+    results.methods.back().label = label;
+  }
+  const auto lines = [&] {
+    const std::string page = RenderEvalReport(results);
+    size_t count = 0;
+    for (size_t at = 0; (at = page.find("stroke-width=\"1.2\"/>\n", at)) != std::string::npos; ++at)
+      ++count;
+    return count;
+  };
+  const size_t with = lines();
+  results.methods[1].label = "oscar+:2.5@none";  // the same key as the third, not as the first
+  EXPECT_EQ(lines(), with);
+  results.methods[2].label = "naive";
+  EXPECT_LT(lines(), with);
 }
 
 // What a server's cache takes cannot be seen: empty, not nought.

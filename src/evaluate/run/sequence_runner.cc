@@ -44,6 +44,12 @@ struct SequenceRunner::Running {
   std::optional<Sampler> sampler = {};
   int32_t next = -1;  // the token to feed; -1 while the prompt is read
   bool done = false;
+  // Where the reference is scored: how many of its tokens are, the cache at the first that was
+  // missed, and what they are compared with.
+  size_t scored = 0;
+  bool following = false;  // the output has ended; the rest of the reference is read
+  std::optional<SequenceCache> at_mismatch = {};
+  std::vector<TokenDistribution> baseline = {};
 };
 
 SequenceRunner::SequenceRunner(LoadedModel& model, std::vector<int32_t> stop_tokens,
@@ -59,6 +65,18 @@ Status SequenceRunner::Start(Running& running) {
     running.sampler.emplace(*task.sampling);
     running.sampler->ObservePrompt(task.prompt);
   }
+  if (task.score_reference) {
+    OSCAR_CHECK(!task.sampling.has_value() && !task.reference.empty());
+    running.outcome.reference.emplace().tokens = static_cast<int64_t>(task.reference.size());
+    if (task.baseline != nullptr) {
+      OSCAR_ASSIGN_OR_RETURN(running.baseline,
+                             DecodeDistributions(*task.baseline, model_.spec().vocab_size));
+      if (running.baseline.size() != task.reference.size()) {
+        return DataLoss("not the distributions of this reference");
+      }
+      running.outcome.reference->kl = 0.0;
+    }
+  }
   if (task.shared == nullptr) return {};
   const ModelSpec& spec = model_.spec();
   if (!model_.kv().cache().seals() && model_.kv().k(0).kind == RotationKind::kNone &&
@@ -72,10 +90,47 @@ Status SequenceRunner::Start(Running& running) {
   return task.shared->logits.empty() ? Status() : Take(running, task.shared->logits);
 }
 
+// The next token of the reference against the logits before it.
+Status SequenceRunner::ScoreNext(Running& running, std::span<const float> logits) const {
+  if (!AllFinite(logits)) return NotFinite(running.cache.length());
+  const SequenceTask& task = *running.task;
+  ReferenceScore& score = *running.outcome.reference;
+  const size_t at = running.scored++;
+  const auto count = static_cast<double>(task.reference.size());
+  const auto token = static_cast<size_t>(task.reference[at]);
+  score.nll += (double{simd::LogSumExp(logits)} - double{logits[token]}) / count;
+  if (score.kl.has_value()) *score.kl += Divergence(running.baseline[at], logits) / count;
+  if (task.keep_distributions) running.outcome.distributions.push_back(LikelyTokens(logits));
+  return {};
+}
+
+// The output has ended. What is left of the reference is read from where the output left it.
+void SequenceRunner::End(Running& running) {
+  const SequenceTask& task = *running.task;
+  SequenceOutcome& out = running.outcome;
+  out.strict = out.first_wrong < 0 && out.output.size() == task.reference.size();
+  const CacheUsage usage = running.cache.Usage();
+  out.tokens = running.cache.length();
+  out.cache_bytes = usage.bytes;
+  out.saturated = usage.saturated;
+  if (!task.score_reference || running.scored == task.reference.size()) return;
+  running.done = false;
+  running.following = true;
+  if (running.at_mismatch.has_value()) running.cache = std::move(*running.at_mismatch);
+  running.at_mismatch.reset();
+  running.next = task.reference[running.scored - 1];
+}
+
 // Decides what follows from the logits after the last token.
 Status SequenceRunner::Take(Running& running, std::span<const float> logits) {
   const SequenceTask& task = *running.task;
   SequenceOutcome& out = running.outcome;
+  if (running.following) {
+    OSCAR_RETURN_IF_ERROR(ScoreNext(running, logits));
+    running.next = task.reference[running.scored - 1];
+    running.done = running.scored == task.reference.size();
+    return {};
+  }
   const size_t at = out.output.size();
   const bool greedy = !running.sampler.has_value();
   if (greedy && !AllFinite(logits)) return NotFinite(running.cache.length());
@@ -86,6 +141,7 @@ Status SequenceRunner::Take(Running& running, std::span<const float> logits) {
   running.next = token;
   if (greedy && out.first_wrong < 0 && at < task.reference.size()) {
     AddMargin({static_cast<int64_t>(at), MarginOf(logits, task.reference[at])}, out.margins);
+    if (task.score_reference) OSCAR_RETURN_IF_ERROR(ScoreNext(running, logits));
   }
   if (!task.reference.empty() && out.first_wrong < 0 &&
       (at >= task.reference.size() || token != task.reference[at])) {
@@ -100,7 +156,10 @@ Status SequenceRunner::Take(Running& running, std::span<const float> logits) {
   }
   if (!running.done && running.cache.length() >= model_.max_context()) running.done = true;
   if (running.done) {
-    out.strict = out.first_wrong < 0 && out.output.size() == task.reference.size();
+    End(running);
+  } else if (task.score_reference && out.first_wrong == static_cast<int64_t>(at) &&
+             running.scored < task.reference.size()) {
+    running.at_mismatch = running.cache.Fork();
   }
   return {};
 }
@@ -167,10 +226,6 @@ Status SequenceRunner::Run(std::span<const SequenceTask> tasks, const OnDone& on
         ++i;
         continue;
       }
-      const CacheUsage usage = running[i].cache.Usage();
-      running[i].outcome.tokens = running[i].cache.length();
-      running[i].outcome.cache_bytes = usage.bytes;
-      running[i].outcome.saturated = usage.saturated;
       OSCAR_RETURN_IF_ERROR(on_done(running[i].index, running[i].outcome));
       running.erase(running.begin() + static_cast<std::ptrdiff_t>(i));
     }

@@ -4,7 +4,8 @@
 //
 // A greedy run is teacher-forced along the reference: the reference was produced exactly when every
 // one of its tokens is the argmax. At the first token that is not, the model continues by itself,
-// so that one run gives both the strict score and what greedy decoding would have answered.
+// so that one run gives both the strict score and what greedy decoding would have answered. Where
+// the reference is scored too, the rest of it is read afterwards, from a fork made at that token.
 #pragma once
 
 #include <cstdint>
@@ -18,6 +19,7 @@
 #include "engine/loaded_model.h"
 #include "engine/pass_runner.h"
 #include "engine/sampler.h"
+#include "measure/token_distribution.h"
 #include "oscar/options.h"
 #include "oscar/status.h"
 #include "run/results.h"
@@ -39,6 +41,11 @@ struct SequenceTask {
   // Unset: greedy. Set: sampled, and the reference is only compared with.
   std::optional<SamplingOptions> sampling;
   const SharedPrompt* shared = nullptr;
+  // The probability of the reference is wanted, of all its tokens. Greedy tasks only.
+  bool score_reference = false;
+  bool keep_distributions = false;  // those of its tokens are wanted, too
+  // EncodeDistributions of the method to compare with; null: none.
+  const std::string* baseline = nullptr;
 };
 
 struct SequenceOutcome {
@@ -49,6 +56,8 @@ struct SequenceOutcome {
   int64_t tokens = 0;                // in the cache at the end
   uint64_t cache_bytes = 0;          // of its pages at the end, the prompt's sealed
   uint64_t saturated = 0;
+  std::optional<ReferenceScore> reference;       // where it was to be scored
+  std::vector<TokenDistribution> distributions;  // where they were to be kept
 };
 
 class SequenceRunner {
@@ -68,6 +77,8 @@ class SequenceRunner {
   Status Start(Running& running);
   Status Step(std::vector<Running>& running, size_t& max_running);
   Status Take(Running& running, std::span<const float> logits);
+  Status ScoreNext(Running& running, std::span<const float> logits) const;
+  static void End(Running& running);
 
   LoadedModel& model_;
   std::vector<int32_t> stop_tokens_;
