@@ -1,159 +1,49 @@
 #include "bench/load_bench.h"
 
-#include <fmt/core.h>
-#include <httplib.h>
-#include <signal.h>
-
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <charconv>
 #include <cmath>
-#include <mutex>
-#include <nlohmann/json.hpp>
+#include <latch>
+#include <numeric>
 #include <thread>
-
-#include "base/json.h"
-#include "base/rng.h"
 
 namespace oscar {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-using Json = nlohmann::ordered_json;
 
-constexpr std::chrono::seconds kSilence{600};  // a queue may be long
-constexpr size_t kMaxBody = size_t{64} << 20;
 constexpr auto kPollInterval = std::chrono::milliseconds(50);
+// Numbers of requests that are not among those of the load.
+constexpr uint64_t kWarmNumber = 1'000'000'000, kBesideNumber = 1'000'000'001;
 
 double Seconds(Clock::duration duration) { return std::chrono::duration<double>(duration).count(); }
 
-// Sends one request on a connection of its own and appends the response's body to `body` as it
-// comes; `on_data` sees the status after every piece. The status at the end.
-Result<int> Send(const ServerAddress& address, httplib::Request request, std::string* body,
-                 const std::function<Status(int)>& on_data = {}) {
-  // The library's sends raise it where a server hangs up.
-  sigset_t broken_pipe;
-  sigemptyset(&broken_pipe);
-  sigaddset(&broken_pipe, SIGPIPE);
-  pthread_sigmask(SIG_BLOCK, &broken_pipe, nullptr);
-  if (!address.api_key.empty()) {
-    request.set_header("Authorization", "Bearer " + address.api_key);
-  }
-  int http_status = 0;
-  Status status;
-  request.response_handler = [&](const httplib::Response& response) {
-    http_status = response.status;
-    return true;
-  };
-  request.content_receiver = [&](const char* data, size_t size, uint64_t, uint64_t) {
-    body->append(data, size);
-    if (body->size() > kMaxBody) status = DataLoss("the response is too long");
-    if (status.ok() && on_data) status = on_data(http_status);
-    return status.ok();
-  };
-  httplib::Client client(address.host, address.port);
-  client.set_read_timeout(kSilence);
-  client.set_write_timeout(kSilence);
-  client.set_tcp_nodelay(true);
-  const httplib::Result result = client.send(request);
-  OSCAR_RETURN_IF_ERROR(status);
-  if (!result) {
-    return Unexpected(Unavailable(fmt::format("{}:{}: {} error", address.host, address.port,
-                                              httplib::to_string(result.error()))));
-  }
-  return http_status;
-}
+// The same figure as four servers name it; those with labels are added up.
+struct MetricNames {
+  std::array<std::string_view, 4> names;
+};
+constexpr MetricNames kRunning{{"oscar_requests_running", "vllm:num_requests_running",
+                                "sglang:num_running_reqs", "llamacpp:requests_processing"}};
+constexpr MetricNames kPreemptions{{"oscar_preemptions_total", "vllm:num_preemptions_total",
+                                    "vllm:num_preemptions", "sglang:num_retracted_reqs"}};
+constexpr MetricNames kKvBytes{{"oscar_kv_used_bytes"}};
+constexpr MetricNames kKvBudget{{"oscar_kv_budget_bytes"}};
 
-Status ErrorOf(int status, const std::string& body) {
-  std::string message = body.substr(0, 300);
-  if (const auto json = ParseOrderedJson(body, "response"); json.has_value() && json->is_object()) {
-    if (const auto error = json->find("error"); error != json->end() && error->is_object()) {
-      message = error->value("message", message);
+double ValueOf(const std::map<std::string, double>& metrics, const MetricNames& wanted) {
+  for (const std::string_view name : wanted.names) {
+    double sum = 0.0;
+    bool found = false;
+    for (auto at = metrics.lower_bound(std::string(name));
+         !name.empty() && at != metrics.end() && at->first.starts_with(name); ++at) {
+      if (at->first.size() != name.size() && at->first[name.size()] != '{') continue;
+      sum += at->second;
+      found = true;
     }
+    if (found) return sum;
   }
-  return Unavailable(fmt::format("HTTP {}: {}", status, message));
-}
-
-// One "data:" line of a stream. True: an event with text.
-Result<bool> TakeEvent(std::string_view line, LoadAnswer* answer) {
-  if (line == "[DONE]") return false;
-  OSCAR_ASSIGN_OR_RETURN(const Json event, ParseOrderedJson(line, "event"));
-  if (!event.is_object()) return Unexpected(DataLoss("an event is not an object"));
-  if (event.contains("error")) {
-    return Unexpected(Unavailable(event["error"].value("message", std::string("failed"))));
-  }
-  if (const auto usage = event.find("usage"); usage != event.end() && usage->is_object()) {
-    answer->prompt_tokens = usage->value("prompt_tokens", int64_t{0});
-    answer->completion_tokens = usage->value("completion_tokens", int64_t{0});
-    if (usage->contains("prompt_tokens_details")) {
-      answer->cached_tokens = (*usage)["prompt_tokens_details"].value("cached_tokens", int64_t{0});
-    }
-  }
-  const auto choices = event.find("choices");
-  return choices != event.end() && choices->is_array() && !choices->empty();
-}
-
-Status Stream(const ServerAddress& address, const std::string& body, LoadAnswer* answer) {
-  const auto start = Clock::now();
-  httplib::Request request;
-  request.method = "POST";
-  request.path = "/v1/completions";
-  request.body = body;
-  request.set_header("Content-Type", "application/json");
-  std::string pending;
-  bool done = false;
-  const auto take_events = [&](int status) -> Status {
-    for (size_t end = 0; status == 200 && (end = pending.find("\n\n")) != std::string::npos;) {
-      const std::string frame = pending.substr(0, end);
-      pending.erase(0, end + 2);
-      if (!frame.starts_with("data: ")) continue;  // a ping
-      const std::string_view line = std::string_view(frame).substr(6);
-      done = done || line == "[DONE]";
-      OSCAR_ASSIGN_OR_RETURN(const bool has_text, TakeEvent(line, answer));
-      if (has_text && answer->first_token == 0.0) {
-        answer->first_token = Seconds(Clock::now() - start);
-      }
-    }
-    return {};
-  };
-  OSCAR_ASSIGN_OR_RETURN(const int status,
-                         Send(address, std::move(request), &pending, take_events));
-  if (status != 200) return ErrorOf(status, pending);
-  answer->total = Seconds(Clock::now() - start);
-  return done ? Status{} : DataLoss("the stream ended without [DONE]");
-}
-
-double Quantile(std::vector<double> values, double share) {
-  if (values.empty()) return 0.0;
-  std::ranges::sort(values);
-  const double at = share * static_cast<double>(values.size() - 1);
-  const auto low = static_cast<size_t>(at);
-  const size_t high = std::min(low + 1, values.size() - 1);
-  const double weight = at - static_cast<double>(low);
-  return (1.0 - weight) * values[low] + weight * values[high];
-}
-
-std::vector<int32_t> RandomIds(uint64_t seed, uint64_t stream, int64_t count, int vocab_size) {
-  const Philox rng(seed, stream);
-  const int first = vocab_size / 64;  // special tokens tend to be the first ones, or the last
-  std::vector<int32_t> ids(static_cast<size_t>(count));
-  for (uint64_t i = 0; i < ids.size(); ++i) {
-    ids[i] = first + static_cast<int32_t>(rng.Below(i, static_cast<uint32_t>(vocab_size - first)));
-  }
-  return ids;
-}
-
-std::string RequestBody(const LoadOptions& options, uint64_t number, int64_t own_tokens,
-                        int64_t max_tokens) {
-  std::vector<int32_t> prompt =
-      RandomIds(options.seed, 0, options.shared_tokens, options.vocab_size);
-  const auto own = RandomIds(options.seed, number + 1, own_tokens, options.vocab_size);
-  prompt.insert(prompt.end(), own.begin(), own.end());
-  Json body = {{"prompt", prompt}, {"max_tokens", max_tokens},
-               {"temperature", 0}, {"ignore_eos", true},
-               {"stream", true},   {"stream_options", {{"include_usage", true}}}};
-  if (!options.model.empty()) body["model"] = options.model;
-  return body.dump();
+  return -1.0;
 }
 
 // Reads the server's own numbers while the load runs.
@@ -183,14 +73,10 @@ class Observer {
     const auto text = HttpGet(address_, "/metrics");
     if (!text.has_value()) return -1.0;
     const auto metrics = ParseMetrics(*text);
-    const auto value = [&](const char* name) {
-      const auto found = metrics.find(name);
-      return found == metrics.end() ? -1.0 : found->second;
-    };
-    seen->most_running = std::max(seen->most_running, value("oscar_requests_running"));
-    seen->most_kv_bytes = std::max(seen->most_kv_bytes, value("oscar_kv_used_bytes"));
-    seen->kv_budget_bytes = value("oscar_kv_budget_bytes");
-    return value("oscar_preemptions_total");
+    seen->most_running = std::max(seen->most_running, ValueOf(metrics, kRunning));
+    seen->most_kv_bytes = std::max(seen->most_kv_bytes, ValueOf(metrics, kKvBytes));
+    seen->kv_budget_bytes = ValueOf(metrics, kKvBudget);
+    return ValueOf(metrics, kPreemptions);
   }
 
   const ServerAddress& address_;
@@ -199,52 +85,85 @@ class Observer {
   std::jthread thread_;
 };
 
+std::vector<double> CurveOf(std::vector<double> values) {
+  if (values.empty()) return {};
+  std::ranges::sort(values);
+  std::vector<double> curve(101);
+  for (size_t i = 0; i < curve.size(); ++i) {
+    curve[i] = Quantile(values, static_cast<double>(i) / 100.0);
+  }
+  return curve;
+}
+
+// What the answers come to.
+void Summarize(const LoadOptions& options, const std::vector<LoadAnswer>& answers,
+               const std::vector<RequestLengths>& lengths, LoadReport* report) {
+  std::vector<double> first, each, between, total;
+  int64_t prompt = 0, cached = 0, generated = 0, good = 0;
+  for (size_t i = 0; i < answers.size(); ++i) {
+    const LoadAnswer& answer = answers[i];
+    if (!answer.status.ok()) {
+      ++report->failed;
+      if (report->first_error.empty()) report->first_error = answer.status.message();
+      continue;
+    }
+    ++report->answered;
+    prompt += answer.prompt_tokens;
+    cached += std::max<int64_t>(answer.cached_tokens, 0);
+    generated += answer.completion_tokens;
+    report->short_answers += answer.completion_tokens < lengths[i].output ? 1 : 0;
+    report->uncounted += answer.has_usage ? 0 : 1;
+    first.push_back(answer.first_token);
+    total.push_back(answer.total);
+    const double per_token = answer.per_token();
+    if (per_token >= 0.0) each.push_back(per_token);
+    between.insert(between.end(), answer.gaps.begin(), answer.gaps.end());
+    good +=
+        answer.first_token <= options.target_first_token && per_token <= options.target_per_token
+            ? 1
+            : 0;
+  }
+  const double seconds = std::max(report->seconds, 1e-9);
+  report->requests_per_second = static_cast<double>(report->answered) / seconds;
+  report->output_tokens_per_second = static_cast<double>(generated) / seconds;
+  report->input_tokens_per_second = static_cast<double>(prompt) / seconds;
+  report->good_per_second = static_cast<double>(good) / seconds;
+  if (!answers.empty()) {
+    report->good_share = static_cast<double>(good) / static_cast<double>(answers.size());
+  }
+  if (prompt > 0) report->cached_share = static_cast<double>(cached) / static_cast<double>(prompt);
+  report->first_token_curve = CurveOf(first);
+  report->per_token_curve = CurveOf(each);
+  report->between_tokens_curve = CurveOf(between);
+  report->first_token = PercentilesOf(std::move(first));
+  report->per_token = PercentilesOf(std::move(each));
+  report->between_tokens = PercentilesOf(std::move(between));
+  report->latency = PercentilesOf(std::move(total));
+}
+
 }  // namespace
 
-Result<ServerAddress> ParseServerAddress(std::string_view url) {
-  ServerAddress address;
-  const auto refuse = [&] {
-    return Unexpected(InvalidArgument(
-        fmt::format("'{}' is not the address of a server; expected http://HOST:PORT", url)));
-  };
-  constexpr std::string_view kScheme = "http://";
-  std::string_view rest = url;
-  if (!rest.starts_with(kScheme)) return refuse();
-  rest.remove_prefix(kScheme.size());
-  std::string_view authority = rest.substr(0, rest.find('/'));
-  const std::string_view path = rest.substr(authority.size());
-  if (!path.empty() && path != "/" && path != "/v1" && path != "/v1/") return refuse();
-  const size_t colon = authority.rfind(':');
-  address.port = 80;
-  if (colon != std::string_view::npos && authority.find(']', colon) == std::string_view::npos) {
-    const std::string_view port = authority.substr(colon + 1);
-    const auto parsed = std::from_chars(port.data(), port.data() + port.size(), address.port);
-    if (parsed.ec != std::errc() || parsed.ptr != port.data() + port.size()) return refuse();
-    if (address.port < 1 || address.port > 65535) return refuse();
-    authority = authority.substr(0, colon);
-  }
-  if (authority.starts_with('[') && authority.ends_with(']')) {
-    authority = authority.substr(1, authority.size() - 2);
-  }
-  if (authority.empty()) return refuse();
-  address.host = authority;
-  return address;
+double Quantile(std::span<const double> sorted, double share) {
+  if (sorted.empty()) return 0.0;
+  const double at = share * static_cast<double>(sorted.size() - 1);
+  const auto low = static_cast<size_t>(at);
+  const size_t high = std::min(low + 1, sorted.size() - 1);
+  const double weight = at - static_cast<double>(low);
+  return (1.0 - weight) * sorted[low] + weight * sorted[high];
 }
 
-LoadAnswer StreamCompletion(const ServerAddress& address, const std::string& body) {
-  LoadAnswer answer;
-  answer.status = Stream(address, body, &answer);
-  return answer;
-}
-
-Result<std::string> HttpGet(const ServerAddress& address, const std::string& path) {
-  httplib::Request request;
-  request.method = "GET";
-  request.path = path;
-  std::string body;
-  OSCAR_ASSIGN_OR_RETURN(const int status, Send(address, std::move(request), &body));
-  if (status != 200) return Unexpected(ErrorOf(status, body));
-  return body;
+Percentiles PercentilesOf(std::vector<double> values) {
+  Percentiles out;
+  if (values.empty()) return out;
+  std::ranges::sort(values);
+  out.count = static_cast<int64_t>(values.size());
+  out.mean = std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(out.count);
+  out.p50 = Quantile(values, 0.5);
+  out.p90 = Quantile(values, 0.9);
+  out.p95 = Quantile(values, 0.95);
+  out.p99 = Quantile(values, 0.99);
+  out.max = values.back();
+  return out;
 }
 
 std::map<std::string, double> ParseMetrics(std::string_view text) {
@@ -265,59 +184,89 @@ std::map<std::string, double> ParseMetrics(std::string_view text) {
 
 Result<LoadReport> RunLoad(const ServerAddress& address, const LoadOptions& options,
                            const std::function<void()>& on_answer) {
-  if (options.shared_tokens > 0) {
+  const auto body_of = [&](uint64_t number, const RequestLengths& lengths) {
+    return RequestBody(options.workload, options.model, number, lengths);
+  };
+  if (options.workload.shared_tokens > 0) {
     const LoadAnswer warm =
-        StreamCompletion(address, RequestBody(options, 1'000'000, 1, /*max_tokens=*/1));
+        StreamCompletion(address, body_of(kWarmNumber, {1, 1}), options.timeout);
     if (!warm.status.ok()) return Unexpected(warm.status);
   }
-  std::vector<LoadAnswer> answers(static_cast<size_t>(options.requests));
+  const auto count = static_cast<size_t>(options.requests);
+  std::vector<LoadAnswer> answers(count);
+  std::vector<RequestLengths> lengths(count);
+  for (size_t i = 0; i < count; ++i) lengths[i] = LengthsOf(options.workload, i);
+  const bool is_open = options.rate > 0.0;
+  const std::vector<double> arrivals =
+      is_open ? Arrivals(options.rate, options.requests, options.workload.seed)
+              : std::vector<double>(count, 0.0);
+  const int workers =
+      std::min({is_open ? options.requests : options.clients, options.requests, kMaxInFlight});
   std::atomic<size_t> next{0};
+  std::atomic<bool> beside_ended{false};
   LoadReport report;
+  LoadAnswer beside;
+  std::latch begun(1);  // the conversation beside
+  std::vector<double> late(static_cast<size_t>(workers), 0.0);
+  std::vector<uint8_t> sent(count, 0);
   {
     Observer observer(address);
+    std::jthread conversation;
+    if (options.beside_prompt_tokens > 0) {
+      conversation = std::jthread([&] {
+        bool has_begun = false;
+        const auto begin = [&] {
+          if (!std::exchange(has_begun, true)) begun.count_down();
+        };
+        beside = StreamCompletion(
+            address,
+            body_of(kBesideNumber, {options.beside_prompt_tokens, options.beside_max_tokens}),
+            options.timeout, begin);
+        beside_ended = true;
+        begin();  // where nothing came
+      });
+      begun.wait();
+    }
     const auto start = Clock::now();
+    const auto work = [&](size_t worker) {
+      for (size_t n = next++; n < count && !beside_ended; n = next++) {
+        const auto due = start + std::chrono::duration_cast<Clock::duration>(
+                                     std::chrono::duration<double>(arrivals[n]));
+        const std::string body = body_of(n, lengths[n]);
+        while (Clock::now() < due && !beside_ended) {
+          std::this_thread::sleep_until(std::min(due, Clock::now() + kPollInterval));
+        }
+        if (beside_ended) return;
+        sent[n] = 1;
+        if (is_open) late[worker] = std::max(late[worker], Seconds(Clock::now() - due));
+        answers[n] = StreamCompletion(address, body, options.timeout);
+        if (on_answer) on_answer();
+      }
+    };
     {
       std::vector<std::jthread> clients;
-      for (int i = 0; i < options.clients; ++i) {
-        clients.emplace_back([&] {
-          for (size_t n = next++; n < answers.size(); n = next++) {
-            const std::string body =
-                RequestBody(options, n, options.prompt_tokens, options.max_tokens);
-            answers[n] = StreamCompletion(address, body);
-            if (on_answer) on_answer();
-          }
-        });
-      }
+      for (int i = 0; i < workers; ++i) clients.emplace_back(work, static_cast<size_t>(i));
     }
     report.seconds = Seconds(Clock::now() - start);
+    if (conversation.joinable()) conversation.join();
     observer.Into(&report);
   }
-  std::vector<double> first, each;
-  int64_t prompt = 0, cached = 0, generated = 0;
-  for (const LoadAnswer& answer : answers) {
-    if (!answer.status.ok()) {
-      ++report.failed;
-      if (report.first_error.empty()) report.first_error = answer.status.message();
-      continue;
-    }
-    ++report.answered;
-    prompt += answer.prompt_tokens;
-    cached += answer.cached_tokens;
-    generated += answer.completion_tokens;
-    first.push_back(answer.first_token);
-    if (answer.completion_tokens > 1) {
-      each.push_back((answer.total - answer.first_token) /
-                     static_cast<double>(answer.completion_tokens - 1));
-    }
+  if (options.beside_prompt_tokens > 0) {
+    if (!beside.status.ok()) return Unexpected(beside.status);
+    report.beside.emplace();
+    report.beside->first_token = beside.first_token;
+    report.beside->prompt_tokens = beside.prompt_tokens;
+    report.beside->completion_tokens = beside.completion_tokens;
+    report.beside->between_tokens =
+        PercentilesOf(std::vector<double>(beside.gaps.begin(), beside.gaps.end()));
   }
-  report.output_tokens_per_second = static_cast<double>(generated) / report.seconds;
-  report.input_tokens_per_second = static_cast<double>(prompt) / report.seconds;
-  report.cached_share =
-      prompt > 0 ? static_cast<double>(cached) / static_cast<double>(prompt) : 0.0;
-  report.first_token_p50 = Quantile(first, 0.5);
-  report.first_token_p95 = Quantile(first, 0.95);
-  report.per_token_p50 = Quantile(each, 0.5);
-  report.per_token_p95 = Quantile(each, 0.95);
+  report.latest_arrival = late.empty() ? 0.0 : std::ranges::max(late);
+  for (size_t i = count; i-- > 0;) {
+    if (sent[i] != 0) continue;  // the conversation had ended before
+    answers.erase(answers.begin() + static_cast<std::ptrdiff_t>(i));
+    lengths.erase(lengths.begin() + static_cast<std::ptrdiff_t>(i));
+  }
+  Summarize(options, answers, lengths, &report);
   return report;
 }
 

@@ -65,9 +65,9 @@ TEST(ServerStress, HundredStreamsAtOnce) {
   LoadOptions load;
   load.clients = 100;
   load.requests = 100;
-  load.prompt_tokens = 40;
-  load.shared_tokens = 70;
-  load.max_tokens = 6;
+  load.workload.prompt_tokens = 40;
+  load.workload.shared_tokens = 70;
+  load.workload.max_tokens = 6;
   const auto report = RunLoad(address, load);
   stop = true;
   others.clear();
