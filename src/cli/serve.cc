@@ -39,6 +39,7 @@ struct ServeArguments {
   bool isolate_keys = false, no_prefix_cache = false;
   bool no_generation_config = false;
   double request_timeout = 0.0, shutdown_timeout = 30.0, ping_interval = 15.0;
+  double target_itl_ms = 0.0;
   server::RequestLimits limits;
   uint64_t response_store_bytes = server::ApiOptions().response_store_bytes;
   size_t response_store_count = server::ApiOptions().response_store_count;
@@ -281,6 +282,7 @@ Status RunServe(ServeArguments& arguments) {
   host.engine = arguments.engine;
   if (arguments.has_snapshot_bytes) host.engine.snapshot_bytes = arguments.snapshot_bytes;
   host.engine.prefix_cache = !arguments.no_prefix_cache;
+  host.engine.target_pass_seconds = arguments.target_itl_ms / 1e3;
   // What is wrong with options or small files is said before the port is bound.
   OSCAR_ASSIGN_OR_RETURN(const std::shared_ptr<server::ModelHost> prepared,
                          server::ModelHost::Prepare(arguments.model.options, host));
@@ -370,6 +372,13 @@ void AddServeCommand(CLI::App& app, RunFunction& run) {
   command->add_option("--max-num-seqs,--parallel", a.engine.max_running, "Sequences in one batch")
       ->capture_default_str()
       ->check(CLI::Range(1, 4096))
+      ->group(group);
+  command
+      ->add_option("--target-itl", a.target_itl_ms,
+                   "Milliseconds between two tokens of an answer that reading prompts beside it "
+                   "should keep to: --chunk shrinks by what passes take; 0: full passes")
+      ->capture_default_str()
+      ->check(NumberThat("between 0 and 60000", [](double ms) { return ms >= 0 && ms <= 6e4; }))
       ->group(group);
   command->add_option("--max-queue", a.engine.max_waiting, "Requests that may wait; more get 429")
       ->capture_default_str()

@@ -3,6 +3,7 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <chrono>
 
 #include "base/check.h"
 #include "base/log.h"
@@ -20,6 +21,10 @@ constexpr int64_t kHeadroom = kPageTokens;
 constexpr int kMaxHeadroomDoublings = 10;
 // Of a pass with prompts to read, one part in this many is theirs even if all the rest generate.
 constexpr int kPrefillShare = 8;
+// Prompts that are read beside one another; more are admitted where a pass has tokens for them.
+constexpr int kMostReaders = 8;
+// Of the tokens for prompts, one part in this many is for those much shorter than the first.
+constexpr int kShortShare = 2;
 // Logits of prompt tokens held at once, in numbers: 64 MiB.
 constexpr int64_t kMaxPromptLogits = int64_t{16} << 20;
 
@@ -71,7 +76,8 @@ Scheduler::Scheduler(Model& model, PagePool& pool, ThreadPool& threads,
       config_(model.kv().cache()),
       index_(config_, pool, options.deterministic,
              std::min(options.snapshot_bytes.value_or(pool.budget() / 4), pool.budget())),
-      pass_(model) {
+      pass_(model),
+      pacer_(options.target_pass_seconds, std::min(options.step_tokens, model.max_batch_tokens())) {
   OSCAR_CHECK(options.max_running > 0 && options.step_tokens > 0);
   if (options.prefix_cache && !options.prefix_dir.empty()) OpenStore();
 }
@@ -203,6 +209,37 @@ int Scheduler::PlanPrefill(Sequence& sequence, int budget) {
   return count;
 }
 
+// Divides what a pass has for prompts. The first in rank gets at least half, so that it ends; the
+// rest is for those of its priority that have at most half as much left to read, the shortest
+// first, so that a short prompt need not wait for long ones. (It comes sooner by more than the
+// first comes later; prompts of one length would only delay one another.) What these leave goes to
+// all others.
+void Scheduler::PlanPrompts(int left) {
+  std::vector<Sequence*> readers;
+  for (const auto& sequence : running_) {
+    if (sequence->reading_prompt()) readers.push_back(sequence.get());
+  }
+  const auto left_of = [](const Sequence* s) { return s->prompt_size() - s->cache.length(); };
+  for (size_t begin = 0, end = 0; begin < readers.size() && left > 0; begin = end) {
+    while (end < readers.size() &&
+           readers[end]->request.priority == readers[begin]->request.priority) {
+      ++end;
+    }
+    const std::span others(readers.begin() + static_cast<ptrdiff_t>(begin) + 1,
+                           readers.begin() + static_cast<ptrdiff_t>(end));
+    std::ranges::stable_sort(others, {}, left_of);
+    int64_t wanted = 0;
+    for (const Sequence* other : others) {
+      if (2 * left_of(other) <= left_of(readers[begin])) wanted += left_of(other);
+    }
+    const int others_share = static_cast<int>(std::min<int64_t>(wanted, left / kShortShare));
+    left -= PlanPrefill(*readers[begin], left - others_share);
+    for (Sequence* other : others) {
+      if (left > 0) left -= PlanPrefill(*other, left);
+    }
+  }
+}
+
 void Scheduler::Plan() {
   batch_.clear();
   cell_ = nullptr;
@@ -215,22 +252,37 @@ void Scheduler::Plan() {
   if (reserved == budget && counts_.steps % 2 == 0) reserved = 0;  // a pass of one token: in turn
   PlanDecodes(budget - reserved);
   int left = budget - static_cast<int>(batch_.size());
+  if (!batch_.empty()) left = std::min(left, pacer_.limit());  // somebody waits for a token
+  int64_t wanted = 0;
+  int readers = 0;
+  const auto count = [&](const Sequence& sequence) {
+    wanted += sequence.prompt_size() - sequence.cache.length();
+    ++readers;
+  };
   for (const auto& sequence : running_) {
-    if (left > 0 && sequence->reading_prompt()) left -= PlanPrefill(*sequence, left);
+    if (sequence->reading_prompt()) count(*sequence);
   }
-  while (left > 0 && !waiting_.empty() &&
+  while (left > 0 && (wanted < left || readers < kMostReaders) && !waiting_.empty() &&
          static_cast<int>(running_.size()) < options_.max_running) {
     Sequence* const admitted = TryAdmit();
     if (admitted == nullptr) break;
-    Sequence& sequence = *admitted;
-    if (sequence.reading_prompt()) {
-      left -= PlanPrefill(sequence, left);
-    } else if (left > 0) {
+    if (admitted->reading_prompt()) {
+      count(*admitted);
+    } else {
       // Resumed with its whole prompt found: its next token rides along.
-      batch_.push_back(Work::Decode(sequence));
+      batch_.push_back(Work::Decode(*admitted));
       --left;
     }
   }
+  PlanPrompts(left);
+}
+
+// Of the pass that is planned.
+int Scheduler::PromptTokens() const {
+  int tokens = cell_ != nullptr ? cell_tokens_ : 0;
+  for (const Work& work : batch_)
+    tokens += work.is_prompt && work.sequence != cell_ ? work.count : 0;
+  return tokens;
 }
 
 // --- Admission -----------------------------------------------------------------------------------
@@ -601,11 +653,14 @@ void Scheduler::Drain() {
 
 Status Scheduler::Step() {
   if (pass_.in_flight()) return Land();
+  const auto start = std::chrono::steady_clock::now();
+  int prompt_tokens = 0;
   ReapCancelled();
   Plan();
   while (true) {
     const bool fits = MakeRoom();
     if (batch_.empty() && cell_ == nullptr) return {};
+    prompt_tokens = PromptTokens();
     Status status =
         fits ? RunPass()
              : ResourceExhausted(fmt::format("a pass needs {} bytes of cache, {} of {} are in use",
@@ -626,6 +681,8 @@ Status Scheduler::Step() {
   if (pass_.in_flight()) return {};  // counted when it lands
   ++counts_.steps;
   Absorb(/*landed=*/false);
+  const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - start;
+  pacer_.Observe(prompt_tokens, taken.count());
   return {};
 }
 

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "engine/chunk_pacer.h"
 #include "engine/event_channel.h"
 #include "engine/pass_runner.h"
 #include "engine/prefix_index.h"
@@ -122,6 +123,7 @@ class Scheduler {
   void ReapCancelled();
   void Plan();
   void PlanDecodes(int cap);
+  void PlanPrompts(int left);
   int PlanPrefill(Sequence& sequence, int budget);
   // The one that was admitted; null: none fits.
   Sequence* TryAdmit();
@@ -142,6 +144,7 @@ class Scheduler {
   std::vector<PassRunner::Ahead> PlanAhead() const;
   void Leave(Sequence& sequence);
   void Drain();
+  int PromptTokens() const;
   void Absorb(bool landed);
   void TakePromptLogprobs(const Work& work, std::span<const float> logits);
   void FillMask(Sequence& sequence) const;
@@ -169,6 +172,7 @@ class Scheduler {
       waiting_;  // by rank; preempted ones are the oldest of theirs
   std::vector<Work> batch_;
   PassRunner pass_;
+  ChunkPacer pacer_;
   // Whose the rows of the pass in flight are; no sequence: it has ended meanwhile. Their caches
   // have grown; what is sampled is not known yet.
   std::vector<Work> flight_;

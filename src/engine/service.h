@@ -152,6 +152,9 @@ struct EngineServiceOptions {
   int max_running = 64;
   int max_waiting = 4096;
   int step_tokens = 512;    // tokens of one forward pass, generated tokens first
+  // Seconds between two tokens of an answer that passes with prompts should keep to, by holding
+  // fewer prompt tokens; 0: they hold as many as fit.
+  double target_pass_seconds = 0.0;
   int64_t max_context = 0;  // 0: the model's
   bool prefix_cache = true;
   bool deterministic = false;  // accept only exact prefix hits (--deterministic)
