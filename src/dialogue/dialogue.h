@@ -59,8 +59,8 @@ struct AnswerPlan {
   std::optional<DemandedCall> demand;
 };
 
-// Whether an answer can be made to begin with that call: a mask over tokens has to do it, along
-// FrameOf each tool and its schema (ToolSet::Schema).
+// Whether an answer can be made to begin with that call: a mask over tokens has to do it (the
+// server's DemandGrammar).
 Status CheckDemand(const std::optional<DemandedCall>& demand);
 
 struct DialogueOptions {

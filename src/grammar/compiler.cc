@@ -43,7 +43,8 @@ struct GrammarCompiler::Rep {
   // Whoever holds `compiling`.
   Result<Compiled> CompileNow(const GrammarSpec& spec) {
     if (local == nullptr) {
-      OSCAR_ASSIGN_OR_RETURN(local, MakeLocalCompiler(options.vocabulary));
+      OSCAR_ASSIGN_OR_RETURN(local,
+                             MakeLocalCompiler(options.vocabulary, options.limits.mask_seconds));
     }
     // What has been compiled there within its limits is compiled again here: that takes less time
     // than sending it over.

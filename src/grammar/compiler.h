@@ -51,6 +51,7 @@ class CompiledGrammar {
 
 struct GrammarLimits {
   double seconds = 20.0;                         // of compiling one grammar
+  double mask_seconds = 0.02;                    // of one mask, in the mean
   uint64_t worker_bytes = uint64_t{1} << 30;     // address space of the process that compiles
   uint64_t compiled_bytes = uint64_t{64} << 20;  // of one compiled grammar
   uint64_t cache_bytes = uint64_t{256} << 20;    // of all that are kept

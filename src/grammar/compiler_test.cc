@@ -1,6 +1,7 @@
 // The compiler over a vocabulary of single bytes and some words, and over the demo model's.
 #include "grammar/compiler.h"
 
+#include <fmt/core.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -9,7 +10,6 @@
 #include <vector>
 
 #include "grammar/local_compiler.h"
-#include "grammar/tool_calls.h"
 
 namespace oscar {
 namespace {
@@ -117,6 +117,104 @@ TEST_F(GrammarCompilerTest, EveryKindMatchesWhatItShould) {
   EXPECT_TRUE(Matches(grammar, "1,22,xyz."));
   EXPECT_FALSE(Matches(grammar, "1,,2."));
   EXPECT_FALSE(Matches(grammar, "1234."));
+}
+
+// JSON that a strict reader takes: no control character within a string, whatever bounds it.
+TEST_F(GrammarCompilerTest, StringsHoldNoControlCharacters) {
+  for (const char* text :
+       {R"({"type": "string"})", R"({"type": "string", "maxLength": 9})",
+        R"({"type": "string", "minLength": 1, "maxLength": 500})",
+        R"({"type": "string", "pattern": "^.+$"})", R"({"type": "string", "pattern": "^[^é]+$"})",
+        R"({"type": "string", "pattern": "^\\S\\W\\D$"})",
+        R"({"type": "string", "format": "email"})",
+        R"({"type": "string", "format": "json-pointer"})", R"({"minLength": 1})", "{}"}) {
+    const GrammarSpec schema{Kind::kJsonSchema, text, {}};
+    for (const char* inside : {"\t", "\n", "\x01", "\x1f", "a\tb"}) {
+      EXPECT_FALSE(Matches(schema, std::string("\"") + inside + "\"")) << text;
+    }
+  }
+  const GrammarSpec pattern{Kind::kJsonSchema, R"({"type": "string", "pattern": "^日.$"})", {}};
+  EXPECT_TRUE(Matches(pattern, "\"日é\""));
+  EXPECT_FALSE(Matches(pattern, "\"日\"\""));
+  EXPECT_FALSE(Matches(pattern, "\"月é\""));
+}
+
+// What follows is not the library's own doing: keywords that it passes over.
+TEST_F(GrammarCompilerTest, SchemasAreKeptToAsAWhole) {
+  const auto matches = [&](const char* schema, const char* text) {
+    return Matches({Kind::kJsonSchema, schema, {}}, text);
+  };
+  EXPECT_FALSE(matches(R"({"type": "object", "required": ["q"]})", "{}"));
+  EXPECT_TRUE(matches(R"({"type": "object", "required": ["q"]})", R"({"q": [1]})"));
+  EXPECT_FALSE(matches(R"({"required": ["a"]})", "{}"));
+  EXPECT_FALSE(
+      matches(R"({"required": ["b"], "additionalProperties": {"type": "null"}})", R"({"b": 1})"));
+  EXPECT_FALSE(matches(R"({"minLength": 3})", "\"ab\""));
+  EXPECT_FALSE(matches(R"({"minimum": 3})", "2"));
+  EXPECT_TRUE(matches(R"({"minimum": 3})", "3.5"));
+  EXPECT_FALSE(matches(R"({"type": "string", "pattern": "^A(-[0-9]{1,3})?$"})", "\"A7\""));
+  EXPECT_TRUE(matches(R"({"type": "string", "pattern": "^A(-[0-9]{1,3})?$"})", "\"A-7\""));
+  EXPECT_TRUE(matches(R"({"type": "string", "pattern": "^A(-[0-9]{1,3})?$"})", "\"A\""));
+  EXPECT_FALSE(
+      matches(R"({"type": "object", "properties": {"\"": {}}, "additionalProperties": {}})",
+              R"({"a"": 1})"));
+  for (const int length : {0, 1, 120, 121, 300}) {
+    const std::string schema =
+        fmt::format(R"({{"type": "string", "minLength": {0}, "maxLength": {0}}})", length);
+    const auto text = [](int count) {
+      return "\"" + std::string(static_cast<size_t>(count), 'x') + "\"";
+    };
+    EXPECT_TRUE(matches(schema.c_str(), text(length).c_str())) << length;
+    EXPECT_FALSE(matches(schema.c_str(), text(length + 1).c_str())) << length;
+    if (length == 0) continue;
+    EXPECT_FALSE(matches(schema.c_str(), text(length - 1).c_str())) << length;
+  }
+  for (const char* refused :
+       {R"({"type": "string", "pattern": "^\"$"})", R"({"type": "string", "pattern": "^\\\\$"})",
+        R"({"type": "string", "pattern": "^\t$"})"}) {
+    const auto compiled = compiler_.Compile({Kind::kJsonSchema, refused, {}});
+    ASSERT_FALSE(compiled.has_value()) << refused;
+    EXPECT_THAT(compiled.error().message(), HasSubstr("pattern"));
+  }
+}
+
+// Surrogates and overlong forms, which a range of characters in bytes does not rule out.
+TEST_F(GrammarCompilerTest, TextIsUtf8) {
+  for (const GrammarSpec& spec :
+       {GrammarSpec{Kind::kRegex, "[^a]+", {}}, GrammarSpec{Kind::kRegex, ".+", {}},
+        GrammarSpec{Kind::kGrammar, "root ::= [^a]+", {}}}) {
+    EXPECT_TRUE(Matches(spec, "é日🦉\xed\x9f\xbf\xee\x80\x80\xf4\x8f\xbf\xbf"));
+    for (const char* wrong : {"\xed\xa0\x80", "\xed\xbf\xbf", "\xf0\x82\xa0\xbf", "\xe0\x80\x80",
+                              "\xc0\x80", "\xf4\x90\x80\x80", "\xf5\x80\x80\x80", "\x80"}) {
+      const auto matcher = (*compiler_.Compile(spec))->NewMatcher();
+      std::vector<uint32_t> mask((vocabulary_.tokens.size() + 31) / 32);
+      bool allowed = true;
+      for (const char* c = wrong; *c != 0 && allowed; ++c) {
+        const int token = 2 + static_cast<unsigned char>(*c);
+        ASSERT_TRUE(matcher->Fill(mask).ok());
+        allowed = (mask[static_cast<size_t>(token) / 32] >> (token % 32) & 1) != 0;
+        if (allowed) allowed = matcher->Accept(token);
+      }
+      EXPECT_FALSE(allowed) << testing::PrintToString(std::string(wrong));
+    }
+  }
+}
+
+// A grammar whose masks cost too much ends its own answer.
+TEST_F(GrammarCompilerTest, MasksThatTakeTooLongAreAnError) {
+  GrammarCompilerOptions options;
+  options.vocabulary = SmallVocabulary();
+  for (int i = 0; i < 60'000; ++i) options.vocabulary.tokens.push_back(fmt::format("a{}ab", i));
+  options.limits.mask_seconds = 1e-5;
+  GrammarCompiler compiler(options);
+  const auto grammar = compiler.Compile({Kind::kRegex, "(.|a){1,200}b", {}});
+  ASSERT_TRUE(grammar.has_value()) << grammar.error().message();
+  const auto matcher = (*grammar)->NewMatcher();
+  std::vector<uint32_t> mask((options.vocabulary.tokens.size() + 31) / 32);
+  Status status;
+  for (int i = 0; i < 100'000 && status.ok(); ++i) status = matcher->Fill(mask);
+  EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+  EXPECT_THAT(status.message(), HasSubstr("masks take"));
 }
 
 // Control tokens, padding and bytes that would break a character are never allowed.
@@ -229,65 +327,6 @@ TEST_F(GrammarCompilerTest, TheVocabularyLeavesControlTokensOut) {
   EXPECT_EQ(vocabulary.tokens[static_cast<size_t>(stop)], "\xff<|im_end|>");
   EXPECT_EQ(vocabulary.tokens.back(), "");
   EXPECT_EQ(vocabulary.tokens[static_cast<size_t>(*tokenizer->FindToken("{"))], "{");
-}
-
-// Frames as families write them, over the demo model's tokenizer, whose control token stands for
-// those that other models mark calls with.
-TEST_F(GrammarCompilerTest, CallsOfTools) {
-  const auto tokenizer = Tokenizer::Load(OSCAR_DEMO_MODEL);
-  ASSERT_TRUE(tokenizer.has_value());
-  const int32_t stop = *tokenizer->FindToken("<|im_end|>");
-  const int32_t start = *tokenizer->FindToken("<|im_start|>");
-  GrammarCompiler compiler(
-      {GrammarVocabularyOf(*tokenizer, tokenizer->vocab_size(), std::vector<int32_t>{stop}),
-       {},
-       ""});
-  const auto matches = [&](const GrammarSpec& spec, const std::string& text) {
-    const auto grammar = compiler.Compile(spec);
-    EXPECT_TRUE(grammar.has_value()) << grammar.error().message();
-    if (!grammar.has_value()) return false;
-    const auto matcher = (*grammar)->NewMatcher();
-    const auto tokens = tokenizer->Encode(text, {.parse_special = true});
-    for (const TokenId token : *tokens) {
-      if (!matcher->Accept(token)) return false;
-    }
-    return matcher->Accept(stop);
-  };
-  const std::string city =
-      R"({"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]})";
-  const std::vector<CallGrammar> calls = {{"<tool_call>\n{\"name\": \"weather\", \"arguments\": ",
-                                           city, ArgumentSpelling::kJson, "}\n</tool_call>"},
-                                          {"<tool_call>\n{\"name\": \"now\", \"arguments\": ", "",
-                                           ArgumentSpelling::kJson, "}\n</tool_call>"}};
-  const auto one = ToolCallGrammar(calls, "\n", /*several=*/false, *tokenizer);
-  const auto many = ToolCallGrammar(calls, "\n", /*several=*/true, *tokenizer);
-  ASSERT_TRUE(one.has_value() && many.has_value());
-  const std::string weather =
-      "<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\": \"Rome\"}}\n</tool_call>";
-  const std::string now = "<tool_call>\n{\"name\": \"now\", \"arguments\": {}}\n</tool_call>";
-  for (const auto& spec : {*one, *many}) {
-    EXPECT_TRUE(matches(spec, weather));
-    EXPECT_TRUE(matches(spec, now));
-    EXPECT_FALSE(matches(spec, "Sure. " + weather));
-    EXPECT_FALSE(
-        matches(spec, "<tool_call>\n{\"name\": \"other\", \"arguments\": {}}\n</tool_call>"));
-    EXPECT_FALSE(
-        matches(spec, "<tool_call>\n{\"name\": \"weather\", \"arguments\": {}}\n</tool_call>"));
-  }
-  EXPECT_FALSE(matches(*one, weather + "\n" + now));
-  EXPECT_TRUE(matches(*many, weather + "\n" + now + "\n" + weather));
-  // Control tokens and another spelling of arguments.
-  const std::vector<CallGrammar> marked = {
-      {"<|im_start|>weather<|im_start|>", city, ArgumentSpelling::kQwenXml, "</function>"}};
-  const auto spec = ToolCallGrammar(marked, "<|im_start|>", /*several=*/true, *tokenizer);
-  ASSERT_TRUE(spec.has_value());
-  EXPECT_TRUE(
-      matches(*spec, "<|im_start|>weather<|im_start|><parameter=city>Rome</parameter></function>"));
-  const auto matcher = (*compiler.Compile(*spec))->NewMatcher();
-  EXPECT_TRUE(matcher->Accept(start));
-  // A schema that would be ignored is refused here as well.
-  const std::vector<CallGrammar> refused = {{"a", R"({"not": {}})", ArgumentSpelling::kJson, "b"}};
-  EXPECT_FALSE(ToolCallGrammar(refused, "", false, *tokenizer).has_value());
 }
 
 TEST(GrammarCompiler, WithoutALibraryItSaysSo) {

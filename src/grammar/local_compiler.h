@@ -15,8 +15,10 @@ class LocalCompiler {
   virtual Result<std::shared_ptr<const CompiledGrammar>> Compile(const GrammarSpec& spec) = 0;
 };
 
-// kUnimplemented where this build has none.
-Result<std::unique_ptr<LocalCompiler>> MakeLocalCompiler(const GrammarVocabulary& vocabulary);
+// kUnimplemented where this build has none. Masks that take longer than `mask_seconds` in the mean
+// end their answers with an error.
+Result<std::unique_ptr<LocalCompiler>> MakeLocalCompiler(const GrammarVocabulary& vocabulary,
+                                                         double mask_seconds);
 bool HasLocalCompiler();
 
 }  // namespace oscar

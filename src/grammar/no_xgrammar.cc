@@ -5,7 +5,7 @@ namespace oscar {
 
 bool HasLocalCompiler() { return false; }
 
-Result<std::unique_ptr<LocalCompiler>> MakeLocalCompiler(const GrammarVocabulary&) {
+Result<std::unique_ptr<LocalCompiler>> MakeLocalCompiler(const GrammarVocabulary&, double) {
   return Unexpected(
       Unimplemented("this build has no structured output: run scripts/setup.sh and configure with "
                     "-DOSCAR_XGRAMMAR=ON"));

@@ -105,6 +105,41 @@ Status CheckValuesFitType(const Json& schema, std::string_view path) {
   return {};
 }
 
+// Which schema holds for the value of a key must be clear from where the key is written.
+Status CheckKeys(const Json& schema, std::string_view path) {
+  const auto patterns = schema.find("patternProperties");
+  if (patterns != schema.end() && patterns->is_object()) {
+    if (patterns->size() > 1) {
+      return Refuse(path,
+                    "has several 'patternProperties', which structured output does not support");
+    }
+    for (const char* name : {"properties", "required", "minProperties", "maxProperties"}) {
+      if (!schema.contains(name)) continue;
+      return Refuse(path, fmt::format("combines 'patternProperties' with '{}', which structured "
+                                      "output does not support",
+                                      name));
+    }
+    const Json other = schema.value("additionalProperties", Json(false));
+    if (other != false) {
+      return Refuse(path,
+                    "combines 'patternProperties' with 'additionalProperties', which "
+                    "structured output does not support");
+    }
+  }
+  const auto required = schema.find("required");
+  if (required == schema.end() || schema.value("additionalProperties", Json()) != false) return {};
+  const auto properties = schema.find("properties");
+  for (const Json& name : *required) {
+    if (!name.is_string()) continue;
+    const bool is_there = properties != schema.end() && properties->is_object() &&
+                          properties->contains(name.get_ref<const std::string&>());
+    if (is_there) continue;
+    return Refuse(path, fmt::format("requires '{}', which its 'additionalProperties' rule out",
+                                    Shown(name.get_ref<const std::string&>())));
+  }
+  return {};
+}
+
 Status CheckSchema(const Json& schema, const std::string& path);
 
 Status CheckSchemas(const Json& value, const std::string& path) {
@@ -175,6 +210,7 @@ Status CheckSchema(const Json& schema, const std::string& path) {
       OSCAR_RETURN_IF_ERROR(inner->is_array() ? CheckSchemas(*inner, at) : CheckSchema(*inner, at));
     }
   }
+  OSCAR_RETURN_IF_ERROR(CheckKeys(schema, path));
   if (const auto pattern = schema.find("pattern");
       pattern != schema.end() && pattern->is_string() &&
       pattern->get_ref<const std::string&>().size() > kMaxRegexBytes) {
@@ -243,7 +279,8 @@ Status CheckGrammarSpec(const GrammarSpec& spec) {
     case GrammarSpec::Kind::kGrammar:
       OSCAR_RETURN_IF_ERROR(CheckText(spec.text, "grammar", kMaxGrammarBytes));
       return CheckNesting(spec.text, "grammar");
-    case GrammarSpec::Kind::kTags:
+    case GrammarSpec::Kind::kJsonCalls:
+    case GrammarSpec::Kind::kTextCalls:
       return CheckText(spec.text, "tool frame", 4 * kMaxGrammarBytes);
     case GrammarSpec::Kind::kChoice:
       break;

@@ -18,12 +18,16 @@ struct GrammarSpec {
     kRegex,       // `text`: the whole answer matches
     kChoice,      // one of `choices`
     kGrammar,     // `text`: EBNF as llama.cpp writes it (GBNF); the rule "root" is the answer
-    kTags,  // `text`: xgrammar's structural tag, for the frames of tool calls; never a client's
+    // Calls of tools, as xgrammar's structural tag; never a client's own. In the first all but the
+    // frames is JSON, in the second values are text, too.
+    kJsonCalls,
+    kTextCalls,
   };
   Kind kind = Kind::kJsonObject;
   std::string text;
   std::vector<std::string> choices;
 
+  bool is_calls() const { return kind == Kind::kJsonCalls || kind == Kind::kTextCalls; }
   // Equal for specs that ask for the same.
   std::string Key() const;
 };
@@ -36,6 +40,9 @@ inline constexpr size_t kMaxChoices = 4096;
 // Levels of JSON in a schema, and of parentheses and brackets in a regex or grammar.
 inline constexpr int kMaxSchemaDepth = 48;
 inline constexpr int kMaxParentheses = 64;
+// At most this much whitespace between the parts of JSON: enough for a line break and the
+// indentation of seven levels. Without a bound a model can write spaces for ever.
+inline constexpr int kMaxJsonWhitespace = 16;
 
 // kInvalidArgument where the spec is malformed, over a bound, or asks for what masks do not hold an
 // answer to: a keyword of JSON Schema that would be ignored is refused by name.

@@ -45,6 +45,7 @@ void PutBytes(std::string_view bytes, std::string* out) {
 std::string Greeting(const GrammarVocabulary& vocabulary, const GrammarLimits& limits) {
   std::string out;
   PutNumber(limits.worker_bytes, &out);
+  PutNumber(static_cast<uint64_t>(limits.mask_seconds * 1e6), &out);
   PutNumber(vocabulary.tokens.size(), &out);
   for (const std::string& token : vocabulary.tokens) PutBytes(token, &out);
   PutNumber(vocabulary.stop_tokens.size(), &out);
@@ -110,7 +111,7 @@ std::optional<GrammarVocabulary> ReadVocabulary(Pipe& pipe) {
 std::optional<GrammarSpec> ReadSpec(Pipe& pipe) {
   GrammarSpec spec;
   const auto kind = pipe.Number();
-  if (!kind.has_value() || *kind > static_cast<uint64_t>(GrammarSpec::Kind::kTags)) {
+  if (!kind.has_value() || *kind > static_cast<uint64_t>(GrammarSpec::Kind::kTextCalls)) {
     return std::nullopt;
   }
   spec.kind = static_cast<GrammarSpec::Kind>(*kind);
@@ -144,16 +145,47 @@ void BoundMemory(uint64_t bytes) {
   if (kBoundsMemory) setrlimit(RLIMIT_AS, &memory);
 }
 
+// Grammars that compile in no time can have masks that take a second each, which would be taken
+// from everybody's steps. Follows one answer of tokens that are allowed, whichever.
+Status TryMasks(const CompiledGrammar& grammar, size_t vocab_size, double mask_seconds) {
+  constexpr int kSteps = 24;
+  const auto matcher = grammar.NewMatcher();
+  std::vector<uint32_t> mask((vocab_size + 31) / 32);
+  std::chrono::duration<double> spent{0};
+  for (uint32_t step = 0; step < kSteps && !matcher->finished(); ++step) {
+    const auto begun = std::chrono::steady_clock::now();
+    const Status filled = matcher->Fill(mask);
+    spent += std::chrono::steady_clock::now() - begun;
+    if (spent.count() > kSteps * mask_seconds) {
+      return InvalidArgument(fmt::format(
+          "the grammar is too complex: its masks take {:.0f} ms each, and the limit is {:.0f} ms",
+          spent.count() * 1e3 / (step + 1), mask_seconds * 1e3));
+    }
+    if (!filled.ok()) return {};  // a dead end, which no answer has to take
+    // The first that is allowed from some place on.
+    const uint32_t from = step * 2654435761u % static_cast<uint32_t>(vocab_size);
+    for (uint32_t i = 0; i < vocab_size; ++i) {
+      const auto token = static_cast<uint32_t>((from + uint64_t{i}) % vocab_size);
+      if ((mask[token / 32] >> (token % 32) & 1) == 0) continue;
+      if (!matcher->Accept(static_cast<int32_t>(token))) return {};
+      break;
+    }
+  }
+  return {};
+}
+
 }  // namespace
 
 int RunGrammarWorker() {
   Pipe pipe;
   const auto memory = pipe.Number();
-  if (!memory.has_value()) return 1;
+  const auto mask_microseconds = pipe.Number();
+  if (!memory.has_value() || !mask_microseconds.has_value()) return 1;
   BoundMemory(*memory);
   const auto vocabulary = ReadVocabulary(pipe);
   if (!vocabulary.has_value()) return 1;
-  auto compiler = MakeLocalCompiler(*vocabulary);
+  const double mask_seconds = static_cast<double>(*mask_microseconds) * 1e-6;
+  auto compiler = MakeLocalCompiler(*vocabulary, mask_seconds);
   if (!compiler.has_value()) return 1;
   std::string ready;
   PutNumber(0, &ready);
@@ -162,12 +194,13 @@ int RunGrammarWorker() {
     const auto spec = ReadSpec(pipe);
     if (!spec.has_value()) return 0;
     const auto compiled = (*compiler)->Compile(*spec);
+    const Status status = compiled.has_value()
+                              ? TryMasks(**compiled, vocabulary->tokens.size(), mask_seconds)
+                              : compiled.error();
     std::string answer;
-    PutNumber(
-        static_cast<uint64_t>(compiled.has_value() ? StatusCode::kOk : compiled.error().code()),
-        &answer);
+    PutNumber(static_cast<uint64_t>(status.code()), &answer);
     PutNumber(compiled.has_value() ? (*compiled)->bytes() : 0, &answer);
-    PutBytes(compiled.has_value() ? "" : compiled.error().message(), &answer);
+    PutBytes(status.message(), &answer);
     if (!pipe.Write(answer)) return 1;
   }
 }

@@ -5,14 +5,21 @@
 #include <xgrammar/xgrammar.h>
 
 #include <algorithm>
+#include <chrono>
 #include <exception>
+#include <memory>
 #include <new>
+#include <nlohmann/json.hpp>
 #include <stdexcept>
+#include <string>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "base/check.h"
 #include "grammar/local_compiler.h"
+#include "grammar/schema_rewrite.h"
+#include "grammar/utf8_masks.h"
 
 namespace oscar {
 namespace {
@@ -39,9 +46,8 @@ void LogMessageImpl(const std::string&, int, int level, const std::string& messa
 namespace oscar {
 namespace {
 
-// At most this much whitespace between the parts of JSON: enough for a line break and the
-// indentation of seven levels. Without a bound a model can write spaces for ever.
-constexpr int kMaxWhitespace = 16;
+using Json = nlohmann::ordered_json;
+
 constexpr size_t kMaxMessage = 400;
 
 std::string Shortened(std::string message) {
@@ -55,12 +61,61 @@ std::string Shortened(std::string message) {
   return message;
 }
 
+// What all grammars of a vocabulary share.
+struct Shared {
+  Utf8Masks utf8;
+  bool has_stop_tokens = false;
+  double mask_seconds = 0.0;
+};
+
 class Matcher final : public GrammarMatcher {
  public:
-  Matcher(const xgrammar::CompiledGrammar& grammar, bool has_stop_tokens)
-      : matcher_(grammar, std::nullopt, /*terminate_without_stop_token=*/!has_stop_tokens) {}
+  Matcher(const xgrammar::CompiledGrammar& grammar, std::shared_ptr<const Shared> shared)
+      : shared_(std::move(shared)),
+        matcher_(grammar, std::nullopt,
+                 /*terminate_without_stop_token=*/!shared_->has_stop_tokens) {}
 
   Status Fill(std::span<uint32_t> mask) override {
+    const auto begun = std::chrono::steady_clock::now();
+    OSCAR_RETURN_IF_ERROR(FillFromGrammar(mask));
+    shared_->utf8.Apply(state_, mask);
+    spent_ += std::chrono::steady_clock::now() - begun;
+    ++masks_;
+    // The machine may be busy; what is slow for long is not the machine.
+    constexpr double kPatience = 1.0;
+    if (spent_.count() > kPatience + masks_ * shared_->mask_seconds) {
+      return InvalidArgument(
+          fmt::format("the grammar is too complex: its masks take {:.0f} ms each, and the limit is "
+                      "{:.0f} ms",
+                      spent_.count() * 1e3 / masks_, shared_->mask_seconds * 1e3));
+    }
+    if (std::ranges::all_of(mask, [](uint32_t word) { return word == 0; })) {
+      return InvalidArgument("no token of this model is allowed here: the grammar has no answer");
+    }
+    return {};
+  }
+  bool Accept(int32_t token) override {
+    try {
+      if (!matcher_.AcceptToken(token)) return false;
+    } catch (const std::exception&) {
+      return false;
+    }
+    state_ = shared_->utf8.After(token);
+    return true;
+  }
+  bool AcceptText(const std::string& text) override {
+    try {
+      if (!matcher_.AcceptString(text)) return false;
+    } catch (const std::exception&) {
+      return false;
+    }
+    if (!text.empty()) state_ = Utf8Masks::After(text);
+    return true;
+  }
+  bool finished() const override { return matcher_.IsTerminated(); }
+
+ private:
+  Status FillFromGrammar(std::span<uint32_t> mask) {
     int64_t shape = static_cast<int64_t>(mask.size());
     DLTensor tensor{};
     tensor.data = mask.data();
@@ -73,43 +128,28 @@ class Matcher final : public GrammarMatcher {
     } catch (const std::exception& error) {
       return Internal(fmt::format("the mask of a grammar: {}", Shortened(error.what())));
     }
-    if (std::ranges::all_of(mask, [](uint32_t word) { return word == 0; })) {
-      return InvalidArgument("no token of this model is allowed here: the grammar has no answer");
-    }
     return {};
   }
-  bool Accept(int32_t token) override {
-    try {
-      return matcher_.AcceptToken(token);
-    } catch (const std::exception&) {
-      return false;
-    }
-  }
-  bool AcceptText(const std::string& text) override {
-    try {
-      return matcher_.AcceptString(text);
-    } catch (const std::exception&) {
-      return false;
-    }
-  }
-  bool finished() const override { return matcher_.IsTerminated(); }
 
- private:
+  std::shared_ptr<const Shared> shared_;
   xgrammar::GrammarMatcher matcher_;
+  Utf8Masks::State state_ = Utf8Masks::kAnywhere;
+  std::chrono::duration<double> spent_{0};
+  int64_t masks_ = 0;
 };
 
 class Compiled final : public CompiledGrammar {
  public:
-  Compiled(xgrammar::CompiledGrammar grammar, bool has_stop_tokens)
-      : grammar_(std::move(grammar)), has_stop_tokens_(has_stop_tokens) {}
+  Compiled(xgrammar::CompiledGrammar grammar, std::shared_ptr<const Shared> shared)
+      : grammar_(std::move(grammar)), shared_(std::move(shared)) {}
   uint64_t bytes() const override { return grammar_.MemorySizeBytes(); }
   std::unique_ptr<GrammarMatcher> NewMatcher() const override {
-    return std::make_unique<Matcher>(grammar_, has_stop_tokens_);
+    return std::make_unique<Matcher>(grammar_, shared_);
   }
 
  private:
   xgrammar::CompiledGrammar grammar_;
-  bool has_stop_tokens_;
+  std::shared_ptr<const Shared> shared_;
 };
 
 // Half of the machine, as the engine needs the other.
@@ -117,21 +157,43 @@ int CompileThreads() {
   return std::clamp(static_cast<int>(std::thread::hardware_concurrency()) / 2, 1, 8);
 }
 
+// JSON has control characters in no place but line breaks between its parts (and tabs there, which
+// nobody misses). The library's strings of bounded length would let them through.
+std::vector<std::string> WithoutControls(std::vector<std::string> tokens) {
+  for (std::string& token : tokens) {
+    const bool has_control = std::ranges::any_of(token, [](char c) {
+      return static_cast<unsigned char>(c) < 0x20 && c != '\n' && c != '\r';
+    });
+    if (has_control) token.clear();
+  }
+  return tokens;
+}
+
+// One vocabulary and the compiler of grammars over it.
+struct Vocabulary {
+  Vocabulary(const std::vector<std::string>& tokens, const std::vector<int32_t>& stop_tokens)
+      : tokenizer(tokens, xgrammar::VocabType::RAW, static_cast<int>(tokens.size()), stop_tokens),
+        compiler(tokenizer, CompileThreads(), /*cache_enabled=*/false) {}
+  xgrammar::TokenizerInfo tokenizer;
+  xgrammar::GrammarCompiler compiler;
+};
+
 class XgrammarCompiler final : public LocalCompiler {
  public:
-  explicit XgrammarCompiler(const GrammarVocabulary& vocabulary)
-      : has_stop_tokens_(!vocabulary.stop_tokens.empty()),
-        tokenizer_(vocabulary.tokens, xgrammar::VocabType::RAW,
-                   static_cast<int>(vocabulary.tokens.size()), vocabulary.stop_tokens),
-        compiler_(tokenizer_, CompileThreads(), /*cache_enabled=*/false) {}
+  XgrammarCompiler(const GrammarVocabulary& vocabulary, double mask_seconds)
+      : shared_(std::make_shared<const Shared>(
+            Shared{Utf8Masks(vocabulary.tokens), !vocabulary.stop_tokens.empty(), mask_seconds})),
+        vocab_size_(vocabulary.tokens.size()),
+        text_(vocabulary.tokens, vocabulary.stop_tokens),
+        json_(WithoutControls(vocabulary.tokens), vocabulary.stop_tokens) {}
 
   Result<std::shared_ptr<const CompiledGrammar>> Compile(const GrammarSpec& spec) override {
     t_warning.clear();
     try {
-      auto compiled = std::make_shared<Compiled>(Run(spec), has_stop_tokens_);
+      auto compiled = std::make_shared<Compiled>(Run(spec), shared_);
       if (!t_warning.empty()) return Unexpected(InvalidArgument(Shortened(t_warning)));
       // A grammar that only ever refers to itself has no answer.
-      std::vector<uint32_t> mask((static_cast<size_t>(tokenizer_.GetVocabSize()) + 31) / 32);
+      std::vector<uint32_t> mask((vocab_size_ + 31) / 32);
       OSCAR_RETURN_IF_ERROR(compiled->NewMatcher()->Fill(mask));
       return std::shared_ptr<const CompiledGrammar>(std::move(compiled));
     } catch (const std::bad_alloc&) {
@@ -144,38 +206,89 @@ class XgrammarCompiler final : public LocalCompiler {
  private:
   xgrammar::CompiledGrammar Run(const GrammarSpec& spec) {
     const auto schema = [&](const std::string& text, bool strict) {
-      return compiler_.CompileJSONSchema(text, /*any_whitespace=*/true, std::nullopt, std::nullopt,
-                                         strict, kMaxWhitespace);
+      return json_.compiler.CompileJSONSchema(text, /*any_whitespace=*/true, std::nullopt,
+                                              std::nullopt, strict, kMaxJsonWhitespace);
     };
     switch (spec.kind) {
       case GrammarSpec::Kind::kJsonObject:
         return schema(R"({"type": "object"})", /*strict=*/false);
-      case GrammarSpec::Kind::kJsonSchema:
-        return schema(spec.text, /*strict=*/true);
+      case GrammarSpec::Kind::kJsonSchema: {
+        Json rewritten = Json::parse(spec.text);
+        Rewrite(&rewritten, "");
+        return schema(rewritten.dump(), /*strict=*/true);
+      }
       case GrammarSpec::Kind::kRegex:
-        return compiler_.CompileRegex(spec.text);
+        return text_.compiler.CompileRegex(spec.text);
       case GrammarSpec::Kind::kChoice:
-        return compiler_.CompileGrammar(ChoiceGrammar(spec.choices));
+        return text_.compiler.CompileGrammar(ChoiceGrammar(spec.choices));
       case GrammarSpec::Kind::kGrammar:
-        return compiler_.CompileGrammar(spec.text);
-      case GrammarSpec::Kind::kTags:
-        return compiler_.CompileStructuralTag(spec.text);
+        return text_.compiler.CompileGrammar(spec.text);
+      case GrammarSpec::Kind::kJsonCalls:
+      case GrammarSpec::Kind::kTextCalls: {
+        Json tag = Json::parse(spec.text);
+        const bool is_json = spec.kind == GrammarSpec::Kind::kJsonCalls;
+        RewriteInTag(&tag, is_json ? "" : "<");  // with which the ends of values begin
+        Vocabulary& vocabulary = is_json ? json_ : text_;
+        return vocabulary.compiler.CompileStructuralTag(tag.dump());
+      }
     }
     throw std::runtime_error("unknown kind of grammar");
   }
 
-  bool has_stop_tokens_;
-  xgrammar::TokenizerInfo tokenizer_;
-  xgrammar::GrammarCompiler compiler_;
+  static void Rewrite(Json* schema, std::string_view never) {
+    RewriteSchema(schema, never);
+    CheckPatterns(*schema);
+  }
+  static void RewriteInTag(Json* node, std::string_view never) {
+    if (node->is_object() && node->value("type", Json()) == "json_schema") {
+      return Rewrite(&node->at("json_schema"), never);
+    }
+    for (auto& child : *node) {
+      if (child.is_structured()) RewriteInTag(&child, never);
+    }
+  }
+  // What the library's automata cannot take it takes as a grammar, and then a pattern may put a
+  // quote into a JSON string.
+  static void CheckPattern(const std::string& pattern) {
+    const Json alone = {{"type", "string"}, {"pattern", pattern}};
+    const std::string grammar = xgrammar::Grammar::FromJSONSchema(alone.dump()).ToString();
+    if (grammar.find("Regex(") != std::string::npos) return;
+    throw std::runtime_error(
+        fmt::format("the pattern {} is not supported in JSON: it has no automaton, or wants "
+                    "characters that JSON escapes",
+                    Json(pattern).dump()));
+  }
+  static void CheckPatterns(const Json& schema) {
+    if (schema.is_object()) {
+      const auto pattern = schema.find("pattern");
+      if (pattern != schema.end() && pattern->is_string()) CheckPattern(*pattern);
+      const auto names = schema.find("patternProperties");
+      if (names != schema.end() && names->is_object()) {
+        for (const auto& [name, value] : names->items()) CheckPattern(name);
+      }
+    }
+    for (const auto& [name, child] : schema.items()) {
+      if (!child.is_structured() || name == "const" || name == "enum" || name == "default" ||
+          name == "examples") {
+        continue;
+      }
+      CheckPatterns(child);
+    }
+  }
+
+  std::shared_ptr<const Shared> shared_;
+  size_t vocab_size_;
+  Vocabulary text_, json_;
 };
 
 }  // namespace
 
 bool HasLocalCompiler() { return true; }
 
-Result<std::unique_ptr<LocalCompiler>> MakeLocalCompiler(const GrammarVocabulary& vocabulary) {
+Result<std::unique_ptr<LocalCompiler>> MakeLocalCompiler(const GrammarVocabulary& vocabulary,
+                                                         double mask_seconds) {
   try {
-    return std::make_unique<XgrammarCompiler>(vocabulary);
+    return std::make_unique<XgrammarCompiler>(vocabulary, mask_seconds);
   } catch (const std::exception& error) {
     return Unexpected(Internal(fmt::format("the vocabulary of a grammar: {}", error.what())));
   }

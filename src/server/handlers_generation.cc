@@ -10,12 +10,11 @@
 
 #include "base/log.h"
 #include "generation/answer_constraint.h"
-#include "grammar/tool_calls.h"
+#include "generation/demanded_call.h"
 #include "openai/chat_writer.h"
 #include "openai/response.h"
 #include "server/api_server.h"
 #include "server/generation_run.h"
-#include "toolcall/call_frame.h"
 
 namespace oscar::server {
 namespace {
@@ -130,24 +129,7 @@ std::optional<ApiError> Demand(const ServedModel& served, const Prompt& prompt,
                         fmt::format("'tool_choice' demands a call and cannot be combined with '{}'",
                                     params.constraint_param));
   }
-  const CallFormat format = prompt.syntax.calls;
-  std::vector<CallGrammar> calls;
-  for (const std::string& name : prompt.demand->tools) {
-    CallFrame frame = FrameOf(format, name);
-    // Arguments as tags: their grammar allows blanks around values, which the parser keeps.
-    if (frame.style != ArgumentStyle::kJson) {
-      return UnsupportedParameter(
-          "tool_choice", fmt::format("'tool_choice' cannot demand a call in the format {}, whose "
-                                     "arguments are not JSON",
-                                     NameOf(format)));
-    }
-    const nlohmann::ordered_json* schema = prompt.syntax.tools->Schema(name);
-    calls.push_back({std::move(frame.begin), schema != nullptr ? schema->dump() : "",
-                     ArgumentSpelling::kJson, std::move(frame.end)});
-  }
-  // Several calls are one list there, which a frame per call is not.
-  const bool several = prompt.demand->several && format != CallFormat::kMistralList;
-  auto spec = ToolCallGrammar(calls, BetweenCalls(format), several, served.dialogue->tokenizer());
+  auto spec = DemandGrammar(*prompt.demand, prompt.syntax, served.dialogue->tokenizer());
   if (!spec.has_value()) {
     return InvalidValue("tools", fmt::format("'tools' cannot be demanded by 'tool_choice': {}",
                                              spec.error().message()));
@@ -161,7 +143,7 @@ std::optional<ReasoningFormat> BeforeTheForm(const GenerationParams& params,
                                              const GenerationPlan& plan, bool* inside) {
   const AnswerSyntax& syntax = plan.choice.syntax;
   *inside = syntax.starts_in_reasoning;
-  if (syntax.harmony && params.constraint->kind != GrammarSpec::Kind::kTags) {
+  if (syntax.harmony && !params.constraint->is_calls()) {
     *inside = true;  // whatever comes before the message to the user
     return ReasoningFormat{"", "<|channel|>final<|message|>"};
   }

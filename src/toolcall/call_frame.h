@@ -1,9 +1,9 @@
-// CallFrame: how a format writes a call of one tool, for what makes a model write one (masks):
-// `begin`, arguments in `style`, `end`. That is read as the call again.
-// Pure functions.
+// How a format writes calls of tools, for what makes a model write them (masks): `ListOf` stands
+// around and between the calls of an answer, `FrameOf` around the arguments of one. What is written
+// so is read as those calls again. Pure functions.
 #pragma once
 
-#include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -12,23 +12,25 @@
 
 namespace oscar {
 
-// How arguments are spelled; the schema is the tool's "parameters".
-enum class ArgumentStyle : uint8_t {
-  kJson,  // the text of one JSON object
-  // For each argument, with strings verbatim and other values as JSON:
-  kQwenXml,     // <parameter=KEY>\nVALUE\n</parameter>\n
-  kGlmXml,      // <arg_key>KEY</arg_key>\n<arg_value>VALUE</arg_value>\n
-  kMiniMaxXml,  // <parameter name="KEY">VALUE</parameter>\n
+// Arguments that are no JSON object: for each one `open` KEY `after_key` VALUE `close`, where a
+// string is written verbatim and any other value as JSON. No VALUE holds one of `never`, which
+// would end it, and no KEY has one of `not_in_keys`.
+struct ArgumentTags {
+  std::string_view open, after_key, close;
+  std::vector<std::string_view> never;
+  std::string_view not_in_keys;
 };
 
 struct CallFrame {
   std::string begin, end;
-  ArgumentStyle style = ArgumentStyle::kJson;
+  std::optional<ArgumentTags> tags;  // unset: the arguments are one JSON object
+};
+struct CallList {
+  std::string_view begin, between, end;
 };
 // Not for kNone. Markers that are single tokens of the model are spelled as text.
 CallFrame FrameOf(CallFormat format, std::string_view tool);
-// Between two calls of one answer.
-std::string_view BetweenCalls(CallFormat format);
+CallList ListOf(CallFormat format);
 
 // The call that an answer must begin with, once its reasoning has ended: tool_choice "required" or
 // a function.

@@ -3,6 +3,7 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <cmath>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <vector>
@@ -52,9 +53,7 @@ struct WantedTypes {
     if (!known) return !value.is_string();
     if (value.is_number_integer()) return integer || number;
     if (value.is_number_float()) {
-      return number ||
-             (integer && value.get<double>() == static_cast<double>(static_cast<int64_t>(
-                                                    std::clamp(value.get<double>(), -9e15, 9e15))));
+      return number || (integer && std::floor(value.get<double>()) == value.get<double>());
     }
     if (value.is_boolean()) return boolean;
     if (value.is_object()) return object;
@@ -63,26 +62,11 @@ struct WantedTypes {
   }
 };
 
-// What "#/$defs/name" and the like refer to; null where there is nothing.
-const Json* Resolve(const Json& root, std::string_view reference) {
-  if (!reference.starts_with("#/")) return nullptr;
-  reference.remove_prefix(2);
-  const Json* at = &root;
-  while (true) {
-    const size_t end = reference.find('/');
-    const auto it = at->is_object() ? at->find(std::string(reference.substr(0, end))) : at->end();
-    if (!at->is_object() || it == at->end()) return nullptr;
-    at = &*it;
-    if (end == std::string_view::npos) return at;
-    reference.remove_prefix(end + 1);
-  }
-}
-
 void Collect(const Json& root, const Json& schema, int depth, WantedTypes* out) {
   if (!schema.is_object() || depth > kMaxAlternatives) return;
   if (const auto reference = schema.find("$ref");
       reference != schema.end() && reference->is_string()) {
-    const Json* target = Resolve(root, reference->get_ref<const std::string&>());
+    const Json* target = ResolveReference(root, reference->get_ref<const std::string&>());
     if (target != nullptr) Collect(root, *target, depth + 1, out);
   }
   if (const auto type = schema.find("type"); type != schema.end()) {
@@ -116,6 +100,20 @@ std::string_view Trim(std::string_view text) {
 
 std::string JsonString(std::string_view text) {
   return Json(std::string(text)).dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
+const Json* ResolveReference(const Json& root, std::string_view reference) {
+  if (!reference.starts_with("#/")) return nullptr;
+  reference.remove_prefix(2);
+  const Json* at = &root;
+  while (true) {
+    const size_t end = reference.find('/');
+    const auto it = at->is_object() ? at->find(std::string(reference.substr(0, end))) : at->end();
+    if (!at->is_object() || it == at->end()) return nullptr;
+    at = &*it;
+    if (end == std::string_view::npos) return at;
+    reference.remove_prefix(end + 1);
+  }
 }
 
 Status CheckTools(const Json& tools, const ToolLimits& limits) {

@@ -44,6 +44,9 @@ class ToolSet {
   std::map<std::string, std::shared_ptr<const nlohmann::ordered_json>, std::less<>> schemas_;
 };
 
+// What "#/$defs/name" and the like refer to in `root`; null where there is nothing.
+const nlohmann::ordered_json* ResolveReference(const nlohmann::ordered_json& root,
+                                               std::string_view reference);
 // `text` as a JSON string; what is not UTF-8 becomes U+FFFD.
 std::string JsonString(std::string_view text);
 

@@ -1,5 +1,6 @@
 // Golden transcripts: what each family writes, and what is read. Every transcript is also read in
 // two pieces for every cut, byte by byte, and every prefix of it is.
+#include <fmt/core.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -267,33 +268,47 @@ TEST(ToolCall, FramesAreRead) {
   for (const CallFormat format : {CallFormat::kHermes, CallFormat::kQwen3Coder, CallFormat::kLlama3,
                                   CallFormat::kGlm, CallFormat::kMiniMax, CallFormat::kMistral,
                                   CallFormat::kMistralList, CallFormat::kHarmony}) {
-    const auto write = [&](const char* name) {
+    const CallList list = ListOf(format);
+    const auto call = [&](const char* name) {
       const CallFrame frame = FrameOf(format, name);
-      std::string arguments;
-      switch (frame.style) {
-        case ArgumentStyle::kJson:
-          arguments = "{\"n\": 1}";
-          break;
-        case ArgumentStyle::kQwenXml:
-          arguments = "<parameter=n>\n1\n</parameter>\n";
-          break;
-        case ArgumentStyle::kGlmXml:
-          arguments = "<arg_key>n</arg_key>\n<arg_value>1</arg_value>\n";
-          break;
-        case ArgumentStyle::kMiniMaxXml:
-          arguments = "<parameter name=\"n\">1</parameter>\n";
-          break;
+      std::string text = frame.begin;
+      if (frame.tags.has_value()) {
+        text += fmt::format("{}n{}1{}", frame.tags->open, frame.tags->after_key, frame.tags->close);
+      } else {
+        text += "{\"n\": 1}";
       }
-      return frame.begin + arguments + frame.end;
+      return text + frame.end;
+    };
+    const auto write = [&](const std::string& calls) {
+      return std::string(list.begin) + calls + std::string(list.end);
     };
     const Family family = {format};
-    EXPECT_EQ(ReadParts(family, {write("f")}), "|f{\"n\": 1}") << NameOf(format);
-    if (format == CallFormat::kMistralList) continue;  // several are one list
+    EXPECT_EQ(ReadParts(family, {write(call("f"))}), "|f{\"n\": 1}") << NameOf(format);
     EXPECT_EQ(
-        ReadParts(family, {write("f") + std::string(BetweenCalls(format)) + write("get-it.now")}),
+        ReadParts(family, {write(call("f") + std::string(list.between) + call("get-it.now"))}),
         "|f{\"n\": 1}|get-it.now{\"n\": 1}")
         << NameOf(format);
   }
+}
+
+// What ends a value begins with '<' in every format; grammars of values rely on it.
+TEST(ToolCall, ValuesEndAtATag) {
+  for (const CallFormat format :
+       {CallFormat::kQwen3Coder, CallFormat::kGlm, CallFormat::kMiniMax}) {
+    const auto tags = FrameOf(format, "f").tags;
+    ASSERT_TRUE(tags.has_value());
+    for (const std::string_view end : tags->never) EXPECT_TRUE(end.starts_with("<")) << end;
+  }
+}
+
+TEST(ToolCall, IntegersOfAnySize) {
+  const auto read = [](const char* key, const std::string& raw) {
+    return Tools()->ToJson("f", key, raw);
+  };
+  EXPECT_EQ(read("n", "12345678901234567890123"), "12345678901234567890123");
+  EXPECT_EQ(read("n", "-3.0"), "-3.0");
+  EXPECT_EQ(read("n", "3.5"), "\"3.5\"");
+  EXPECT_EQ(read("s", "12345678901234567890123"), "\"12345678901234567890123\"");
 }
 
 TEST(ToolCall, IdsAreWhatTemplatesTakeBack) {
