@@ -63,6 +63,15 @@ def nested(text, architecture, **more):
             "tie_word_embeddings": False, "vision_config": {"depth": 2}, **more}
 
 
+GPT_OSS = {**COMMON, "architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "hidden_size": 96,
+           "intermediate_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64,
+           "num_local_experts": 6, "num_experts_per_tok": 2, "experts_per_token": 2, "attention_bias": True,
+           "sliding_window": 10, "swiglu_limit": 1.5, "initial_context_length": 128, "rope_theta": 150000,
+           "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+           "rope_scaling": {"beta_fast": 32.0, "beta_slow": 1.0, "factor": 4.0, "original_max_position_embeddings": 128,
+                            "rope_type": "yarn", "truncate": False}}
+MXFP4 = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "model.layers.*.mlp.router",
+                                                             "model.embed_tokens", "lm_head"]}
 CASES = {
     "qwen2": {**COMMON, "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "hidden_size": 128,
               "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1,
@@ -81,6 +90,8 @@ CASES = {
     "qwen3_5_moe": nested(QWEN35_MOE, "Qwen3_5MoeForConditionalGeneration"),
     "qwen3_5_moe_fp8": nested(QWEN35_MOE, "Qwen3_5MoeForConditionalGeneration", quantization_config=FP8),
     "qwen3_next": NEXT,
+    "gpt_oss": GPT_OSS,
+    "gpt_oss_mxfp4": {**GPT_OSS, "quantization_config": MXFP4},
 }
 PROMPT, GREEDY = 24, 64
 ROUTER_GAP = 0.004  # between the last expert that is chosen and the next: BF16 activations choose the same
@@ -119,12 +130,14 @@ def shape_of(name, inputs, around_zero=False):
         return (0.0 if around_zero and "linear_attn" not in name else 1.0), 0.25
     if "e_score_correction_bias" in name:
         return 0.0, 0.2
-    if name.endswith(".bias"):
+    if name.endswith(".bias") or name.endswith("_bias"):
         return 0.0, 0.5
+    if name.endswith(".sinks"):
+        return 0.5, 1.0
     if "embed_tokens" in name:
         return 0.0, 0.25
     gain = 1.0
-    if "lm_head" in name or name.endswith("gate.weight"):
+    if "lm_head" in name or name.endswith("gate.weight") or name.endswith("router.weight"):
         gain = 2.0
     elif "q_proj" in name or "k_proj" in name:
         gain = 1.5
@@ -134,7 +147,8 @@ def shape_of(name, inputs, around_zero=False):
 
 
 def plain(name, shape, bf16=True, around_zero=False):
-    offset, amplitude = shape_of(name, shape[-1], around_zero)
+    input_major = "experts" in name and len(shape) == 3  # gpt-oss: [experts, inputs, outputs]
+    offset, amplitude = shape_of(name, shape[1] if input_major else shape[-1], around_zero)
     values = torch.from_numpy((offset + amplitude * uniform(name, shape)).astype(np.float32)).reshape(shape)
     return values.bfloat16().float() if bf16 else values
 
@@ -154,6 +168,21 @@ def fp8(name, shape, quantization, scale_bf16):
     return codes * scales
 
 
+def mxfp4(name, shape):
+    """What blocks and scales multiply out to; [experts, inputs, outputs]."""
+    experts, inputs, outputs = shape
+    table = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+    table = torch.cat([table, -table])
+    codes = torch.from_numpy(((uniform(name + "_blocks", (experts, outputs, inputs)) + 1.0) * 8.0).astype(np.int64))
+    _, amplitude = shape_of(name, inputs)
+    middle = 127 + round(math.log2(amplitude / math.sqrt(3.0) / 2.93))
+    blocks = (experts, outputs, inputs // 32)
+    exponents = middle + np.floor(uniform(name + "_scales", blocks) + 1.0).astype(np.int64) - 1
+    scales = torch.from_numpy(np.exp2(exponents.astype(np.float64) - 127).astype(np.float32)).reshape(blocks)
+    values = table[codes].reshape(experts, outputs, inputs) * scales.repeat_interleave(32, 2)
+    return values.transpose(1, 2)
+
+
 class Weights:
     def __init__(self, config):
         self.config = config
@@ -163,6 +192,10 @@ class Weights:
         if self.config["model_type"] == "qwen3_5_moe" and name.endswith(("A_log", "linear_attn.norm.weight")):
             return plain(name, shape, bf16=False)
         minimax = self.config["model_type"] == "minimax_m2"
+        if self.config["model_type"] == "gpt_oss" and len(shape) == 3 and "quantization_config" in self.config:
+            return mxfp4(name, shape)
+        if self.config["model_type"] == "gpt_oss":
+            return plain(name, shape)
         if name.endswith("e_score_correction_bias") or (minimax and name.endswith("gate.weight")):
             return plain(name, shape, bf16=False)
         plain_ones = (".gate.weight", "_expert_gate.weight", "in_proj_a.weight", "in_proj_b.weight", "in_proj_ba.weight")
@@ -181,7 +214,7 @@ def fill(model, config):
             disk = name.replace(".mlp.", ".block_sparse_moe.") if minimax else name
             if "text_config" in config and disk.startswith("model."):
                 disk = disk.replace("model.", "model.language_model.", 1)
-            if name.endswith("experts.gate_up_proj") or name.endswith("experts.down_proj"):
+            if config["model_type"] != "gpt_oss" and name.endswith(("experts.gate_up_proj", "experts.down_proj")):
                 base = disk.rsplit(".", 1)[0]
                 gate, up, down = ("w1", "w3", "w2") if minimax else ("gate_proj", "up_proj", "down_proj")
                 for e in range(target.shape[0]):
@@ -203,21 +236,27 @@ def make_model(config):
     hf._attn_implementation = "eager"
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(hf).float().eval()
+    if "swiglu_limit" in config:  # which this version of the class does not read
+        for layer in model.model.layers:
+            layer.mlp.experts.limit = config["swiglu_limit"]
     fill(model, config)
     return model
 
 
 def watch_routers(model, config, gaps):
     """Appends, for each router that runs, how far apart chosen and not chosen experts are, by position."""
-    sigmoid = not config["model_type"].startswith("qwen3")
+    sigmoid = not config["model_type"].startswith(("qwen3", "gpt_oss"))
     config = config.get("text_config", config)
     k, groups, kept = config.get("num_experts_per_tok", 0), config.get("n_group", 1), config.get("topk_group", 1)
 
     def hook(block, arguments, _output):
         x = arguments[0].reshape(-1, arguments[0].shape[-1])
-        scores = x @ block.gate.weight.float().T
+        router = block.gate if hasattr(block, "gate") else block.router
+        scores = x @ router.weight.float().T
+        if router is not getattr(block, "gate", None):  # gpt-oss
+            scores = scores + router.bias
         scores = torch.sigmoid(scores) if sigmoid else torch.softmax(scores, -1)
-        bias = getattr(block.gate, "e_score_correction_bias", getattr(block, "e_score_correction_bias", None))
+        bias = getattr(router, "e_score_correction_bias", getattr(block, "e_score_correction_bias", None))
         if bias is not None:
             scores = scores + bias
         gap = torch.full((len(x),), float("inf"))
@@ -231,7 +270,7 @@ def watch_routers(model, config, gaps):
         gaps.append(torch.minimum(gap, ordered[:, k - 1] - ordered[:, k]))
 
     for layer in model.model.layers:
-        if hasattr(layer.mlp, "gate"):
+        if hasattr(layer.mlp, "gate") or hasattr(layer.mlp, "router"):
             layer.mlp.register_forward_hook(hook)
 
 

@@ -27,6 +27,7 @@ constexpr std::array kArchitectures = {
     Architecture{"qwen3_next", MakeQwen3NextSpec, /*rotates_part=*/true},
     Architecture{"qwen3_5", MakeQwen35Spec, /*rotates_part=*/true},
     Architecture{"qwen3_5_moe", MakeQwen35Spec, /*rotates_part=*/true},
+    Architecture{"gpt_oss", MakeGptOssSpec},
 };
 
 // Families that are known and not supported: why, by how their model_type begins.
@@ -34,7 +35,6 @@ struct Refused {
   std::string_view prefix, why;
 };
 constexpr std::array kRefused = {
-    Refused{"gpt_oss", "attention sinks, sliding windows and MXFP4 experts"},
     Refused{"gemma", "sliding windows and norms around every block"},
     Refused{"deepseek", "latent attention (MLA) or another router"},
     Refused{"kimi", "latent attention (MLA)"},
@@ -68,6 +68,8 @@ std::string_view NameOf(Feature feature) {
       return "linear attention (Gated DeltaNet)";
     case Feature::kSharedShare:
       return "a shared expert with a gate";
+    case Feature::kClampedExperts:
+      return "experts with biases and clamped gates";
   }
   return "";
 }
@@ -80,6 +82,30 @@ std::vector<int> ModelSpec::kv_layers() const {
     if (layer(i).kv_slot >= 0) out.push_back(i);
   }
   return out;
+}
+
+std::vector<int> ModelSpec::history_layers() const {
+  std::vector<int> out;
+  for (const int i : kv_layers()) {
+    if (layer(i).attention()->sliding_window == 0) out.push_back(i);
+  }
+  return out;
+}
+
+std::vector<bool> ModelSpec::slots_with_history() const {
+  std::vector<bool> out;
+  for (const int i : kv_layers()) out.push_back(layer(i).attention()->sliding_window == 0);
+  return out;
+}
+
+int64_t ModelSpec::max_window() const {
+  int64_t longest = 0;
+  for (const LayerSpec& layer : layers) {
+    if (layer.attention() != nullptr) {
+      longest = std::max(longest, layer.attention()->sliding_window);
+    }
+  }
+  return longest;
 }
 
 const AttentionSpec& ModelSpec::attention() const {
@@ -136,6 +162,8 @@ Status CheckFeatures(const ModelSpec& spec, std::initializer_list<Feature> suppo
     need(layer.linear_attention() != nullptr, Feature::kLinearAttention);
     need(layer.experts() != nullptr, Feature::kExperts);
     need(layer.experts() != nullptr && layer.experts()->has_shared_share, Feature::kSharedShare);
+    need(layer.experts() != nullptr && (layer.experts()->has_biases || layer.experts()->clamped),
+         Feature::kClampedExperts);
   }
   return status;
 }

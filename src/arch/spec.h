@@ -6,6 +6,7 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <variant>
@@ -33,6 +34,7 @@ enum class Role : uint8_t {
   kOBias,
   kQNorm,
   kKNorm,
+  kSinks,  // a logit per head
   kGate,
   kUp,
   kDown,
@@ -40,7 +42,11 @@ enum class Role : uint8_t {
   kExpertGate,  // of each expert, as are kExpertUp and kExpertDown
   kExpertUp,
   kExpertDown,
+  kExpertGateUp,  // of each expert: rows are a gate, an up, a gate, ...
+  kExpertGateUpBias,
+  kExpertDownBias,
   kRouterBias,  // added to the scores by which experts are chosen, never to their weights
+  kRouterLogitBias,
   kSharedGate,
   kSharedUp,
   kSharedDown,
@@ -145,6 +151,12 @@ struct DenseSpec {
 
 enum class RouterScore : uint8_t { kSoftmax, kSigmoid };
 
+// In place of SiLU: (up + 1) * gate * sigmoid(slope * gate), where gate is at most `limit` and up
+// within +-`limit`.
+struct ClampedGate {
+  float limit = 0.0f, slope = 0.0f;
+};
+
 // Experts, each as DenseSpec. The router's logits (fp32, [num_experts, hidden]) become scores;
 // the experts with the largest scores, the bias added, are chosen (RouteToken, arch/router.h), and
 // their outputs are added with their scores, without the bias, as weights.
@@ -161,6 +173,11 @@ struct ExpertsSpec {
   int shared_intermediate = 0;     // of a part that every token goes through; 0: none
   // The shared part is added times a sigmoid of the token, Role::kSharedShare.
   bool has_shared_share = false;
+  // Biases of the router's logits and of every matrix; gate and up in one tensor, row by row in
+  // turn, and clamped.
+  bool has_biases = false;
+  bool alternates_gate_up = false;
+  std::optional<ClampedGate> clamped = {};
 };
 
 // A layer is a mixer (none: its tokens do not meet) and a feed-forward part, each behind a norm and
@@ -201,10 +218,18 @@ struct ModelSpec {
   const std::string& name(Role role) const { return names[static_cast<size_t>(role)]; }
   int num_layers() const { return static_cast<int>(layers.size()); }
   const LayerSpec& layer(int index) const { return layers[static_cast<size_t>(index)]; }
+  // The largest sliding window of a layer, in tokens; 0: every layer sees all.
+  int64_t max_window() const;
   // Layers with keys and values, and their numbers among all layers, by slot.
   std::vector<int> kv_layers() const;
   int num_kv_layers() const { return static_cast<int>(kv_layers().size()); }
-  // The shape of attention, which all layers with attention share. REQUIRES: there is one.
+  // Of these, the ones that see all tokens: what they keep of old ones is quantised. Layers with a
+  // sliding window keep none.
+  std::vector<int> history_layers() const;
+  // By slot, whether it is one of them.
+  std::vector<bool> slots_with_history() const;
+  // The shape of attention, which all layers with attention share but for windows. REQUIRES: there
+  // is one.
   const AttentionSpec& attention() const;
   // The same of linear attention; null where no layer has it.
   const LinearAttentionSpec* linear_attention() const;
@@ -225,6 +250,7 @@ enum class Feature : uint8_t {
   kExperts,
   kLinearAttention,
   kSharedShare,
+  kClampedExperts,
 };
 // kUnimplemented with the feature's name, where `spec` has one that is not in `supported`.
 Status CheckFeatures(const ModelSpec& spec, std::initializer_list<Feature> supported,
@@ -243,6 +269,7 @@ Result<ModelSpec> MakeGlm4MoeSpec(const ModelConfig& config);
 Result<ModelSpec> MakeMiniMaxM2Spec(const ModelConfig& config);
 Result<ModelSpec> MakeQwen3NextSpec(const ModelConfig& config);
 Result<ModelSpec> MakeQwen35Spec(const ModelConfig& config);
+Result<ModelSpec> MakeGptOssSpec(const ModelConfig& config);
 // What they have in common, for those files: Llama's layers, all alike.
 ModelSpec MakeCommonSpec(const ModelConfig& config);
 // A spec of `count` layers like this one.

@@ -38,8 +38,8 @@ TEST(ModelSpec, RefusesWhatItWouldIgnore) {
        "layer_types has 'linear_attention'"},
       {[](ModelConfig* c) { c->sliding_window = 4095; }, "sliding_window: 4095"},
       {[](ModelConfig* c) { c->hidden_act = "gelu"; }, "only silu"},
-      {[](ModelConfig* c) { c->model_type = "gpt_oss"; },
-       "model_type \"gpt_oss\" is not supported (attention sinks"},
+      {[](ModelConfig* c) { c->model_type = "mixtral"; },
+       "model_type \"mixtral\" is not supported (another layout"},
   };
   for (const char* model_type : {"qwen3", "llama"}) {
     ASSERT_TRUE(MakeModelSpec(Plain(model_type)).has_value());
@@ -168,11 +168,50 @@ TEST(Families, MiniMaxNormsAllHeads) {
   }
 }
 
+TEST(Families, GptOssHasSinksAndWindows) {
+  const std::string experts = R"("num_local_experts": 8, "num_experts_per_tok": 2)";
+  ModelSpec spec = SpecOf(Config("gpt_oss", experts));
+  EXPECT_EQ(spec.attention().head_dim, 64);
+  EXPECT_TRUE(spec.attention().qkv_bias && spec.attention().o_bias && spec.attention().has_sinks);
+  EXPECT_EQ(spec.layer(0).attention()->sliding_window, 128);
+  EXPECT_EQ(spec.layer(1).attention()->sliding_window, 0);
+  EXPECT_EQ(spec.max_window(), 128);
+  EXPECT_EQ(spec.kv_layers(), (std::vector<int>{0, 1, 2, 3}));
+  EXPECT_EQ(spec.history_layers(), (std::vector<int>{1, 3}));
+  const ExpertsSpec& found = *spec.layer(0).experts();
+  EXPECT_TRUE(found.has_biases && found.alternates_gate_up && found.normalize_weights);
+  EXPECT_FALSE(found.choice_bias);
+  EXPECT_EQ(found.clamped->limit, 7.0f);
+  EXPECT_EQ(found.clamped->slope, 1.702f);
+  EXPECT_EQ(CheckFeatures(spec, {}, "a test").message(),
+            "gpt_oss: attention with a sliding window is not computed on a test yet");
+  EXPECT_EQ(
+      CheckFeatures(spec, {Feature::kSlidingWindow, Feature::kSinks, Feature::kExperts}, "a test")
+          .message(),
+      "gpt_oss: experts with biases and clamped gates is not computed on a test yet");
+  spec = SpecOf(Config("gpt_oss", experts + R"(, "sliding_window": 10, "swiglu_limit": 3.5,
+      "layer_types": ["full_attention", "sliding_attention", "full_attention",
+                      "full_attention"])"));
+  EXPECT_EQ(spec.history_layers(), (std::vector<int>{0, 2, 3}));
+  EXPECT_EQ(spec.layer(1).attention()->sliding_window, 10);
+  EXPECT_EQ(spec.layer(0).experts()->clamped->limit, 3.5f);
+  EXPECT_THAT(ErrorOf(Config("gpt_oss", experts + R"(, "layer_types": ["full_attention",
+      "sliding_attention", "chunked_attention", "full_attention"])")),
+              HasSubstr("chunked_attention"));
+  EXPECT_THAT(ErrorOf(Config("gpt_oss", experts + R"(, "layer_types": ["sliding_attention",
+      "sliding_attention", "sliding_attention", "sliding_attention"])")),
+              HasSubstr("every layer has a sliding window"));
+  EXPECT_THAT(ErrorOf(Config("gpt_oss", experts + R"(, "sliding_window": 0)")),
+              HasSubstr("sliding_window"));
+  EXPECT_THAT(ErrorOf(Config("gpt_oss", experts + R"(, "swiglu_limit": -1)")),
+              HasSubstr("swiglu_limit"));
+  EXPECT_THAT(ErrorOf(Config("gpt_oss", "")), HasSubstr("number of experts"));
+}
+
 TEST(Families, OthersAreRefusedByNameAndReason) {
   for (const auto& [type, why] :
-       {std::pair("gpt_oss", "attention sinks"), std::pair("deepseek_v3", "MLA"),
-        std::pair("gemma3_text", "sliding windows"), std::pair("mixtral", "experts"),
-        std::pair("glm4_moe_lite", "MLA"),
+       {std::pair("deepseek_v3", "MLA"), std::pair("gemma3_text", "sliding windows"),
+        std::pair("mixtral", "experts"), std::pair("glm4_moe_lite", "MLA"),
         std::pair("something_new", "supported are: qwen3, llama, qwen2, mistral")}) {
     EXPECT_THAT(ErrorOf(Config(type, "")), HasSubstr(std::string("\"") + type + "\""));
     EXPECT_THAT(ErrorOf(Config(type, "")), HasSubstr(why));

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "base/mxfp4.h"
 
 namespace oscar {
 
@@ -89,6 +90,7 @@ TensorTable::TensorTable(const ModelSpec& spec) : spec_(&spec) {
         vector(kVBias, kv, TensorSplit::kRows);
       }
       if (attention->o_bias) vector(kOBias, hidden);
+      if (attention->has_sinks) vector(kSinks, attention->num_heads, TensorSplit::kRows);
     }
     if (const LinearAttentionSpec* linear = layer.linear_attention()) {
       const int64_t heads = linear->value_heads, values = linear->value_width();
@@ -122,10 +124,19 @@ TensorTable::TensorTable(const ModelSpec& spec) : spec_(&spec) {
     const ExpertsSpec& experts = *layer.experts();
     Add(kRouter, i, -1, {experts.num_experts, hidden}, TensorKind::kFp32Matrix, TensorSplit::kNone);
     if (experts.choice_bias) vector(kRouterBias, experts.num_experts);
+    if (experts.has_biases) vector(kRouterLogitBias, experts.num_experts);
     for (int e = 0; e < experts.num_experts; ++e) {
-      rows(kExpertGate, experts.intermediate, hidden, e);
-      rows(kExpertUp, experts.intermediate, hidden, e);
+      if (experts.alternates_gate_up) {
+        rows(kExpertGateUp, int64_t{2} * experts.intermediate, hidden, e);
+      } else {
+        rows(kExpertGate, experts.intermediate, hidden, e);
+        rows(kExpertUp, experts.intermediate, hidden, e);
+      }
       columns(kExpertDown, hidden, experts.intermediate, e);
+      if (!experts.has_biases) continue;
+      Add(kExpertGateUpBias, i, e, {int64_t{2} * experts.intermediate}, kVector,
+          TensorSplit::kRows);
+      Add(kExpertDownBias, i, e, {hidden}, kVector, TensorSplit::kNone);
     }
     if (experts.shared_intermediate > 0) {
       rows(kSharedGate, experts.shared_intermediate, hidden);
@@ -181,6 +192,9 @@ uint64_t TensorTable::BytesOf(const TensorDecl& tensor, Fp8 fp8, bool rotates_v)
   const bool folded = rotates_v && (tensor.role == Role::kV || tensor.role == Role::kO);
   const bool is_byte = tensor.kind == TensorKind::kMatrix && !folded &&
                        (fp8 == Fp8::kAll || (fp8 == Fp8::kExperts && tensor.expert >= 0));
+  if (fp8 == Fp8::kMxfp4Experts && tensor.kind == TensorKind::kMatrix && tensor.expert >= 0) {
+    return tensor.num_elements() / kMxfp4Block * (kMxfp4Block / 2 + 1);
+  }
   const uint64_t each = is_byte ? 1 : tensor.kind == TensorKind::kFp32Matrix ? 4 : 2;
   return tensor.num_elements() * each;
 }

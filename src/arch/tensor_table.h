@@ -78,8 +78,9 @@ class TensorTable {
   // Of those that one token goes through: of its experts, the routed ones.
   uint64_t num_active_parameters() const;
   // In BF16 (routers in fp32); or with a byte per weight of the layers' matrices that stay FP8, but
-  // for those of V and the output where V's rotation is folded into them. Without FP8 scales.
-  enum class Fp8 : uint8_t { kNone, kExperts, kAll };
+  // for those of V and the output where V's rotation is folded into them. Without FP8 scales. Or
+  // with experts that stay MXFP4, their scales counted.
+  enum class Fp8 : uint8_t { kNone, kExperts, kAll, kMxfp4Experts };
   uint64_t Bytes(Fp8 fp8, bool rotates_v) const;
   static uint64_t BytesOf(const TensorDecl& tensor, Fp8 fp8, bool rotates_v);
 

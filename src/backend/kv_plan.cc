@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "cache/sequence_cache.h"
 #include "numeric/hadamard.h"
 
 namespace oscar {
@@ -24,7 +25,13 @@ class SimulatedSealer : public HostPageSealer {
            std::span<std::byte* const> sealed) const override {
     const BlockLayout& layout = config_.sealed.block(layer, 0);  // BF16, as the open one
     const int dim = layout.head_dim(), heads = config_.sealed.kv_heads();
-    if (!method_.IsQuantizedLayer(layer, config_.sealed.num_layers())) {
+    int before = 0, held = 0;  // of the layers that have a history
+    for (int i = 0; i < config_.sealed.num_layers(); ++i) {
+      if (!config_.sealed.Holds(i)) continue;
+      ++held;
+      before += i < layer ? 1 : 0;
+    }
+    if (!method_.IsQuantizedLayer(before, held)) {
       for (size_t i = 0; i < open.size(); ++i) {
         std::copy_n(open[i], config_.open.LayerBytes(layer), sealed[i]);
       }
@@ -158,6 +165,11 @@ Result<std::unique_ptr<KvPlan>> KvPlan::Make(const ModelSpec& spec, const KvPlan
   const int head_dim = attention.head_dim, kv_heads = attention.num_kv_heads;
   const std::vector<int> layers = spec.kv_layers();  // by slot
   const auto num_slots = static_cast<int>(layers.size());
+  // Layers with a sliding window never quantise what they see: no rotation, no bits, no blocks.
+  const std::vector<int> history = spec.history_layers();
+  const std::vector<bool> has_history = spec.slots_with_history();
+  const auto num_history = static_cast<int>(history.size());
+  const int64_t window = spec.max_window();
   KvMethodOptions method_options;
   method_options.name = options.method;
   method_options.head_dim = head_dim;
@@ -177,18 +189,19 @@ Result<std::unique_ptr<KvPlan>> KvPlan::Make(const ModelSpec& spec, const KvPlan
   plan->kv_heads_ = kv_heads;
   plan->head_dim_ = head_dim;
   plan->num_slots_ = num_slots;
+  plan->num_history_ = num_history;
   plan->encoder_ = encoder;
   plan->calibrated_ = method.k_rotation == RotationKind::kCalibrated ||
                       method.v_rotation == RotationKind::kCalibrated;
   if (options.rotation.has_value()) {
-    OSCAR_RETURN_IF_ERROR(CheckRotationFits(*options.rotation, layers, head_dim, kv_heads,
-                                            /*model_fingerprint=*/""));
+    OSCAR_RETURN_IF_ERROR(CheckRotationFits(*options.rotation, history, head_dim, kv_heads,
+                                            /*model_fingerprint=*/"", /*unused_ids=*/layers));
   }
 
   OSCAR_ASSIGN_OR_RETURN(const KvMethodInfo info, FindKvMethod(options.method));
   if (info.takes_bits) {
-    OSCAR_ASSIGN_OR_RETURN(
-        plan->bit_map_, MakeBitMap(options, num_slots, kv_heads, 32.0 / method.k_rows.group_dims));
+    OSCAR_ASSIGN_OR_RETURN(plan->bit_map_, MakeBitMap(options, num_history, kv_heads,
+                                                      32.0 / method.k_rows.group_dims));
     plan->has_sensitivities_ = options.sensitivities.has_value();
   } else if (options.bits.has_value()) {
     return Unexpected(InvalidArgument(fmt::format("--bits {}: the bits of {} are its own; leave it "
@@ -199,7 +212,16 @@ Result<std::unique_ptr<KvPlan>> KvPlan::Make(const ModelSpec& spec, const KvPlan
 
   std::vector<std::vector<BlockLayout>> sealed_layouts;
   std::vector<std::vector<BlockRules>> rules;
+  const BlockLayout open(BlockKind::kBf16, options.order, head_dim, head_dim);
+  int index = 0;  // of the layer among those with a history
   for (int slot = 0; slot < num_slots; ++slot) {
+    if (!has_history[static_cast<size_t>(slot)]) {
+      plan->k_.emplace_back();
+      plan->v_.emplace_back();
+      sealed_layouts.emplace_back(static_cast<size_t>(kv_heads), open);
+      rules.emplace_back(static_cast<size_t>(kv_heads));
+      continue;
+    }
     const LayerRotation* rotation = options.rotation.has_value()
                                         ? options.rotation->Find(layers[static_cast<size_t>(slot)])
                                         : nullptr;
@@ -208,7 +230,7 @@ Result<std::unique_ptr<KvPlan>> KvPlan::Make(const ModelSpec& spec, const KvPlan
     plan->v_.push_back(MakeTransform(method.v_rotation, method.hadamard_block,
                                      rotation != nullptr ? &rotation->v : nullptr));
     BlockKind kind = BlockKind::kBf16;
-    if (method.IsQuantizedLayer(slot, num_slots)) {
+    if (method.IsQuantizedLayer(index, num_history)) {
       if (method.storage == KvStorage::kInt2Pages) kind = BlockKind::kInt2;
       if (method.storage == KvStorage::kInt4Pages) kind = BlockKind::kInt4;
     }
@@ -218,7 +240,7 @@ Result<std::unique_ptr<KvPlan>> KvPlan::Make(const ModelSpec& spec, const KvPlan
       const HeadBits* bits =
           plan->bit_map_.empty()
               ? nullptr
-              : &plan->bit_map_[static_cast<size_t>(slot)][static_cast<size_t>(head)];
+              : &plan->bit_map_[static_cast<size_t>(index)][static_cast<size_t>(head)];
       blocks.emplace_back(bits == nullptr ? kind : KindOf(bits->k),
                           bits == nullptr ? kind : KindOf(bits->v), options.order, head_dim, group);
     }
@@ -235,21 +257,30 @@ Result<std::unique_ptr<KvPlan>> KvPlan::Make(const ModelSpec& spec, const KvPlan
         rule.v_clip_ratio = rotation->v.ClipOf(head);
       }
     }
+    ++index;
   }
-  const BlockLayout open(BlockKind::kBf16, options.order, head_dim, head_dim);
-  plan->cache_ = std::make_unique<CacheConfig>(CacheConfig{
-      PageLayout(std::vector<BlockLayout>(layers.size(), open), kv_heads),
-      PageLayout(sealed_layouts), method.sink_tokens, method.recent_tokens, options.prefill_cell,
-      method.storage == KvStorage::kBf16 ? 0 : method.run_tokens / kPageTokens,
-      PageLayout::OfBytes(spec.state_bytes())});
+  CacheConfig config{PageLayout(std::vector<BlockLayout>(layers.size(), open), kv_heads),
+                     PageLayout(sealed_layouts, has_history),
+                     method.sink_tokens,
+                     method.recent_tokens,
+                     options.prefill_cell,
+                     method.storage == KvStorage::kBf16 ? 0 : method.run_tokens / kPageTokens,
+                     PageLayout::OfBytes(spec.state_bytes()),
+                     window};
+  if (method.storage == KvStorage::kBf16 && window > 0) {
+    // Sealed pages of BF16: the rows of layers that see all.
+    config.pages_together = 1;
+    config.recent = static_cast<int>(PagesOf(window)) * kPageTokens;
+  }
+  plan->cache_ = std::make_unique<CacheConfig>(std::move(config));
   OSCAR_RETURN_IF_ERROR(plan->cache_->Validate());
   if (method.storage == KvStorage::kSimulated) {
     plan->host_sealer_ = std::make_unique<SimulatedSealer>(method, *plan->cache_);
-  } else if (method.storage != KvStorage::kBf16) {
+  } else if (plan->cache_->seals()) {
     plan->host_sealer_ = std::make_unique<RuleSealer>(*plan->cache_, rules, encoder);
-    plan->rules_ = std::move(rules);
+    if (method.storage != KvStorage::kBf16) plan->rules_ = std::move(rules);
   }
-  if (options.token_windows && plan->cache_->seals()) {
+  if (options.token_windows && method.storage != KvStorage::kBf16) {
     // A row can only be shown as stored when the rows it is stored with exist.
     const int together =
         std::max(method.k_quantizer->tokens_per_run(), method.v_quantizer->tokens_per_run());
@@ -269,6 +300,7 @@ Result<std::unique_ptr<KvPlan>> KvPlan::WithBits(const BitMap& map) const {
   std::unique_ptr<KvPlan> plan(new KvPlan);
   plan->method_ = method_;
   plan->kv_heads_ = kv_heads_, plan->head_dim_ = head_dim_, plan->num_slots_ = num_slots_;
+  plan->num_history_ = num_history_;
   plan->calibrated_ = calibrated_;
   plan->token_window_ = token_window_;
   plan->k_ = k_, plan->v_ = v_;
@@ -277,18 +309,27 @@ Result<std::unique_ptr<KvPlan>> KvPlan::WithBits(const BitMap& map) const {
   plan->has_sensitivities_ = has_sensitivities_;
   plan->encoder_ = encoder_;
   std::vector<std::vector<BlockLayout>> blocks;
-  const BlockLayout& any = cache_->sealed.block(0, 0);
-  for (const std::vector<HeadBits>& layer : map) {
-    OSCAR_CHECK(std::cmp_equal(layer.size(), kv_heads_));
+  std::vector<bool> held;
+  size_t index = 0;  // in the map
+  for (int slot = 0; slot < num_slots_; ++slot) {
+    const std::span<const BlockPlace> places = cache_->sealed.blocks(slot);
     std::vector<BlockLayout>& heads = blocks.emplace_back();
+    held.push_back(cache_->sealed.Holds(slot));
+    if (!held.back()) {
+      for (const BlockPlace& place : places) heads.push_back(place.layout);
+      continue;
+    }
+    const std::vector<HeadBits>& layer = map[index++];
+    OSCAR_CHECK(std::cmp_equal(layer.size(), kv_heads_));
+    const BlockLayout& any = places.front().layout;
     for (const HeadBits& bits : layer) {
       heads.emplace_back(KindOf(bits.k), KindOf(bits.v), any.order(), any.head_dim(),
                          any.group_dims());
     }
   }
   plan->cache_ = std::make_unique<CacheConfig>(
-      CacheConfig{cache_->open, PageLayout(blocks), cache_->sink, cache_->recent, cache_->cell,
-                  cache_->pages_together, cache_->state});
+      CacheConfig{cache_->open, PageLayout(blocks, held), cache_->sink, cache_->recent,
+                  cache_->cell, cache_->pages_together, cache_->state, cache_->window});
   plan->host_sealer_ = std::make_unique<RuleSealer>(*plan->cache_, rules_, encoder_);
   return plan;
 }
@@ -315,12 +356,31 @@ std::string KvPlan::Describe() const {
 
 double KvPlan::StoredBits(int64_t tokens) const {
   OSCAR_CHECK(tokens > 0);
-  return 8.0 * static_cast<double>(StoredBytes(tokens)) /
-         (2.0 * static_cast<double>(tokens) * kv_heads_ * head_dim_ * num_slots_);
+  const double elements =
+      2.0 * kv_heads_ * head_dim_ *
+      (static_cast<double>(tokens) * num_history_ +
+       static_cast<double>(WindowedTokens(tokens)) * (num_slots_ - num_history_));
+  return 8.0 * static_cast<double>(StoredBytes(tokens)) / elements;
+}
+
+int64_t KvPlan::WindowedTokens(int64_t tokens) const {
+  const CacheConfig& config = *cache_;
+  const int64_t end = SequenceCache::SealedEndAt(config, tokens - config.recent);
+  return tokens - (end - config.sink / kPageTokens) * kPageTokens;
+}
+
+bool KvPlan::rotates_v() const {
+  return std::ranges::any_of(
+      v_, [](const SideTransform& side) { return side.kind != RotationKind::kNone; });
 }
 
 uint64_t KvPlan::StoredBytes(int64_t tokens) const {
-  if (bit_map_.empty()) return method_.StoredBytes(tokens, kv_heads_, head_dim_, num_slots_);
+  if (bit_map_.empty()) {
+    const auto windowed = static_cast<uint64_t>(num_slots_ - num_history_) *
+                          static_cast<uint64_t>(WindowedTokens(tokens));
+    return method_.StoredBytes(tokens, kv_heads_, head_dim_, num_history_) +
+           windowed * 2 * sizeof(Bf16) * static_cast<uint64_t>(kv_heads_ * head_dim_);
+  }
   const TokenSplit split = method_.Split(tokens);
   const PageLayout& open = cache_->open;
   return static_cast<uint64_t>(split.sink + split.newest) * (open.bytes() / kPageTokens) +

@@ -26,7 +26,8 @@ struct KvPlanOptions {
   std::optional<Rotation> rotation;
   std::optional<int> group_dims, sink, recent;
   std::optional<float> k_clip, v_clip;
-  // What two bits cost each head, by slot; methods that take bits spend theirs by it.
+  // What two bits cost each head, by layer with a history; methods that take bits spend theirs by
+  // it.
   std::optional<SensitivityMap> sensitivities;
   // History bits, metadata counted: 2.25 to 4.25 for groups of 128. Unset: all heads at 2 bits, or,
   // with sensitivities, kDefaultExtraBits more.
@@ -77,26 +78,33 @@ class KvPlan {
   // For pools in host memory; null where nothing is ever sealed. Devices seal by rules().
   const HostPageSealer* host_sealer() const { return host_sealer_.get(); }
   bool uses_calibrated_rotation() const { return calibrated_; }
-  // By slot and KV head; empty for methods whose bits are their own.
+  // By layer with a history and KV head; empty for methods whose bits are their own.
   const BitMap& bit_map() const { return bit_map_; }
   // Whether sensitivities decided it.
   bool has_sensitivities() const { return has_sensitivities_; }
   // Bits per number of sealed pages, metadata counted.
   double HistoryBits() const;
+  // Whether values are rotated in some layer.
+  bool rotates_v() const;
   // Tokens of KvPlanOptions::token_windows, at least 1; 0: windows end at pages.
   int64_t token_window() const { return token_window_; }
   // The sink that goes with it, in tokens.
   int64_t token_sink() const { return method_.defined_sink; }
   // "oscar+ (Hadamard), real, 2.3125 history bits, 1 of 32 sides at more than 2".
   std::string Describe() const;
-  // Bits per K/V number as stored at a context length, windows and metadata counted.
+  // Bits per K/V number as stored at a context length, windows and metadata counted. Of layers with
+  // a sliding window, what they still hold counts, both as bits and as numbers.
   double StoredBits(int64_t tokens) const;
   uint64_t StoredBytes(int64_t tokens) const;
 
  private:
   KvPlan() = default;
   KvMethod method_;
+  // Of a sequence of `tokens`, those that layers with a sliding window hold.
+  int64_t WindowedTokens(int64_t tokens) const;
+
   int kv_heads_ = 0, head_dim_ = 0, num_slots_ = 0;
+  int num_history_ = 0;  // slots whose layers see all tokens
   bool calibrated_ = false;
   int64_t token_window_ = 0;
   std::vector<SideTransform> k_, v_;

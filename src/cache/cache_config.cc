@@ -13,6 +13,11 @@ Status CacheConfig::Validate() const {
                                          value, kPageTokens));
     }
   }
+  if (window > 0 && (!seals() || recent < window - 1)) {
+    return InvalidArgument(fmt::format(
+        "recent window of {} tokens: layers with a sliding window see {}; set it to {} or more",
+        recent, window, PagesOf(window) * kPageTokens));
+  }
   if (cell <= 0 || cell % kPageTokens != 0) {
     return InvalidArgument(fmt::format(
         "prefill cell of {} tokens: must be a positive multiple of {}", cell, kPageTokens));

@@ -25,11 +25,16 @@ struct CacheConfig {
   // What a sequence keeps beside its keys and values, of one size whatever its length: the
   // recurrent states of all layers that have one. No bytes: the model has none.
   PageLayout state = PageLayout::OfBytes(0);
+  // The most tokens that a layer without blocks in sealed pages sees, the query's own among them;
+  // 0: there is none. At most `recent`, so that whatever such a layer still sees is open.
+  int64_t window = 0;
 
   bool has_state() const { return state.bytes() > 0; }
   bool seals() const { return pages_together > 0; }
   // The same where nothing is sealed: every page stands alone.
   int page_run() const { return std::max(1, pages_together); }
+  // The first position that a token at `length` sees in layers with a window.
+  int64_t WindowStart(int64_t length) const { return std::max<int64_t>(0, length - window + 1); }
   Status Validate() const;
 };
 

@@ -128,7 +128,7 @@ Bf16* LayeredAppend::VRow(int head, int64_t position) const {
 void LayeredAppend::SealLayer(ThreadPool& threads) {
   OSCAR_CHECK(layer_ == layers_sealed_, "layers are sealed in order");
   ++layers_sealed_;
-  if (sealed_.empty()) return;
+  if (sealed_.empty() || !config_.sealed.Holds(layer_)) return;
   // Models elsewhere than in host memory do not read by layers.
   const auto& sealer = dynamic_cast<const HostPageSealer&>(*cache_.pool().sealer());
   const auto together = static_cast<size_t>(config_.pages_together);

@@ -21,21 +21,37 @@ PageLayout::PageLayout(const std::vector<BlockLayout>& layers, int kv_heads)
     : PageLayout(ForAllHeads(layers, kv_heads)) {}
 
 PageLayout::PageLayout(const std::vector<std::vector<BlockLayout>>& blocks)
-    : kv_heads_(blocks.empty() ? 1 : static_cast<int>(blocks[0].size())) {
-  for (const std::vector<BlockLayout>& layer : blocks) {
-    OSCAR_CHECK(std::cmp_equal(layer.size(), kv_heads_) && kv_heads_ > 0);
-    for (const BlockLayout& layout : layer) {
+    : PageLayout(blocks, std::vector<bool>(blocks.size(), true)) {}
+
+PageLayout::PageLayout(const std::vector<std::vector<BlockLayout>>& blocks,
+                       const std::vector<bool>& held)
+    : held_(held), kv_heads_(blocks.empty() ? 1 : static_cast<int>(blocks[0].size())) {
+  OSCAR_CHECK(held_.size() == blocks.size());
+  for (size_t i = 0; i < blocks.size(); ++i) {
+    OSCAR_CHECK(std::cmp_equal(blocks[i].size(), kv_heads_) && kv_heads_ > 0);
+    for (const BlockLayout& layout : blocks[i]) {
       blocks_.push_back({layout, bytes_});
+      if (!held_[i]) continue;
       bytes_ += layout.block_bytes();
       elements_ += uint64_t{2} * kPageTokens * static_cast<uint64_t>(layout.head_dim());
     }
   }
 }
 
+bool PageLayout::HoldsAll() const {
+  return std::ranges::all_of(held_, [](bool held) { return held; });
+}
+
 bool PageLayout::is_uniform() const {
-  return std::ranges::all_of(blocks_, [&](const BlockPlace& place) {
-    return place.layout.is_uniform() && place.layout == blocks_.front().layout;
-  });
+  const BlockLayout* first = nullptr;
+  for (int i = 0; i < num_layers(); ++i) {
+    for (const BlockPlace& place : blocks(i)) {
+      if (!Holds(i)) continue;
+      if (first == nullptr) first = &place.layout;
+      if (!place.layout.is_uniform() || place.layout != *first) return false;
+    }
+  }
+  return true;
 }
 
 }  // namespace oscar

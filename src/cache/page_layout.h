@@ -2,6 +2,8 @@
 // KV heads in one piece; a block (cache/block_layout.h) is what one (layer, KV head) has in it.
 // Blocks follow each other by layer, then by head, and may differ in size: a method may give some
 // heads more bits. All pages of one kind (open, sealed) of a cache have the same layout. Immutable.
+//
+// Sealed pages hold no blocks of layers with a sliding window: what such a layer sees is open.
 #pragma once
 
 #include <cstddef>
@@ -31,10 +33,14 @@ class PageLayout {
     layout.bytes_ = bytes;
     return layout;
   }
+  // Of the layers for which `held` says so; the others take no bytes. REQUIRES: one is held.
+  PageLayout(const std::vector<std::vector<BlockLayout>>& blocks, const std::vector<bool>& held);
 
   int num_layers() const { return static_cast<int>(blocks_.size()) / kv_heads_; }
   int kv_heads() const { return kv_heads_; }
-  // All KV heads of a layer, in order.
+  bool Holds(int layer) const { return held_[static_cast<size_t>(layer)]; }
+  bool HoldsAll() const;
+  // All KV heads of a layer, in order; of one that is not held, places of no size.
   std::span<const BlockPlace> blocks(int layer) const {
     const auto heads = static_cast<size_t>(kv_heads_);
     return std::span(blocks_).subspan(static_cast<size_t>(layer) * heads, heads);
@@ -47,10 +53,11 @@ class PageLayout {
   }
   // All KV heads of a layer, which lie together.
   size_t LayerBytes(int layer) const {
+    if (!Holds(layer)) return 0;
     const BlockPlace& last = blocks(layer).back();
     return last.offset + last.layout.block_bytes() - BlockOffset(layer, 0);
   }
-  // Whether every block of the page is of one layout.
+  // Whether every block that the page holds is of one layout.
   bool is_uniform() const;
   size_t bytes() const { return bytes_; }
   // K and V numbers that one page holds.
@@ -58,6 +65,7 @@ class PageLayout {
 
  private:
   std::vector<BlockPlace> blocks_;  // [layers][kv_heads]
+  std::vector<bool> held_;          // [layers]
   int kv_heads_;
   size_t bytes_ = 0;
   uint64_t elements_ = 0;

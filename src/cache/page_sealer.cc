@@ -9,6 +9,7 @@ uint64_t HostPageSealer::SealPages(std::span<const std::byte* const> open,
   std::atomic<uint64_t> saturated{0};
   threads.ParallelFor(config_.open.num_layers(), [&](int64_t unit, int) {
     const int layer = static_cast<int>(unit);
+    if (!config_.sealed.Holds(layer)) return;
     std::vector<const std::byte*> from;
     std::vector<std::byte*> to;
     for (size_t i = 0; i < open.size(); ++i) {

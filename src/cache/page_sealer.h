@@ -31,6 +31,7 @@ class HostPageSealer : public PageSealer {
   uint64_t SealPages(std::span<const std::byte* const> open, std::span<std::byte* const> sealed,
                      ThreadPool& threads) const override;
   // `open` and `sealed` point to one layer's blocks (all KV heads, in order) in each of the pages.
+  // REQUIRES: sealed pages hold the layer.
   virtual int Seal(int layer, std::span<const std::byte* const> open,
                    std::span<std::byte* const> sealed) const = 0;
 

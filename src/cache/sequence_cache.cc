@@ -73,13 +73,13 @@ void SequenceCache::ForgetSnapshots(int64_t length) {
 
 Bf16* SequenceCache::KRow(int layer, int head, int64_t position) const {
   const auto token = static_cast<int>(position % kPageTokens);
-  return reinterpret_cast<Bf16*>(OpenBlock(layer, head, position) +
+  return reinterpret_cast<Bf16*>(RowBlock(layer, head, position) +
                                  config_->open.block(layer, 0).KRow(token));
 }
 
 Bf16* SequenceCache::VRow(int layer, int head, int64_t position) const {
   const auto token = static_cast<int>(position % kPageTokens);
-  return reinterpret_cast<Bf16*>(OpenBlock(layer, head, position) +
+  return reinterpret_cast<Bf16*>(RowBlock(layer, head, position) +
                                  config_->open.block(layer, 0).VRow(token));
 }
 
@@ -171,6 +171,8 @@ SequenceCache SequenceCache::FromPages(const CacheConfig& config, PagePool& pool
   }
   OSCAR_CHECK(static_cast<bool>(state) == (config.has_state() && length > 0));
   cache.length_ = length;
+  OSCAR_CHECK(LengthWithWindow(config, length, [&](int64_t j) { return cache.is_sealed(j); }) ==
+              length);
   cache.next_to_seal_ = cache.sealed_end();
   cache.state_ = std::move(state);
   return cache;
@@ -245,7 +247,7 @@ int64_t SequenceCache::TrimmedLength(int64_t length) const {
   if (over != 0 && is_sealed(PagesOf(length) - 1)) {
     length = (PagesOf(length) - over) * kPageTokens;
   }
-  return length;
+  return LengthWithWindow(*config_, length, [&](int64_t j) { return is_sealed(j); });
 }
 
 int64_t SequenceCache::Trim(int64_t length) {
@@ -278,8 +280,9 @@ CacheUsage SequenceCache::Usage() const {
   CacheUsage usage;
   usage.tokens = static_cast<uint64_t>(length_);
   usage.saturated = saturated_;
-  const double elements_per_token = static_cast<double>(config_->open.elements()) / kPageTokens;
-  double bits = 0.0;
+  // Of layers with a window, what is still held counts.
+  const double per_open_row = static_cast<double>(config_->open.elements()) / kPageTokens;
+  double bits = 0.0, elements = 0.0;
   for (int64_t i = 0; i < num_pages(); ++i) {
     const size_t bytes = page(i).layout().bytes();
     usage.bytes += bytes;
@@ -287,10 +290,12 @@ CacheUsage SequenceCache::Usage() const {
     if (is_sealed(i)) {
       ++usage.sealed_pages;
       bits += 8.0 * static_cast<double>(bytes);
+      elements += static_cast<double>(config_->sealed.elements());
     } else {
       ++usage.open_pages;
       const int64_t held = std::clamp<int64_t>(length_ - i * kPageTokens, 0, kPageTokens);
-      bits += 16.0 * elements_per_token * static_cast<double>(held);
+      bits += 16.0 * per_open_row * static_cast<double>(held);
+      elements += per_open_row * static_cast<double>(held);
     }
   }
   if (state_) usage.state_bytes = (1 + snapshots_.size()) * config_->state.bytes();
@@ -299,9 +304,8 @@ CacheUsage SequenceCache::Usage() const {
     usage.state_bytes -= config_->state.bytes();
   }
   usage.bytes += usage.state_bytes;
-  usage.bf16_bytes = static_cast<uint64_t>(2.0 * elements_per_token * static_cast<double>(length_));
-  if (length_ > 0) bits /= elements_per_token * static_cast<double>(length_);
-  usage.bits_per_element = bits;
+  usage.bf16_bytes = static_cast<uint64_t>(2.0 * elements);
+  usage.bits_per_element = length_ > 0 && elements > 0.0 ? bits / elements : bits;
   return usage;
 }
 

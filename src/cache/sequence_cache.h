@@ -48,6 +48,18 @@ struct AppendCost {
   int64_t reserve = 0;    // open pages, copies of a shared last page or state included
 };
 
+// The largest length <= `length` at which layers with a window find open what they see; `is_sealed`
+// says it of page indices.
+template <typename IsSealed>
+int64_t LengthWithWindow(const CacheConfig& config, int64_t length, const IsSealed& is_sealed) {
+  if (config.window == 0) return length;
+  for (int64_t j = PagesOf(length) - 1;
+       j >= 0 && (j + 1) * kPageTokens > config.WindowStart(length); --j) {
+    if (is_sealed(j)) length = j * kPageTokens;
+  }
+  return length;
+}
+
 class SequenceCache {
  public:
   struct StoredPage {
@@ -59,8 +71,8 @@ class SequenceCache {
   SequenceCache(const CacheConfig& config, PagePool& pool);
   // A sequence of `length` tokens on pages that exist already (shared with whoever holds them);
   // exactly as many as the tokens need. Pages of the sink and a partly used last page are open;
-  // pages that are sealed together are all sealed or all open. `state`: after the last token, where
-  // the configuration has states.
+  // pages that are sealed together are all sealed or all open, and so are those that layers with a
+  // window still see. `state`: after the last token, where the configuration has states.
   static SequenceCache FromPages(const CacheConfig& config, PagePool& pool,
                                  std::vector<StoredPage> pages, int64_t length, PageRef state = {});
   SequenceCache(SequenceCache&&) = default;
@@ -103,8 +115,8 @@ class SequenceCache {
   // sequence its own copy of a partly filled page, and of a state, that it shares. On
   // kResourceExhausted nothing has changed.
   Status Reserve(int64_t num_tokens);
-  // Where the row of an open position lies; [D] numbers each. Positions below length + the last
-  // Reserve. CPU order only.
+  // Where the row of a position lies, in an open page or a sealed one of BF16; [D] numbers each.
+  // Positions below length + the last Reserve. CPU order only.
   Bf16* KRow(int layer, int head, int64_t position) const;
   Bf16* VRow(int layer, int head, int64_t position) const;
   // The rows of the next `num_tokens` positions have been written.
@@ -134,9 +146,9 @@ class SequenceCache {
   // page is copied by whichever of the two writes first.
   SequenceCache Fork() const;
   // Keeps the first `length` tokens. Pages that were sealed together cannot lose part of their
-  // tokens, so the length is lowered to the start of the first; a state cannot go back at all, so
-  // it is lowered to the newest snapshot, or to nothing. Returns the length kept. Gives back
-  // reserved pages, too.
+  // tokens, so the length is lowered to the start of the first, and to where layers with a window
+  // find open what they see; a state cannot go back at all, so it is lowered to the newest
+  // snapshot, or to nothing. Returns the length kept. Gives back reserved pages, too.
   int64_t Trim(int64_t length);
 
   CacheUsage Usage() const;
@@ -146,9 +158,10 @@ class SequenceCache {
 
  private:
   friend class LayeredAppend;
-  std::byte* OpenBlock(int layer, int head, int64_t position) const {
-    OSCAR_DCHECK(!is_sealed(position / kPageTokens));
-    return page(position / kPageTokens).Block(layer, head).data();
+  std::byte* RowBlock(int layer, int head, int64_t position) const {
+    const PageRef& at = page(position / kPageTokens);
+    OSCAR_DCHECK(at.layout().Holds(layer) && at.layout().block(layer, head).is_bf16());
+    return at.Block(layer, head).data();
   }
   void Append(PageRef page, bool sealed);
   void Replace(int64_t index, PageRef page, bool sealed);

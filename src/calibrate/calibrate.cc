@@ -81,12 +81,13 @@ Status Capture::Pass(const std::vector<std::vector<int32_t>>& sequences, DumpWri
   // Only exact scores and dumps need a sequence's rows side by side.
   const bool whole = dump != nullptr || options_.fit.objectives.v == Objective::kSstExact;
   const auto num_layers = static_cast<size_t>(model_.spec().num_layers());
-  const std::vector<int> kv_layers = model_.spec().kv_layers();
+  // What layers with a sliding window see stays BF16: they need no rotation.
+  const std::vector<int> kv_layers = model_.spec().history_layers();
   const auto kv_width = static_cast<size_t>(shape_.num_kv_heads * shape_.head_dim);
   OSCAR_RETURN_IF_ERROR(
       model_.model().SetTap([&](int layer, size_t, std::span<const float> q,
                                 std::span<const float> k, std::span<const float> v) {
-        if (!status_.ok()) return;
+        if (!status_.ok() || std::ranges::find(kv_layers, layer) == kv_layers.end()) return;
         if (whole) {
           Rows& rows = rows_[static_cast<size_t>(layer)];
           rows.q.insert(rows.q.end(), q.begin(), q.end());
@@ -352,7 +353,8 @@ Result<SensitivityResult> CalibrateSensitivities(const SensitivityRequest& reque
   plain.k_clip = plain.v_clip = std::nullopt;
   OSCAR_ASSIGN_OR_RETURN(const std::unique_ptr<LoadedModel> plan, LoadedModel::Plan(plain));
   const ModelSpec& spec = plan->spec();
-  const int sides = 2 * spec.num_kv_layers() * spec.attention().num_kv_heads;
+  const int sides =
+      2 * static_cast<int>(spec.history_layers().size()) * spec.attention().num_kv_heads;
   options.use_proxy = request.measure == SensitivityMeasure::kProxy ||
                       (request.measure == SensitivityMeasure::kAuto && sides > kMaxSidesEndToEnd);
   OSCAR_ASSIGN_OR_RETURN(const Tokenizer tokenizer, Tokenizer::Load(plan->directory()));

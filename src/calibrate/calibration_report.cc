@@ -108,7 +108,7 @@ std::string ErrorMap(const Calibration& c, bool keys) {
     values.emplace_back();
     for (const auto& [k, v] : errors) values.back().push_back(keys ? k : v);
     columns.clear();
-    for (size_t i = 0; i < errors.size(); ++i) columns.push_back(std::to_string(i));
+    for (const auto& [layer, sides] : c.rotation.layers) columns.push_back(std::to_string(layer));
   }
   ChartOptions options;
   // Both maps in the same colours.

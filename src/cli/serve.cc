@@ -67,7 +67,10 @@ GpuPlan PlanForGpus(const ServeArguments& arguments, const LoadedModel& planned,
   const ModelConfig& config = planned.config();
   const bool fp8 = planned.has_fp8_weights();
   GpuPlan plan;
-  plan.shares = PlanGpus(planned.spec(), fp8 ? TensorTable::Fp8::kAll : TensorTable::Fp8::kNone,
+  plan.shares = PlanGpus(planned.spec(),
+                         planned.HasMxfp4Experts() ? TensorTable::Fp8::kMxfp4Experts
+                         : fp8                     ? TensorTable::Fp8::kAll
+                                                   : TensorTable::Fp8::kNone,
                          fp8 && config.quantization_method == "fp8" ? config.fp8_block_rows : 1,
                          planned.kv(), tokens, arguments.gpu_memory);
   const GpuShare& last = plan.shares.back();

@@ -121,7 +121,7 @@ Result<Target> ReadTarget(const fs::path& model) {
   OSCAR_ASSIGN_OR_RETURN(const std::unique_ptr<WeightSource> weights,
                          OpenCheckpointWeights(plan->directory().string()));
   Target out;
-  out.layers = plan->spec().kv_layers();
+  out.layers = plan->spec().history_layers();
   out.head_dim = plan->spec().attention().head_dim;
   out.kv_heads = plan->spec().attention().num_kv_heads;
   out.fingerprint = fmt::format("{:016x}", weights->Fingerprint());

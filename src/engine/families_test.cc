@@ -7,6 +7,7 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "base/mxfp4.h"
 #include "engine/engine_test_util.h"
 #include "engine/page_budget.h"
 #include "engine/tiny_model.h"
@@ -65,7 +66,8 @@ TEST_P(FamilyTest, SchedulingChangesNoAnswer) {
   const uint64_t tight =
       PeakBytes(config, 201, 301) + 2 * config.open.bytes() + 2 * config.state.bytes();
   constexpr int64_t kAnswer = 90;
-  // Whether two requests meet in the tight pool is a matter of timing, so rounds go on until they did.
+  // Whether two requests meet in the tight pool is a matter of timing, so rounds go on until they
+  // did.
   constexpr int kRounds = 2, kMostRounds = 40;
   for (const uint64_t budget : {uint64_t{1} << 28, tight}) {
     TinyModel tiny(checkpoint_.path(), SmallWindows(), 2, {}, false, budget);
@@ -115,7 +117,8 @@ TEST_P(FamilyTest, SchedulingChangesNoAnswer) {
 INSTANTIATE_TEST_SUITE_P(Families, FamilyTest,
                          testing::Values("qwen2", "mistral", "qwen3_moe", "qwen3_moe_fp8",
                                          "glm4_moe", "glm4_moe_fp8", "minimax_m2", "minimax_m2_fp8",
-                                         "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_fp8", "qwen3_next"),
+                                         "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_fp8", "qwen3_next",
+                                         "gpt_oss", "gpt_oss_mxfp4"),
                          [](const auto& item) { return std::string(item.param); });
 
 // --- Shapes that no golden has ------------------------------------------------------------------
@@ -132,12 +135,14 @@ std::string ConfigFor(const Shape& shape) {
   json["num_key_value_heads"] = shape.kv_heads;
   json["head_dim"] = shape.dim;
   json["num_experts_per_tok"] = shape.chosen;
+  if (json.contains("experts_per_token")) json["experts_per_token"] = shape.chosen;
   if (json.contains("rotary_dim")) json["rotary_dim"] = shape.dim / 2;
   for (const char* key : {"num_experts", "n_routed_experts", "num_local_experts"}) {
     if (json.contains(key)) json[key] = shape.experts;
   }
   const bool is_minimax = json["model_type"] == "minimax_m2";
-  json[is_minimax ? "intermediate_size" : "moe_intermediate_size"] = shape.width;
+  const bool is_gpt_oss = json["model_type"] == "gpt_oss";
+  json[is_minimax || is_gpt_oss ? "intermediate_size" : "moe_intermediate_size"] = shape.width;
   if (json["model_type"] == "glm4_moe") {
     json["n_group"] = shape.groups;
     json["topk_group"] = shape.kept;
@@ -208,7 +213,11 @@ INSTANTIATE_TEST_SUITE_P(Shapes, ShapeTest,
                                          Shape{"minimax_m2", 64, 4, 4, 64, 7, 2, 29, 1, 1, 0},
                                          Shape{"minimax_m2", 96, 2, 1, 256, 32, 8, 16, 1, 1, 0},
                                          Shape{"minimax_m2_fp8", 160, 4, 2, 128, 4, 2, 144, 1, 1,
-                                               0}),
+                                               0},
+                                         Shape{"gpt_oss", 80, 6, 3, 64, 5, 1, 31, 1, 1, 0},
+                                         Shape{"gpt_oss", 64, 8, 1, 128, 16, 4, 40, 1, 1, 0},
+                                         Shape{"gpt_oss_mxfp4", 64, 2, 2, 256, 32, 4, 96, 1, 1, 0},
+                                         Shape{"gpt_oss_mxfp4", 160, 16, 2, 64, 3, 3, 32, 1, 1, 0}),
                          [](const auto& item) {
                            const Shape& s = item.param;
                            return std::string(s.family) + "_" + std::to_string(item.index);
@@ -309,6 +318,62 @@ TEST(FamilyCheckpoints, Fp8ExpertsStayFp8) {
   }
 }
 
+// The same numbers as BF16, input-major as a re-export has them.
+void MultiplyOutMxfp4(TinyTensors* tensors) {
+  TinyTensors out;
+  for (auto& [name, tensor] : *tensors) {
+    if (name.ends_with("_scales")) continue;
+    if (!name.ends_with("_blocks")) {
+      out[name] = std::move(tensor);
+      continue;
+    }
+    const std::string base = name.substr(0, name.size() - std::strlen("_blocks"));
+    const std::string& scales = tensors->at(base + "_scales").bytes;
+    const auto experts = tensor.shape[0], outputs = tensor.shape[1], inputs = tensor.shape[2] * 32;
+    TinyTensor plain{"BF16", {experts, inputs, outputs}, {}};
+    plain.bytes.resize(static_cast<size_t>(experts * outputs * inputs) * sizeof(Bf16));
+    for (int64_t i = 0; i < experts * outputs * inputs; ++i) {
+      const int64_t row = i / inputs, to = (row / outputs * inputs + i % inputs) * outputs;
+      const auto two = static_cast<uint8_t>(tensor.bytes[static_cast<size_t>(i / 2)]);
+      const Bf16 value = Mxfp4ToBf16(static_cast<uint8_t>(two >> (i % 2 * 4) & 15),
+                                     static_cast<uint8_t>(scales[static_cast<size_t>(i / 32)]));
+      std::memcpy(plain.bytes.data() + static_cast<size_t>(to + row % outputs) * sizeof(Bf16),
+                  &value, sizeof(value));
+    }
+    out[base] = std::move(plain);
+  }
+  *tensors = std::move(out);
+}
+
+// Bit for bit, in a quarter of the memory.
+TEST(FamilyCheckpoints, Mxfp4IsItsValues) {
+  const std::vector<int32_t> ids = SomeIds(40);
+  const TinyCheckpoint packed(ConfigOf("gpt_oss_mxfp4"));
+  const TinyCheckpoint plain(ConfigOf("gpt_oss_mxfp4"), MultiplyOutMxfp4);
+  for (const bool portable : {false, true}) {
+    BackendOptions options;
+    options.portable = portable;
+    TinyModel first(packed.path(), TinyModel::Bf16(), 2, options);
+    TinyModel second(plain.path(), TinyModel::Bf16(), 2, options);
+    ASSERT_TRUE(first.status.ok()) << first.status.ToString();
+    ASSERT_TRUE(second.status.ok()) << second.status.ToString();
+    EXPECT_EQ(first.Logits(ids), second.Logits(ids));
+    uint64_t weights = 0;
+    const TensorTable table(first.spec);
+    for (const TensorDecl& tensor : table.tensors()) {
+      if (tensor.expert >= 0 && tensor.kind == TensorKind::kMatrix)
+        weights += tensor.num_elements();
+    }
+    // 2 bytes against 17 / 32, widths here being whole panels.
+    EXPECT_EQ(second.model->weight_bytes() - first.model->weight_bytes(), weights * 47 / 32);
+    // What a pass read of its experts is told as it lies.
+    const ExpertTraffic a = first.model->backend().expert_traffic();
+    const ExpertTraffic b = second.model->backend().expert_traffic();
+    EXPECT_EQ(a.experts, b.experts);
+    EXPECT_EQ(a.bytes * 64, b.bytes * 17);
+  }
+}
+
 TEST(FamilyCheckpoints, FaultsAreNamed) {
   struct Fault {
     const char* family;
@@ -370,6 +435,63 @@ TEST(FamilyCheckpoints, FaultsAreNamed) {
          t->at("model.layers.0.mlp.experts.2.down_proj.weight").bytes[5] = '\x7f';
        },
        {"model.layers.0.mlp.experts.2.down_proj.weight", "not a number at element 5"}},
+      {"gpt_oss",
+       cut("model.layers.2.self_attn.sinks", {3}),
+       {"model.layers.2.self_attn.sinks", "[3]", "[4]"}},
+      {"gpt_oss",
+       [](TinyTensors* t) { t->erase("model.layers.1.self_attn.sinks"); },
+       {"model.layers.1.self_attn.sinks"}},
+      {"gpt_oss",
+       [](TinyTensors* t) {
+         const uint16_t nan = 0x7fc0;
+         std::memcpy(t->at("model.layers.0.self_attn.sinks").bytes.data() + 2, &nan, 2);
+       },
+       {"model.layers.0.self_attn.sinks", "not a finite number at element 1"}},
+      {"gpt_oss",
+       [](TinyTensors* t) { t->erase("model.layers.1.self_attn.o_proj.bias"); },
+       {"model.layers.1.self_attn.o_proj.bias"}},
+      {"gpt_oss",
+       [](TinyTensors* t) { t->erase("model.layers.1.mlp.router.bias"); },
+       {"model.layers.1.mlp.router.bias"}},
+      {"gpt_oss",
+       [](TinyTensors* t) { t->erase("model.layers.1.mlp.experts.gate_up_proj_bias"); },
+       {"model.layers.1.mlp.experts.gate_up_proj_bias"}},
+      {"gpt_oss",
+       cut("model.layers.1.mlp.experts.down_proj_bias", {6, 95}),
+       {"model.layers.1.mlp.experts.down_proj_bias", "[95]", "[96]"}},
+      {"gpt_oss",
+       cut("model.layers.1.mlp.experts.down_proj", {5, 64, 96}),
+       {"model.layers.1.mlp.experts.down_proj", "[5, 64, 96]", "expert 5"}},
+      {"gpt_oss",
+       [](TinyTensors* t) {
+         t->at("model.layers.1.mlp.experts.down_proj").shape = {6, 96, 64};
+       },
+       {"model.layers.1.mlp.experts.down_proj", "[96, 64]", "[64, 96]"}},
+      {"gpt_oss",
+       [](TinyTensors* t) { t->erase("model.layers.2.mlp.experts.gate_up_proj"); },
+       {"model.layers.2.mlp.experts.gate_up_proj"}},
+      {"gpt_oss_mxfp4",
+       [](TinyTensors* t) { t->erase("model.layers.2.mlp.experts.gate_up_proj_scales"); },
+       {"model.layers.2.mlp.experts.gate_up_proj_scales"}},
+      {"gpt_oss_mxfp4",
+       cut("model.layers.2.mlp.experts.gate_up_proj_scales", {6, 128, 2}),
+       {"model.layers.2.mlp.experts.gate_up_proj_scales", "[128, 2]", "[128, 3]"}},
+      {"gpt_oss_mxfp4",
+       cut("model.layers.0.mlp.experts.down_proj_blocks", {6, 96, 2, 8}),
+       {"model.layers.0.mlp.experts.down_proj_blocks", "[96, 2, 8]", "[96, 2, 16]"}},
+      {"gpt_oss_mxfp4",
+       [](TinyTensors* t) { t->at("model.layers.0.mlp.experts.down_proj_blocks").dtype = "I8"; },
+       {"model.layers.0.mlp.experts.down_proj_blocks", "I8", "U8"}},
+      {"gpt_oss_mxfp4",
+       [](TinyTensors* t) {
+         t->at("model.layers.2.mlp.experts.down_proj_scales").bytes[5] = '\xff';
+       },
+       {"model.layers.2.mlp.experts.down_proj_scales", "255", "element 5", "not a number"}},
+      {"gpt_oss_mxfp4",
+       [](TinyTensors* t) {
+         t->at("model.layers.2.mlp.experts.down_proj_scales").bytes[7] = '\x01';
+       },
+       {"model.layers.2.mlp.experts.down_proj_scales", "block scale 1 ", "out of range"}},
       {"qwen2",
        [](TinyTensors* t) { t->erase("model.layers.1.self_attn.k_proj.bias"); },
        {"model.layers.1.self_attn.k_proj.bias"}},

@@ -49,7 +49,7 @@ std::string ProblemOf(const ModelSpec& spec, int block_rows, int gpus) {
 std::vector<GpuShare> PlanGpus(const ModelSpec& spec, TensorTable::Fp8 fp8, int block_rows,
                                const KvPlan& kv, int64_t tokens, uint64_t gpu_memory) {
   const TensorTable table(spec);
-  const bool rotates_v = kv.v(0).kind != RotationKind::kNone;
+  const bool rotates_v = kv.rotates_v();
   const int kv_heads = spec.attention().num_kv_heads;
   const uint64_t conversation = kv.StoredBytes(tokens);
   std::vector<GpuShare> shares;

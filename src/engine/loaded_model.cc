@@ -171,7 +171,7 @@ Status LoadedModel::FindRotation(const ModelOptions& options, KvPlanOptions& pla
   bool wants_rotation = true;
   if (info.takes_bits && IsDirectory(place) && Exists(place / kSensitivityFileName)) {
     OSCAR_ASSIGN_OR_RETURN(const Sensitivities found, ReadSensitivities(place));
-    Result<SensitivityMap> map = MapOf(found, spec_.kv_layers(), attention.num_kv_heads);
+    Result<SensitivityMap> map = MapOf(found, spec_.history_layers(), attention.num_kv_heads);
     if (!map.has_value()) return map.error().WithContext(pair);
     plan.sensitivities = std::move(*map);
     rotation_model_ = found.model_fingerprint;
@@ -188,8 +188,9 @@ Status LoadedModel::FindRotation(const ModelOptions& options, KvPlanOptions& pla
         place.string(), model, rotation_model_));
   }
   if (!model.empty()) rotation_model_ = model;
-  return CheckRotationFits(*plan.rotation, spec_.kv_layers(), attention.head_dim,
-                           attention.num_kv_heads, /*model_fingerprint=*/"")
+  return CheckRotationFits(*plan.rotation, spec_.history_layers(), attention.head_dim,
+                           attention.num_kv_heads, /*model_fingerprint=*/"",
+                           /*unused_ids=*/spec_.kv_layers())
       .WithContext(pair);
 }
 
@@ -209,12 +210,17 @@ std::string LoadedModel::DescribeBits() const {
 
 Status LoadedModel::PlanMemory(const ModelOptions& options) {
   MemoryPlan& memory = memory_;
-  const bool is_fp8 = options.weights == WeightFormat::kFp8 ||
-                      (!options.random_weights && !config_.quantization_method.empty());
+  const bool is_mxfp4 = HasMxfp4Experts();
+  const bool is_fp8 =
+      !is_mxfp4 && (options.weights == WeightFormat::kFp8 ||
+                    (!options.random_weights && !config_.quantization_method.empty()));
   has_fp8_weights_ = is_fp8;
   using Fp8 = TensorTable::Fp8;
-  const Fp8 fp8 = !is_fp8 ? Fp8::kNone : device_ == Device::kCuda ? Fp8::kAll : Fp8::kExperts;
-  memory.weight_bytes = TensorTable(spec_).Bytes(fp8, plan_->v(0).kind != RotationKind::kNone);
+  const Fp8 fp8 = is_mxfp4                   ? Fp8::kMxfp4Experts
+                  : !is_fp8                  ? Fp8::kNone
+                  : device_ == Device::kCuda ? Fp8::kAll
+                                             : Fp8::kExperts;
+  memory.weight_bytes = TensorTable(spec_).Bytes(fp8, plan_->rotates_v());
   memory.open_page_bytes = plan_->cache().open.bytes();
   memory.sealed_page_bytes = plan_->cache().sealed.bytes();
   memory.state_bytes = plan_->cache().state.bytes();
@@ -292,7 +298,7 @@ Result<std::unique_ptr<LoadedModel>> LoadedModel::Load(const ModelOptions& optio
   OSCAR_ASSIGN_OR_RETURN(std::unique_ptr<LoadedModel> loaded, Plan(options));
   std::unique_ptr<WeightSource> source;
   if (options.random_weights) {
-    source = MakeRandomWeights(options.weights_seed);
+    source = MakeRandomWeights(options.weights_seed, loaded->HasMxfp4Experts());
     LogWarning("random weights: speed is real, answers mean nothing");
   } else {
     const ModelConfig& config = loaded->config_;

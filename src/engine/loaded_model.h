@@ -43,6 +43,8 @@ class LoadedModel {
   const MemoryPlan& memory() const { return memory_; }
   // Whether weights are FP8, in the checkpoint or by the options.
   bool has_fp8_weights() const { return has_fp8_weights_; }
+  // As the config says it, and random weights then have it too.
+  bool HasMxfp4Experts() const { return config_.quantization_method == "mxfp4"; }
   int64_t max_context() const { return max_context_; }
   const std::filesystem::path& directory() const { return directory_; }
   // Where the model runs: kCpu or kCuda.

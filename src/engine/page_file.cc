@@ -21,7 +21,7 @@ std::string FormatPageFile(const PageRecord& record, uint64_t key) {
   header.hash = record.hash;
   header.payload_bytes = record.payload.size();
   header.index = static_cast<uint32_t>(record.index);
-  header.sealed = record.sealed ? 1 : 0;
+  header.sealed = record.in_window ? 2 : record.sealed ? 1 : 0;
   std::copy_n(record.tokens.begin(), kPageTokens, header.tokens);
   std::string bytes(reinterpret_cast<const char*>(&header), sizeof(header));
   bytes.append(reinterpret_cast<const char*>(record.payload.data()), record.payload.size());
@@ -41,7 +41,7 @@ Result<PageRecord> ParsePageFile(std::string_view bytes, uint64_t hash,
       header.key != format.key) {
     return Unexpected(DataLoss("not a page of this model and format"));
   }
-  const size_t expected = header.sealed != 0 ? format.sealed_bytes : format.open_bytes;
+  const size_t expected = header.sealed == 1 ? format.sealed_bytes : format.open_bytes;
   if (header.payload_bytes != expected || bytes.size() != PageFileBytes(expected)) {
     return Unexpected(
         DataLoss(fmt::format("has {} bytes, a page of {} was expected", bytes.size(), expected)));
@@ -50,16 +50,18 @@ Result<PageRecord> ParsePageFile(std::string_view bytes, uint64_t hash,
   std::memcpy(&checksum, bytes.data() + body, sizeof(checksum));
   if (checksum != XXH3_64bits(bytes.data(), body)) return Unexpected(DataLoss("checksum differs"));
   const uint64_t computed =
-      XXH3_64bits_withSeed(header.tokens, sizeof(header.tokens), header.parent);
+      XXH3_64bits_withSeed(header.tokens, sizeof(header.tokens), header.parent) ^
+      (header.sealed == 2 ? kWindowPage : 0);
   if (header.hash != computed || computed != hash || header.index > kMaxPageIndex ||
-      header.sealed > 1) {
+      header.sealed > 2) {
     return Unexpected(DataLoss("its name and its tokens disagree"));
   }
   PageRecord record;
   record.parent = header.parent;
   record.hash = hash;
   record.index = header.index;
-  record.sealed = header.sealed != 0;
+  record.sealed = header.sealed == 1;
+  record.in_window = header.sealed == 2;
   record.tokens.assign(std::begin(header.tokens), std::end(header.tokens));
   const auto* payload = reinterpret_cast<const std::byte*>(bytes.data()) + sizeof(header);
   record.payload.assign(payload, payload + expected);

@@ -18,6 +18,10 @@ struct PageRecord {
   uint64_t hash = 0;
   int64_t index = 0;  // of the page in its sequence
   bool sealed = false;
+  // An open page that layers with a window see from where a text ends or diverges from others. Its
+  // hash is that of the tokens, xor kWindowPage: the sealed page of the same tokens is another
+  // file.
+  bool in_window = false;
   std::vector<int32_t> tokens;     // [64]
   std::vector<std::byte> payload;  // the page's bytes
 };
@@ -29,6 +33,7 @@ struct PageFileFormat {
 };
 
 inline constexpr char kPageFileMagic[8] = {'O', 'S', 'C', 'P', 'A', 'G', 'E', '1'};
+inline constexpr uint64_t kWindowPage = 0x9e3779b97f4a7c15;
 inline constexpr uint32_t kMaxPageIndex = 1u << 24;
 
 struct PageFileHeader {
@@ -38,7 +43,7 @@ struct PageFileHeader {
   uint64_t hash;
   uint64_t payload_bytes;
   uint32_t index;
-  uint32_t sealed;
+  uint32_t sealed;  // 1; 2: in_window
   int32_t tokens[kPageTokens];
 };
 static_assert(sizeof(PageFileHeader) == 48 + 4 * kPageTokens);

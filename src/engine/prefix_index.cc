@@ -134,8 +134,8 @@ int64_t PrefixIndex::KeptSealedEnd(const Path& path, int64_t length) const {
   return 0;
 }
 
-int64_t PrefixIndex::StoredLength(const Path& path, int64_t limit,
-                                  std::vector<bool>* sealed) const {
+int64_t PrefixIndex::StoredLength(const Path& path, int64_t limit, std::vector<bool>* sealed,
+                                  int64_t* without_window) const {
   int64_t length = std::min(limit, path.tokens);
   for (bool settled = false; !settled;) {
     settled = true;
@@ -164,6 +164,12 @@ int64_t PrefixIndex::StoredLength(const Path& path, int64_t limit,
       }
       j += count;
     }
+    if (!settled) continue;
+    if (*without_window == 0) *without_window = length;
+    const int64_t usable = LengthWithWindow(
+        config_, length, [&](int64_t j) { return (*sealed)[static_cast<size_t>(j)]; });
+    settled = usable == length;
+    length = usable;
   }
   return length;
 }
@@ -181,7 +187,7 @@ PrefixIndex::Use PrefixIndex::UseUpTo(const Path& path, int64_t limit, bool exac
   use.exact_tokens = length;
   if (!exact_only) {
     std::vector<bool> stored_sealed;
-    const int64_t stored = StoredLength(path, limit, &stored_sealed);
+    const int64_t stored = StoredLength(path, limit, &stored_sealed, &use.without_window);
     if (stored > length) {
       length = stored;
       sealed = std::move(stored_sealed);
@@ -218,7 +224,7 @@ PrefixIndex::Use PrefixIndex::UseWithState(const Path& path, int64_t limit, bool
 }
 
 PrefixIndex::Hit PrefixIndex::Match(const PageKey& key, int64_t limit, bool exact_only) {
-  Hit hit{SequenceCache(config_, pool_), true, 0, 0};
+  Hit hit{SequenceCache(config_, pool_), true, 0, 0, 0};
   const Path path = Walk(key, limit);
   if (path.tokens == 0 || limit <= 0) return hit;
   const bool has_state = config_.has_state();
@@ -226,6 +232,7 @@ PrefixIndex::Hit PrefixIndex::Match(const PageKey& key, int64_t limit, bool exac
       has_state ? UseWithState(path, limit, exact_only) : UseUpTo(path, limit, exact_only);
   const int64_t whole = std::min(limit, path.tokens) / kPageTokens * kPageTokens;
   if (has_state && whole > use.length) hit.without_state = whole;
+  hit.without_window = use.without_window;
   hit.exact = use.exact;
   hit.exact_tokens = use.exact_tokens;
   if (use.length == 0) return hit;
@@ -295,14 +302,15 @@ bool PrefixIndex::KeepTail(Node* parent, std::span<const int32_t> tokens, int ex
 }
 
 void PrefixIndex::Insert(const PageKey& key, const SequenceCache& cache, int64_t exact_tokens,
-                         Keep keep) {
+                         Keep keep, int64_t limit) {
   exact_tokens = std::min(exact_tokens, cache.length());
+  limit = std::min(limit, cache.length());
   std::unique_ptr<Node>& root = roots_[std::string(key.salt)];
   if (root == nullptr) root = std::make_unique<Node>();
   Node* at = root.get();
   const auto tokens = key.tokens.first(static_cast<size_t>(cache.length()));
   uint64_t group = 0;
-  for (int64_t j = 0; j * kPageTokens < cache.length(); ++j) {
+  for (int64_t j = 0; j * kPageTokens < limit; ++j) {
     const auto page_tokens = PageOf(tokens, static_cast<size_t>(j));
     const bool full = page_tokens.size() == kPageTokens, sealed = cache.is_sealed(j);
     if (!full && keep != Keep::kAll) break;
@@ -338,7 +346,17 @@ void PrefixIndex::Insert(const PageKey& key, const SequenceCache& cache, int64_t
       form.exact_tokens = exact;
       form.group = sealed ? group : 0;
     }
-    if (full && (sealed || j < sink_pages())) Store(*node, form.page, sealed);
+    // What is seen from where a text ends, or diverges from others, stays open; other open pages go
+    // when they are sealed.
+    if ((keep == Keep::kWindow || keep == Keep::kAll) && config_.window > 0 && !sealed &&
+        (j + 1) * kPageTokens > config_.WindowStart(limit)) {
+      node->in_window = true;
+    } else if (sealed && config_.window > 0 && !exact_only_ && !node->in_window) {
+      node->open = Form{};
+    }
+    // On disk, also the open pages before what is seen from an end: they will not be sealed there.
+    const bool is_tail = config_.window > 0 && (keep == Keep::kAll || node->in_window);
+    if (full && (sealed || j < sink_pages() || is_tail)) Store(*node, sealed);
     at = node;
     if (config_.has_state()) {
       const auto end = j * kPageTokens + static_cast<int64_t>(page_tokens.size());
@@ -382,30 +400,40 @@ bool PrefixIndex::Restore(const PageRecord& record) {
     parent = found->second.get();
   }
   const bool in_sink = record.index < sink_pages();
-  if (parent == nullptr || parent->index + 1 != record.index || record.sealed == in_sink) {
+  const bool is_kept = record.in_window ? config_.window > 0 && !in_sink : record.sealed != in_sink;
+  if (parent == nullptr || parent->index + 1 != record.index || !is_kept) {
     return true;  // its parent is gone
   }
   const PageLayout& shape = record.sealed ? config_.sealed : config_.open;
   if (pool_.bytes_in_use() + shape.bytes() > pool_.budget() / 2) return false;
   Result<PageRef> page = pool_.Allocate(shape);
   if (!page.has_value()) return false;
-  Node* const node = AddChild(parent, record.hash, record.tokens);
+  const uint64_t hash = record.in_window ? record.hash ^ kWindowPage : record.hash;
+  Node* node = FindChild(parent, hash, record.tokens);  // its other form came first
+  if (node == nullptr) node = AddChild(parent, hash, record.tokens);
   if (node == nullptr) return true;
-  if (!pool_.Write(*page, record.payload).ok()) return false;
+  if (!pool_.Write(*page, record.payload).ok()) {
+    if (!node->open.page && !node->sealed.page) Remove(node);
+    return false;
+  }
+  node->in_window = node->in_window || record.in_window;
   Form& form = record.sealed ? node->sealed : node->open;
   form.page = std::move(*page);
   form.group = record.sealed ? next_group_++ : 0;
   return true;
 }
 
-void PrefixIndex::Store(const Node& node, const PageRef& page, bool sealed) {
-  if (store_ == nullptr || !store_->Wants(node.hash, page.layout().bytes())) return;
+void PrefixIndex::Store(const Node& node, bool sealed) {
+  const PageRef& page = (sealed ? node.sealed : node.open).page;
+  const bool in_window = !sealed && node.index >= sink_pages();
+  const uint64_t hash = in_window ? node.hash ^ kWindowPage : node.hash;
+  if (store_ == nullptr || !store_->Wants(hash, page.layout().bytes())) return;
   const Node* root = node.parent;
   while (root->parent != nullptr) root = root->parent;
   const auto unsalted = roots_.find("");
   if (unsalted == roots_.end() || unsalted->second.get() != root) return;
   const uint64_t parent = node.index == 0 ? HashSalt("") : node.parent->hash;
-  PageRecord record{parent, node.hash, node.index, sealed, node.tokens, {}};
+  PageRecord record{parent, hash, node.index, sealed, in_window, node.tokens, {}};
   record.payload.resize(page.layout().bytes());
   if (pool_.Read(page, record.payload).ok()) store_->Put(std::move(record));
 }
@@ -530,7 +558,8 @@ std::vector<PrefixIndex::Branch> PrefixIndex::UnusedBranches(size_t limit) const
     Branch branch;
     // What lies above a fork belongs to every branch below it.
     bool forked = false;
-    uint64_t stored_bits = 0;  // counted as SequenceCache::Usage does: rows that hold a token
+    // Counted as SequenceCache::Usage does: rows that hold a token. `elements` is of whole pages.
+    uint64_t stored_bits = 0, elements = 0;
     const Node* node = leaf;
     for (; node->parent != nullptr; node = node->parent) {
       forked = forked || node->children.size() > 1;
@@ -543,6 +572,7 @@ std::vector<PrefixIndex::Branch> PrefixIndex::UnusedBranches(size_t limit) const
       const uint64_t bytes = form.page.layout().bytes();
       branch.usage.bytes += bytes;
       stored_bits += 8 * (sealed ? bytes : bytes * node->tokens.size() / kPageTokens);
+      elements += form.page.layout().elements() * node->tokens.size();
       branch.usage.shared_pages += shared ? 1 : 0;
       if (node->state) branch.usage.state_bytes += config_.state.bytes();
       (sealed ? branch.usage.sealed_pages : branch.usage.open_pages) += 1;
@@ -551,8 +581,7 @@ std::vector<PrefixIndex::Branch> PrefixIndex::UnusedBranches(size_t limit) const
     std::ranges::reverse(branch.pages);
     branch.usage.bytes += branch.usage.state_bytes;
     branch.usage.tokens = static_cast<uint64_t>(branch.tokens);
-    branch.usage.bf16_bytes =
-        static_cast<uint64_t>(branch.tokens) * config_.open.elements() * 2 / kPageTokens;
+    branch.usage.bf16_bytes = 2 * elements / kPageTokens;
     if (branch.tokens > 0) {
       branch.usage.bits_per_element =
           2.0 * static_cast<double>(stored_bits) / static_cast<double>(branch.usage.bf16_bytes);

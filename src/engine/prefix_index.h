@@ -15,6 +15,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <list>
 #include <memory>
 #include <span>
@@ -51,12 +52,15 @@ class PrefixIndex {
     // Leading tokens whose pages are there, of which a snapshot is lacking: whoever computes them
     // again may keep one. A multiple of a page; 0: there are no more of them than were used.
     int64_t without_state = 0;
+    // How long the hit would be if what layers with a window see there were kept, too.
+    int64_t without_window = 0;
   };
 
   enum class Keep : uint8_t {
     kImmutable,  // full sink pages and sealed pages: safe while the sequence grows
     kFullPages,  // open ones too, which the sequence then cannot seal in place
     kAll,        // and the partly filled last page: the sequence has ended
+    kWindow,     // full pages; what layers with a window see at the end stays open
   };
 
   // What the monitor shows of one kept branch.
@@ -77,12 +81,14 @@ class PrefixIndex {
   Hit Match(const PageKey& key, int64_t limit, bool exact_only);
   // Keeps the pages of `cache`, which holds the first tokens of `key`; `exact_tokens` of them are
   // exact. What is there already stays, unless it is less exact. Its snapshots are kept at pages
-  // that are, and with kAll its state as well.
-  void Insert(const PageKey& key, const SequenceCache& cache, int64_t exact_tokens, Keep keep);
+  // that are, and with kAll its state as well. With kWindow, pages below `limit` alone.
+  void Insert(const PageKey& key, const SequenceCache& cache, int64_t exact_tokens, Keep keep,
+              int64_t limit = std::numeric_limits<int64_t>::max());
 
-  // Pages without a salt that never change are also handed to `store`, which may be null, and those
-  // it has from an earlier run are taken up, as far as half of the budget reaches. They are not
-  // exact: another processor may have computed them. For methods that seal page by page.
+  // Pages without a salt that never change, and those in windows, are also handed to `store`, which
+  // may be null, and those it has from an earlier run are taken up, as far as half of the budget
+  // reaches. They are not exact: another processor may have computed them. For methods that seal
+  // page by page.
   void AttachStore(PrefixStore* store);
 
   // Drops least recently used pages that nobody else holds until `bytes` can be allocated. False
@@ -134,6 +140,9 @@ class PrefixIndex {
     PageRef state;
     bool state_exact = false;
     std::list<Node*>::iterator snapshot;  // in snapshots_, where there is a state
+    // The open form is what layers with a window see where texts diverge; it stays beside a sealed
+    // one.
+    bool in_window = false;
     // A sequence ended with this page, its pages [sink, kept_sealed_end) sealed; -1: none did.
     int64_t kept_sealed_end = -1;
     std::vector<Node*> children;
@@ -149,7 +158,8 @@ class PrefixIndex {
     int64_t length = 0;
     bool exact = true;
     int64_t exact_tokens = 0;
-    std::vector<bool> sealed;  // by page: which form
+    std::vector<bool> sealed;    // by page: which form
+    int64_t without_window = 0;  // see Hit
   };
 
   Node* FindChild(const Node* parent, uint64_t hash, std::span<const int32_t> tokens) const;
@@ -165,7 +175,9 @@ class PrefixIndex {
   // all below `length`, did so; 0 where there is none.
   int64_t KeptSealedEnd(const Path& path, int64_t length) const;
   // The longest length <= `limit`, and which pages are taken sealed.
-  int64_t StoredLength(const Path& path, int64_t limit, std::vector<bool>* sealed) const;
+  // `without_window`: the same if layers with a window needed nothing.
+  int64_t StoredLength(const Path& path, int64_t limit, std::vector<bool>* sealed,
+                       int64_t* without_window) const;
   bool SealedGroup(const Path& path, int64_t first, int64_t length, bool exact) const;
   bool OpenGroup(const Path& path, int64_t first, int64_t length) const;
   int64_t group_pages() const { return config_.page_run(); }
@@ -174,7 +186,7 @@ class PrefixIndex {
   bool KeepTail(Node* parent, std::span<const int32_t> tokens, int exact_tokens) const;
   void Touch(Node* leaf);
   bool Restore(const PageRecord& record);
-  void Store(const Node& node, const PageRef& page, bool sealed);
+  void Store(const Node& node, bool sealed);
   void Remove(Node* node);
   void RemoveSubtree(Node* node);
   bool Removable(const Node& node, const Form& form, const Form& twin) const;

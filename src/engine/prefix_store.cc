@@ -181,7 +181,7 @@ Status PrefixStore::Scan() {
     const auto bytes = static_cast<uint64_t>(head->info.st_size);
     const bool damaged = header.hash != *hash || header.key != options_.format.key ||
                          header.index > kMaxPageIndex ||
-                         bytes != PageFileBytes(header.sealed != 0 ? options_.format.sealed_bytes
+                         bytes != PageFileBytes(header.sealed == 1 ? options_.format.sealed_bytes
                                                                    : options_.format.open_bytes);
     found.push_back({damaged,
                      head->info.st_mtim,

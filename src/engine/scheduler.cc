@@ -331,8 +331,9 @@ int64_t Scheduler::SoonPublished(const Sequence& other, int64_t common) const {
   return snapshot;
 }
 
-// Whether a running sequence is about to publish pages that `sequence` would otherwise compute too.
-bool Scheduler::WaitsForPrefix(const Sequence& sequence, int64_t hit) const {
+// Whether a running sequence is about to publish pages that `sequence` would otherwise compute too;
+// of what layers with a window see, it is asked to.
+bool Scheduler::WaitsForPrefix(const Sequence& sequence, int64_t hit) {
   for (const auto& other : running_) {
     // Pages appear while the prompt is read, and at the first pass after it.
     if (other->cache.length() > other->prompt_size()) continue;
@@ -340,7 +341,20 @@ bool Scheduler::WaitsForPrefix(const Sequence& sequence, int64_t hit) const {
     const auto [mine, theirs] = std::ranges::mismatch(sequence.hashes, other->hashes);
     const int64_t common = std::min<int64_t>((mine - sequence.hashes.begin()) * kPageTokens,
                                              sequence.prompt_size() - 1);
-    if (SoonPublished(*other, common) >= hit + kPageTokens) return true;
+    int64_t soon = SoonPublished(*other, common);
+    if (config_.window > 0 && !options_.deterministic) {
+      // Sealed pages alone are no hit: the other one keeps what is seen from there, if it can.
+      const int64_t at = common / kPageTokens * kPageTokens;
+      const auto is_sealed = [&](int64_t j) {
+        return j < other->cache.num_pages() && other->cache.is_sealed(j);
+      };
+      if (other->diverges_at == 0 && LengthWithWindow(config_, at, is_sealed) == at) {
+        other->diverges_at = at;
+      }
+      soon = other->diverges_at <= at ? other->diverges_at : 0;
+      Publish(*other);  // it may be past that already
+    }
+    if (soon >= hit + kPageTokens) return true;
   }
   return false;
 }
@@ -381,6 +395,8 @@ Sequence* Scheduler::TryAdmit() {
     PrefixIndex::Hit hit = index_.Match(sequence.key(), limit, exact_only);
     const int64_t length = hit.cache.length();
     if (!running_.empty() && !resumed && WaitsForPrefix(sequence, length)) return nullptr;
+    sequence.diverges_at =
+        hit.without_window > length ? hit.without_window / kPageTokens * kPageTokens : 0;
     sequence.cache = std::move(hit.cache);
     sequence.branch = hit.without_state;
     sequence.exact_tokens = hit.exact_tokens;
@@ -833,6 +849,13 @@ bool Scheduler::DropSnapshots() {
 void Scheduler::Publish(Sequence& sequence) {
   if (!options_.prefix_cache) return;
   const SequenceCache& cache = sequence.cache;
+  if (const int64_t at = sequence.diverges_at; at > 0 && cache.length() >= at) {
+    sequence.diverges_at = 0;
+    const auto is_sealed = [&](int64_t j) { return cache.is_sealed(j); };
+    if (!options_.deterministic && LengthWithWindow(config_, at, is_sealed) == at) {
+      index_.Insert(sequence.key(), cache, sequence.exact_tokens, PrefixIndex::Keep::kWindow, at);
+    }
+  }
   const int64_t full = cache.length() / kPageTokens;
   const int64_t open = options_.deterministic ? std::min(sequence.exact_tokens / kPageTokens, full)
                                               : std::min<int64_t>(full, config_.sink / kPageTokens);

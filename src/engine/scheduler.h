@@ -52,6 +52,9 @@ struct Sequence {
   int preemptions = 0;
   int64_t published_open = 0, published_sealed = 0;  // pages in the prefix index
   int64_t branch = 0;  // where earlier sequences left its prompt, and no snapshot is
+  // Where its text diverges from others, in tokens, whole pages: what layers with a window see
+  // there is kept once it gets there; 0: nowhere.
+  int64_t diverges_at = 0;
   std::vector<GeneratedToken> prompt_logprobs;
   // Its prompt is read layer by layer, for which there is room, rather than chunk by chunk.
   bool by_layer = false;
@@ -129,7 +132,7 @@ class Scheduler {
   Sequence* TryAdmit();
   void Queue(std::unique_ptr<Sequence> sequence);
   bool FitsBeside(Sequence& sequence);
-  bool WaitsForPrefix(const Sequence& sequence, int64_t hit) const;
+  bool WaitsForPrefix(const Sequence& sequence, int64_t hit);
   uint64_t FutureBytes(const Sequence& sequence) const;
   int64_t BatchBytes() const;
   bool MakeRoom();

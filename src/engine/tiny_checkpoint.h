@@ -44,6 +44,12 @@ class TinyGenerator {
                                  (decl.role == Role::kStateDecay || decl.role == Role::kStateNorm);
       const bool is_fp32 = decl.role == Role::kRouterBias || is_state_fp32 ||
                            (is_minimax && decl.role == Role::kRouter);
+      if (config_.model_type == "gpt_oss") {
+        if (decl.expert < 0) out[decl.name] = Plain(decl.name, decl.shape, false);
+        if (decl.expert == 0)
+          AddAllExperts(decl, spec.layer(decl.layer).experts()->num_experts, &out);
+        continue;
+      }
       if (decl.kind == TensorKind::kMatrix && !config_.quantization_method.empty()) {
         AddFp8(decl, /*bf16_scales=*/!is_minimax, &out);
       } else {
@@ -79,10 +85,11 @@ class TinyGenerator {
     if (name.ends_with("dt_bias")) return {-2.0, 2.0};
     if (has("norm")) return {1.0, 0.25};
     if (has("e_score_correction_bias")) return {0.0, 0.2};
-    if (name.ends_with(".bias")) return {0.0, 0.5};
+    if (name.ends_with(".bias") || name.ends_with("_bias")) return {0.0, 0.5};
+    if (name.ends_with(".sinks")) return {0.5, 1.0};
     if (has("embed_tokens")) return {0.0, 0.25};
     double gain = 1.0;
-    if (has("lm_head") || name.ends_with("gate.weight")) {
+    if (has("lm_head") || name.ends_with("gate.weight") || name.ends_with("router.weight")) {
       gain = 2.0;
     } else if (has("q_proj") || has("k_proj")) {
       gain = 1.5;
@@ -115,6 +122,37 @@ class TinyGenerator {
                           double added = 0.0) {
     const auto [offset, amplitude] = ShapeOf(name, shape.back());
     return Numbers(name, shape, offset - added, amplitude, is_fp32);
+  }
+  // The tensor of all experts of which `decl` is the first one's part, as gpt-oss has it.
+  void AddAllExperts(const TensorDecl& decl, int64_t experts, TinyTensors* out) const {
+    std::string name = decl.name;
+    name.erase(name.find(".experts.0.") + std::strlen(".experts"), 2);
+    const int64_t outputs = decl.shape[0];
+    if (decl.shape.size() == 1) {
+      (*out)[name] = Plain(name, {experts, outputs}, false);
+      return;
+    }
+    const int64_t inputs = decl.shape[1];
+    const auto [offset, amplitude] = ShapeOf(name, inputs);
+    if (config_.quantization_method.empty()) {
+      (*out)[name] = Numbers(name, {experts, inputs, outputs}, offset, amplitude, false);
+      return;
+    }
+    const int64_t blocks = inputs / 32;
+    TinyTensor codes{"U8", {experts, outputs, blocks, 16}, {}};
+    const auto count = static_cast<size_t>(experts * outputs * inputs);
+    const std::vector<double> random = Uniform(name + "_blocks", count);
+    for (size_t i = 0; i < count; i += 2) {
+      const auto code = [&](size_t at) { return static_cast<int>((random[at] + 1.0) * 8.0); };
+      codes.bytes.push_back(static_cast<char>(code(i) | code(i + 1) << 4));
+    }
+    (*out)[name + "_blocks"] = std::move(codes);
+    TinyTensor scales{"U8", {experts, outputs, blocks}, {}};
+    const double middle = 127.0 + std::round(std::log2(amplitude / std::sqrt(3.0) / 2.93));
+    for (const double u : Uniform(name + "_scales", count / 32)) {
+      scales.bytes.push_back(static_cast<char>(middle + std::floor(u + 1.0) - 1.0));
+    }
+    (*out)[name + "_scales"] = std::move(scales);
   }
   void AddFp8(const TensorDecl& decl, bool bf16_scales, TinyTensors* out) const {
     TinyTensor codes{"F8_E4M3", decl.shape, {}};

@@ -300,6 +300,7 @@ void ReadExperts(const Fields& fields, ModelConfig* config) {
       fields.Int("first_k_dense_replace", 0, kMaxLayers).value_or(is_glm ? 1 : 0);
   experts.sparse_step = fields.Int("decoder_sparse_step", 1, kMaxLayers).value_or(1);
   experts.dense_layers = fields.Ints("mlp_only_layers", 0, kMaxLayers);
+  experts.swiglu_limit = fields.Real("swiglu_limit", 1e-3, 1e6).value_or(7.0);
   experts.prediction_layers = fields.Int("num_nextn_predict_layers", 0, kMaxLayers).value_or(0);
 }
 
@@ -359,6 +360,7 @@ void ReadShape(const Fields& fields, ModelConfig* config) {
   auto head_dim = fields.Int("head_dim", 1, kMaxHeadDim);
   // Whatever the hidden size.
   constexpr std::array kHeadsOf128 = {"qwen3", "glm4_moe", "minimax_m2"};
+  if (!head_dim && config->model_type == "gpt_oss") head_dim = 64;
   if (!head_dim && std::ranges::find(kHeadsOf128, config->model_type) != kHeadsOf128.end()) {
     head_dim = 128;
   }
@@ -379,13 +381,25 @@ void ReadShape(const Fields& fields, ModelConfig* config) {
 // a window that is off unless use_sliding_window says otherwise, and then for the layers from
 // max_window_layers on alone; others mean what they state.
 void ReadSlidingWindow(const Fields& fields, ModelConfig* config) {
+  const bool alternates = config->model_type == "gpt_oss";
+  if (alternates) {
+    constexpr int kUnstatedLayerWindow = 128;
+    config->layer_window =
+        fields.Int("sliding_window", 1, kMaxPositions).value_or(kUnstatedLayerWindow);
+    for (int i = 0; i < config->num_layers; ++i) config->sliding_layers.push_back(i % 2 == 0);
+  }
   if (const Json* types = fields.Find("layer_types")) {
     if (!types->is_array()) return fields.Fail("layer_types", "must be a list of names");
     if (std::cmp_not_equal(types->size(), config->num_layers)) {
       return fields.Fail("layer_types",
                          fmt::format("{} names for {} layers", types->size(), config->num_layers));
     }
-    for (const Json& type : *types) {
+    for (size_t i = 0; i < types->size(); ++i) {
+      const Json& type = (*types)[i];
+      if (alternates) {
+        config->sliding_layers[i] = type == "sliding_attention";
+        if (config->sliding_layers[i]) continue;
+      }
       if (!config->other_layer_type.empty() || type == "full_attention") continue;
       if (type == "linear_attention" && IsHybrid(*config)) continue;
       config->other_layer_type = type.is_string() ? type.get<std::string>() : type.dump();
@@ -398,6 +412,7 @@ void ReadSlidingWindow(const Fields& fields, ModelConfig* config) {
   }
   const bool is_qwen = config->model_type.rfind("qwen", 0) == 0;
   const bool used = fields.Bool("use_sliding_window").value_or(!is_qwen);
+  if (alternates) return;
   constexpr int kUnstatedWindow = 4096, kQwenFullLayers = 28;  // where nothing is stated
   const bool has_default = is_qwen || config->model_type == "mistral";
   const int unstated = has_default && !fields.Has("sliding_window") ? kUnstatedWindow : 0;
@@ -489,6 +504,8 @@ void ReadQuantization(const Fields& fields, Status* status, ModelConfig* config)
           group.is_object() && group.contains("weights") ? &group["weights"] : nullptr;
       if (problem.empty()) problem = GroupProblem(fields, weights, status, config);
     }
+  } else if (method == "mxfp4" && config->model_type == "gpt_oss") {
+    // Experts; their tensors say so.
   } else {
     problem = "only FP8 E4M3 weights are read";
   }
@@ -549,7 +566,7 @@ Result<ModelConfig> ParseModelConfig(std::string_view config_text, std::string_v
   ReadSlidingWindow(text, &config);
   config.tie_word_embeddings =
       home("tie_word_embeddings").Bool("tie_word_embeddings").value_or(false);
-  config.attention_bias = text.Bool("attention_bias").value_or(false);
+  config.attention_bias = text.Bool("attention_bias").value_or(config.model_type == "gpt_oss");
   config.mlp_bias = text.Bool("mlp_bias").value_or(false);
   config.hidden_act = text.Text("hidden_act").value_or("silu");
   const char* dtype_key = text.Find("dtype") != nullptr ? "dtype" : "torch_dtype";

@@ -49,6 +49,7 @@ struct ExpertsConfig {
   int sparse_step = 1;            // every so many layers have experts
   std::vector<int> dense_layers;  // have none, whatever the step
   int prediction_layers = 0;      // past the last layer, for speculation; not used
+  double swiglu_limit = 7.0;      // gpt-oss
 };
 
 // Layers that keep a state of fixed size in place of keys and values (Gated DeltaNet).
@@ -81,7 +82,10 @@ struct ModelConfig {
   bool tie_word_embeddings = false;
   bool attention_bias = false;  // as stated; some model types have biases without saying so
   bool mlp_bias = false;
-  int sliding_window = 0;        // tokens that some layer sees, its own among them; 0: all
+  int sliding_window = 0;  // tokens that some layer sees, its own among them; 0: all
+  // gpt-oss: what its layers of sliding_attention see, and which they are, by layer.
+  int layer_window = 0;
+  std::vector<bool> sliding_layers;
   std::string other_layer_type;  // first of "layer_types" that is not full attention; may be empty
   std::string hidden_act = "silu";
   std::string torch_dtype;          // "bfloat16"; empty where not stated

@@ -127,6 +127,7 @@ Status Meter::ReadOne(std::span<const int32_t> tokens, int64_t tail) {
   const AttentionSpec& attention = spec_.attention();
   const auto dim = static_cast<size_t>(attention.head_dim);
   const auto slots = static_cast<size_t>(spec_.num_kv_layers());
+  const std::vector<bool> has_history = spec_.slots_with_history();
   const auto heads = static_cast<size_t>(attention.num_kv_heads);
   const auto group = static_cast<size_t>(attention.num_heads) / heads;
   text.k_cost.resize(slots * heads);
@@ -135,6 +136,7 @@ Status Meter::ReadOne(std::span<const int32_t> tokens, int64_t tail) {
   OSCAR_RETURN_IF_ERROR(exact_.model().SetTap([&](int layer, size_t, std::span<const float> q,
                                                   std::span<const float>, std::span<const float>) {
     const auto slot = static_cast<size_t>(spec_.layer(layer).kv_slot);
+    if (!has_history[slot]) return;
     const size_t width = heads * group * dim;
     for (size_t at = 0; at < q.size(); at += width * kQueryStride) {
       for (size_t h = 0; h < heads; ++h) {
@@ -150,6 +152,7 @@ Status Meter::ReadOne(std::span<const int32_t> tokens, int64_t tail) {
   OSCAR_RETURN_IF_ERROR(status);
   exact_.threads().ParallelFor(static_cast<int64_t>(slots * heads), [&](int64_t unit, int) {
     const auto index = static_cast<size_t>(unit);
+    if (!has_history[index / heads]) return;
     AddProxy(static_cast<int>(index / heads), static_cast<int>(index % heads), queries[index],
              text);
   });
@@ -246,8 +249,9 @@ Sensitivities Meter::Proxy() const {
   const auto heads = static_cast<size_t>(spec_.attention().num_kv_heads);
   Sensitivities out;
   out.measure = "proxy";
-  for (int slot = 0; slot < spec_.num_kv_layers(); ++slot) {
-    auto& layer = out.layers[spec_.kv_layers()[static_cast<size_t>(slot)]];
+  for (const int id : spec_.history_layers()) {
+    const int slot = spec_.layer(id).kv_slot;
+    auto& layer = out.layers[id];
     for (size_t h = 0; h < heads; ++h) {
       HeadSensitivity& head = layer.emplace_back();
       for (const ReadText& text : texts_) {
@@ -307,7 +311,9 @@ Result<SensitivityResult> MeasureSensitivities(const SensitivityOptions& options
     OSCAR_ASSIGN_OR_RETURN(stored, LoadedModel::Load(model_options));
   }
   const ModelSpec& spec = exact->spec();
-  const int slots = spec.num_kv_layers(), heads = spec.attention().num_kv_heads;
+  // The map of bits is of these.
+  const std::vector<int> layers = spec.history_layers();
+  const int slots = static_cast<int>(layers.size()), heads = spec.attention().num_kv_heads;
   std::optional<Progress> progress;
   if (options.show_progress) {
     uint64_t tokens = 0;
@@ -330,7 +336,7 @@ Result<SensitivityResult> MeasureSensitivities(const SensitivityOptions& options
     OSCAR_ASSIGN_OR_RETURN(out.kl_at_2, meter.Kl(UniformBits(slots, heads, kMinMapBits)));
     OSCAR_ASSIGN_OR_RETURN(out.kl_at_4, meter.Kl(fine));
     for (int slot = 0; slot < slots; ++slot) {
-      auto& layer = out.sensitivities.layers[spec.kv_layers()[static_cast<size_t>(slot)]];
+      auto& layer = out.sensitivities.layers[layers[static_cast<size_t>(slot)]];
       for (int h = 0; h < heads; ++h) {
         HeadSensitivity& head = layer.emplace_back();
         for (const auto& [bits, cost] :

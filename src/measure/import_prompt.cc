@@ -43,16 +43,21 @@ Status ImportPrompt(const SequenceCache& from, const KvPlan& plan, int num_layer
                     int head_dim, ThreadPool& threads, SequenceCache& to) {
   OSCAR_CHECK(to.length() == 0);
   const auto dim = static_cast<size_t>(head_dim);
-  const PageLayout& source = from.config().open;
+  // Rows lie in open pages, or in sealed ones of BF16 that lack layers with a window.
   const PageLayout& target = to.config().open;
-  std::vector<std::byte> read(source.bytes()), written(target.bytes());
+  std::vector<std::byte> read, written(target.bytes());
   for (int64_t start = 0; start < from.length(); start += kPageTokens) {
     const int64_t count = std::min<int64_t>(kPageTokens, from.length() - start);
     OSCAR_RETURN_IF_ERROR(to.SealForGeneration(threads));
     OSCAR_RETURN_IF_ERROR(to.Reserve(count));
-    OSCAR_RETURN_IF_ERROR(from.pool().Read(from.page(start / kPageTokens), read));
+    const PageRef& page = from.page(start / kPageTokens);
+    const PageLayout& source = page.layout();
+    read.resize(source.bytes());
+    OSCAR_RETURN_IF_ERROR(from.pool().Read(page, read));
     threads.ParallelFor(num_layers, [&](int64_t unit, int) {
       const int layer = static_cast<int>(unit);
+      if (!source.Holds(layer)) return;
+      OSCAR_CHECK(source.block(layer, 0).is_bf16());
       std::array<float, kMaxHeadDim> buffer;
       std::array<Bf16, kMaxHeadDim> rounded;
       const std::span<float> row(buffer.data(), dim);

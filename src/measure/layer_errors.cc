@@ -33,7 +33,8 @@ Result<LayerErrorProbe> LayerErrorProbe::Capture(LoadedModel& model,
                                                  std::span<const std::vector<int32_t>> sequences) {
   const ModelSpec& spec = model.spec();
   LayerErrorProbe probe;
-  probe.num_layers_ = spec.num_kv_layers();
+  for (const int layer : spec.history_layers()) probe.slots_.push_back(spec.layer(layer).kv_slot);
+  probe.num_layers_ = static_cast<int>(probe.slots_.size());
   probe.num_heads_ = spec.attention().num_heads;
   probe.kv_heads_ = spec.attention().num_kv_heads;
   probe.head_dim_ = spec.attention().head_dim;
@@ -41,7 +42,9 @@ Result<LayerErrorProbe> LayerErrorProbe::Capture(LoadedModel& model,
   OSCAR_RETURN_IF_ERROR(
       model.model().SetTap([&](int layer, size_t, std::span<const float> q,
                                std::span<const float> k, std::span<const float> v) {
-        LayerRows& rows = probe.layers_[static_cast<size_t>(spec.layer(layer).kv_slot)];
+        const auto slot = std::ranges::find(probe.slots_, spec.layer(layer).kv_slot);
+        if (slot == probe.slots_.end()) return;
+        LayerRows& rows = probe.layers_[static_cast<size_t>(slot - probe.slots_.begin())];
         rows.q.insert(rows.q.end(), q.begin(), q.end());
         rows.k.insert(rows.k.end(), k.begin(), k.end());
         rows.v.insert(rows.v.end(), v.begin(), v.end());
@@ -119,6 +122,7 @@ Result<std::vector<std::pair<double, double>>> LayerErrorProbe::Measure(const Kv
   std::vector<std::vector<float>> k_rows(out.size()), v_rows(out.size());  // rotated, as BF16
   for (int layer = 0; layer < num_layers_; ++layer) {
     const LayerRows& rows = layers_[static_cast<size_t>(layer)];
+    const int slot = slots_[static_cast<size_t>(layer)];
     std::vector<float>& k = k_rows[static_cast<size_t>(layer)] = rows.k;
     std::vector<float>& v = v_rows[static_cast<size_t>(layer)] = rows.v;
     for (int64_t t = 0; t < num_tokens_; ++t) {
@@ -127,8 +131,8 @@ Result<std::vector<std::pair<double, double>>> LayerErrorProbe::Measure(const Kv
             (static_cast<size_t>(t) * static_cast<size_t>(kv_heads_) + static_cast<size_t>(h)) *
             dim;
         for (auto& [side, transform, target] :
-             {std::tuple{&k, &plan.k(layer), cache.KRow(layer, h, t)},
-              std::tuple{&v, &plan.v(layer), cache.VRow(layer, h, t)}}) {
+             {std::tuple{&k, &plan.k(slot), cache.KRow(slot, h, t)},
+              std::tuple{&v, &plan.v(slot), cache.VRow(slot, h, t)}}) {
           const std::span<float> row(side->data() + at, dim);
           transform->Apply(h, row);
           simd::ToBf16Row(row, {target, dim});
@@ -141,13 +145,13 @@ Result<std::vector<std::pair<double, double>>> LayerErrorProbe::Measure(const Kv
   OSCAR_RETURN_IF_ERROR(cache.SealForGeneration(inline_pool));
   std::vector<float> k_page(kPageTokens * dim), v_page(kPageTokens * dim);
   for (int layer = 0; layer < num_layers_; ++layer) {
+    const int slot = slots_[static_cast<size_t>(layer)];
     double k_error = 0, k_energy = 0, v_error = 0, v_energy = 0;
     for (int h = 0; h < kv_heads_; ++h) {
-      const std::vector<double> moment = QueryMoment(layer, h, &plan.k(layer));
+      const std::vector<double> moment = QueryMoment(layer, h, &plan.k(slot));
       for (int64_t page = 0; page < cache.num_pages(); ++page) {
         if (!cache.is_sealed(page)) continue;
-        DecodeBlock(config.sealed.block(layer, h), cache.page(page).Block(layer, h), k_page,
-                    v_page);
+        DecodeBlock(config.sealed.block(slot, h), cache.page(page).Block(slot, h), k_page, v_page);
         for (size_t t = 0; t < kPageTokens; ++t) {
           const size_t at =
               ((static_cast<size_t>(page) * kPageTokens + t) * static_cast<size_t>(kv_heads_) +

@@ -30,6 +30,7 @@ class LayerErrorProbe {
   LayerErrorProbe() = default;
   // sum q q^T over every few tokens and the query heads of a KV head. [D, D]
   std::vector<double> QueryMoment(int layer, int kv_head, const SideTransform* rotation) const;
+  std::vector<int> slots_;  // of the layers that quantise, which the rest counts
   int num_layers_ = 0, num_heads_ = 0, kv_heads_ = 0, head_dim_ = 0;
   int64_t num_tokens_ = 0;
   struct LayerRows {

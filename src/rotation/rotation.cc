@@ -130,7 +130,8 @@ Status ValidateRotation(const Rotation& rotation, double tolerance) {
 }
 
 Status CheckRotationFits(const Rotation& rotation, std::span<const int> layer_ids, int head_dim,
-                         int num_kv_heads, std::string_view model_fingerprint) {
+                         int num_kv_heads, std::string_view model_fingerprint,
+                         std::span<const int> unused_ids) {
   if (rotation.head_dim != head_dim) {
     return InvalidArgument(
         fmt::format("the rotation is for head dimension {}, the model has {}; use the rotation "
@@ -147,7 +148,7 @@ Status CheckRotationFits(const Rotation& rotation, std::span<const int> layer_id
     }
   }
   for (const auto& [layer, sides] : rotation.layers) {
-    if (!wanted.contains(layer)) {
+    if (!wanted.contains(layer) && std::ranges::find(unused_ids, layer) == unused_ids.end()) {
       return InvalidArgument(
           fmt::format("the rotation has layer {}, which the model has not ({} layers; the model "
                       "has {}); use the "

@@ -108,10 +108,11 @@ OrthogonalityReport MeasureOrthogonality(const Rotation& rotation);
 Status ValidateRotation(const Rotation& rotation, double tolerance = kOrthogonalityTolerance);
 
 // Whether the rotation serves a model: the layer ids with attention, D and KV heads, and (where
-// both sides know one) the fingerprint. Layers that the model lacks are an error too: the file is
-// another model's.
+// both sides know one) the fingerprint. Layers that are neither among these nor among `unused_ids`,
+// which the file may have in vain, are an error too: the file is another model's.
 Status CheckRotationFits(const Rotation& rotation, std::span<const int> layer_ids, int head_dim,
-                         int num_kv_heads, std::string_view model_fingerprint);
+                         int num_kv_heads, std::string_view model_fingerprint,
+                         std::span<const int> unused_ids = {});
 
 // The same data-free matrix for every layer named: H for "hadamard", I for "identity".
 Result<Rotation> MakeDataFreeRotation(std::string_view objective, std::span<const int> layer_ids,

@@ -35,6 +35,10 @@ struct AttentionLayer {
   // Against BF16 pages, q and P are rounded to BF16 too (VDPBF16PS) where the processor can; fp32
   // otherwise. Goes with the BF16 paths of gemm.h, which round the same activations.
   bool bf16_products = false;
+  // Tokens seen, the query's own among them; 0: all. Pages with some of them are open.
+  int64_t window = 0;
+  // [q_heads]: logits that take weight and give no value (not scaled); null: there are none.
+  const float* sinks = nullptr;
 
   int head_dim() const { return open.head_dim(); }
   int num_groups() const { return sealed.front().layout.num_groups(); }
@@ -49,6 +53,10 @@ struct AttentionLayer {
   }
   // Every head has a layout, all of the same head dim, groups and order.
   bool IsValid() const;
+  // The first position that a query at `position` sees.
+  int64_t FirstSeen(int64_t position) const {
+    return window == 0 || position < window ? 0 : position - window + 1;
+  }
 };
 
 // One sequence's pages; the same table serves every layer.
@@ -57,7 +65,7 @@ struct SequencePages {
   const uint8_t* is_sealed = nullptr;       // [same]
 };
 
-// One generated token: sees positions [0, num_tokens).
+// One generated token: sees positions [0, num_tokens), or those of a window that ends there.
 struct DecodeQuery {
   SequencePages sequence;
   int64_t num_tokens = 0;    // > 0; counts the token itself
@@ -76,7 +84,7 @@ struct TokenWindow {
 };
 
 // A run of consecutive prompt tokens of one sequence: token i, at position first_position + i, sees
-// positions [0, first_position + i].
+// positions [0, first_position + i], or those of a window that ends there.
 struct PrefillQuery {
   SequencePages sequence;
   int64_t first_position = 0;

@@ -164,6 +164,9 @@ void DecodeSplits(const AttentionLayer& layer, const DecodeQuery& query, int kv_
 #endif
         const std::byte* block = block_of(page);
         const std::byte* next = page + 1 < end_page ? block_of(page + 1) : nullptr;
+        // Rows of the first page that a window leaves out; it is open, and rows lie in order.
+        const auto skip = static_cast<int>(
+            std::max<int64_t>(0, layer.FirstSeen(query.num_tokens - 1) - page * kPageTokens));
         for (int part = 0; part * kMaxBlockHeads < heads; ++part) {
           const int head = part * kMaxBlockHeads;
           const int count = heads - head < kMaxBlockHeads ? heads - head : kMaxBlockHeads;
@@ -172,10 +175,10 @@ void DecodeSplits(const AttentionLayer& layer, const DecodeQuery& query, int kv_
                                          codes_rest[part], m + head, d + head, o + head * dims);
           } else {
             ChooseRowPage<kBf16>(count)(
-                reinterpret_cast<const Bf16*>(block),
-                reinterpret_cast<const Bf16*>(block + layout.v_codes_offset()),
-                reinterpret_cast<const Bf16*>(next), dims, visible_of(page), rows[part], m + head,
-                d + head, o + head * dims);
+                reinterpret_cast<const Bf16*>(block) + skip * dims,
+                reinterpret_cast<const Bf16*>(block + layout.v_codes_offset()) + skip * dims,
+                reinterpret_cast<const Bf16*>(next), dims, visible_of(page) - skip, rows[part],
+                m + head, d + head, o + head * dims);
           }
         }
       }
@@ -247,8 +250,12 @@ void DecodeAttention(ThreadPool& pool, AttentionWorkspace& workspace, const Atte
                      std::span<const DecodeQuery> batch) {
   OSCAR_CHECK(layer.IsValid());
   const int dims = layer.head_dim(), g = layer.q_heads / layer.kv_heads;
-  const auto pages_of = [](const DecodeQuery& query) {
-    return (query.num_tokens + kPageTokens - 1) / kPageTokens;
+  // Of a window, from the page on that it begins in.
+  const auto first_page_of = [&](const DecodeQuery& query) {
+    return layer.FirstSeen(query.num_tokens - 1) / kPageTokens;
+  };
+  const auto pages_of = [&](const DecodeQuery& query) {
+    return (query.num_tokens + kPageTokens - 1) / kPageTokens - first_page_of(query);
   };
   const auto splits_of = [](int64_t pages) {
     return (pages + kPagesPerSplit - 1) / kPagesPerSplit;
@@ -264,12 +271,12 @@ void DecodeAttention(ThreadPool& pool, AttentionWorkspace& workspace, const Atte
   std::vector<Task> tasks;
   int64_t states = 0;
   for (size_t i = 0; i < batch.size(); ++i) {
-    const int64_t pages = pages_of(batch[i]);
+    const int64_t pages = pages_of(batch[i]), begin = first_page_of(batch[i]);
     const auto count = static_cast<int32_t>((pages + task_pages - 1) / task_pages);
     for (int h = 0; h < layer.kv_heads; ++h, states += splits_of(pages)) {
       for (int64_t first = 0; first < pages; first += task_pages) {
-        tasks.push_back({static_cast<int32_t>(i), h, first, std::min(pages, first + task_pages),
-                         states, count});
+        tasks.push_back({static_cast<int32_t>(i), h, begin + first,
+                         begin + std::min(pages, first + task_pages), states, count});
       }
     }
   }
@@ -289,7 +296,7 @@ void DecodeAttention(ThreadPool& pool, AttentionWorkspace& workspace, const Atte
       return workspace.states.data() + static_cast<size_t>(task.first_state + split) * state_size;
     };
     run(layer, query, task.kv_head, task.first_page, task.end_page,
-        memory_of(task.first_page / kPagesPerSplit), state_size);
+        memory_of((task.first_page - first_page_of(query)) / kPagesPerSplit), state_size);
     auto& counter = done[static_cast<size_t>(task.query * layer.kv_heads + task.kv_head)];
     if (counter.fetch_add(1, std::memory_order_acq_rel) + 1 != task.count) return;
     const AttentionState whole(memory_of(0), g);
@@ -298,7 +305,8 @@ void DecodeAttention(ThreadPool& pool, AttentionWorkspace& workspace, const Atte
     }
     float* out = query.out + static_cast<ptrdiff_t>(task.kv_head) * g * dims;
     for (int h = 0; h < g; ++h) {
-      const float inverse = 1.0f / whole.d[h];
+      const float inverse =
+          whole.Inverse(h, layer.sinks == nullptr ? nullptr : layer.sinks + task.kv_head * g);
       for (int i = h * dims; i < (h + 1) * dims; ++i) out[i] = whole.o[i] * inverse;
     }
   });

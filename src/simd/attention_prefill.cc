@@ -463,11 +463,28 @@ void PrefillBlock(const AttentionLayer& layer, const PrefillQuery& query, int kv
     // Tokens before this page's start see nothing of it.
     const int skip = static_cast<int>(std::clamp<int64_t>(page_start - block_start, 0, count));
     const int first_row = skip * heads;
+    // Nor do those whose window begins behind it; a row of any other sees some of it.
+    const int end_row =
+        layer.window == 0
+            ? rows
+            : heads * static_cast<int>(std::clamp<int64_t>(
+                          page_start + kPageTokens + layer.window - 1 - block_start, 0, count));
+    // What a row does not see of it, where there is a window.
+    const auto for_unseen = [&](int r, const auto& body) {
+      const int64_t position = block_start + r / heads;
+      const int64_t begin = std::min<int64_t>(layer.FirstSeen(position) - page_start, kPageTokens);
+      for (int64_t t = 0; t < begin; ++t) body(t);
+      for (int64_t t = position + 1 - page_start; t < kPageTokens; ++t) body(t);
+    };
     // Tokens before its end see a part of it.
     const auto mask = [&](int row, int end) {
       for (int r = row; r < end; ++r) {
         const int64_t visible = block_start + r / heads + 1 - page_start;
         float* const p = s.p + r * kPageTokens;
+        if (layer.window > 0) {
+          for_unseen(r, [&](int64_t t) { p[t] = kEmptyMax; });
+          continue;
+        }
         if (seen == PageRows::kAll) {
           if (visible >= kPageTokens) return;
           for (int64_t t = visible; t < kPageTokens; ++t) p[t] = kEmptyMax;
@@ -502,11 +519,21 @@ void PrefillBlock(const AttentionLayer& layer, const PrefillQuery& query, int kv
       } else {
         FloatRows(k, v, dims, s.k_pairs, s.k, s.v);
       }
-      for (int row = first_row; row < rows; row += kRowsAtOnce) {
-        const int end = std::min(rows, row + kRowsAtOnce);
+      for (int row = first_row; row < end_row; row += kRowsAtOnce) {
+        const int end = std::min(end_row, row + kRowsAtOnce);
         PlainLogits<kBf16>(dims, s, row, end);
         mask(row, end);
         Softmax<kBf16 ? Weights::kBf16 : Weights::kFloat>(s, row, end, 0);
+        // Their weights are 2^-126 so far, of rows that other chunks may not have read.
+        for (int r = row; layer.window > 0 && r < end; ++r) {
+          for_unseen(r, [&](int64_t t) {
+            if constexpr (kBf16) {
+              s.weights[r * kPageTokens + t] = 0;
+            } else {
+              s.p[r * kPageTokens + t] = 0.0f;
+            }
+          });
+        }
         PlainValues<kBf16>(dims, s, row, end);
       }
       return;
@@ -528,7 +555,8 @@ void PrefillBlock(const AttentionLayer& layer, const PrefillQuery& query, int kv
       }
     }
   };
-  for (int64_t page = 0; page * kPageTokens <= last_position; ++page) {
+  for (int64_t page = layer.FirstSeen(block_start) / kPageTokens;
+       page * kPageTokens <= last_position; ++page) {
     const bool sealed = query.sequence.is_sealed[page] != 0;
     const BlockLayout& layout = sealed ? stored : layer.open;
     const std::byte* block = layer.Block(query.sequence.pages[page], sealed, kv_head);
@@ -545,7 +573,8 @@ void PrefillBlock(const AttentionLayer& layer, const PrefillQuery& query, int kv
   for (int r = 0; r < rows; ++r) {
     float* target = query.out + static_cast<size_t>(first + r / heads) * query.out_stride +
                     (head + r % heads) * dims;
-    const F16x inverse = Set(1.0f / s.d[r]);
+    const float sink = layer.sinks == nullptr ? kEmptyMax : layer.sinks[head + r % heads];
+    const F16x inverse = Set(AttentionState::InverseOf(s.m[r], s.d[r], sink));
     for (int j = 0; j < dims; j += 16) Store(Mul(Load(s.o + r * dims + j), inverse), target + j);
   }
 }

@@ -48,6 +48,17 @@ struct AttentionState {
       }
     }
   }
+  // What head h's o is multiplied by once all is read; `sinks`: of the heads, natural, or null.
+  float Inverse(int h, const float* sinks) const {
+    return InverseOf(m[h], d[h], sinks == nullptr ? kEmptyMax : sinks[h]);
+  }
+  static float InverseOf(float m, float d, float sink) {
+    if (sink == kEmptyMax) return 1.0f / d;
+    constexpr float kLog2E = 1.4426950408889634f;
+    const float logit = sink * kLog2E, largest = std::max(m, logit);
+    const float mine = std::exp2(m - largest);
+    return mine / (d * mine + std::exp2(logit - largest));
+  }
 };
 
 }  // namespace oscar::simd

@@ -10,6 +10,7 @@
 
 #include "base/rng.h"
 #include "cache/attention_reference.h"
+#include "simd/attention_state.h"
 #include "simd/dispatch.h"
 
 namespace oscar::simd {
@@ -526,6 +527,106 @@ TEST(PrefillAttention, WindowsThatEndAtATokenMatchTheReference) {
       }
     }
   }
+}
+
+// Sinks take weight and give no value; windows end exactly at their token. In fp64, row by row.
+TEST(WindowsAndSinks, DecodeAndPrefillMatchTheReference) {
+  ThreadPool one(1), three(3);
+  struct Shape {
+    AttentionCase shape;
+    int tokens;
+    int64_t window;
+    bool sinks;
+  };
+  const AttentionCase open{.kind = BlockKind::kBf16, .sink_tokens = 0, .num_pages = 0};
+  std::vector<Shape> shapes;
+  for (const int64_t window : {1, 2, 10, 63, 64, 65, 128, 200, 400}) {
+    for (const int dims : {64, 128, 256}) {
+      AttentionCase c = open;
+      c.head_dim = c.group_dims = dims;
+      c.recent_tokens = 330;
+      c.queries_per_kv = dims == 64 ? 8 : 3;
+      shapes.push_back({c, 260, window, window % 2 == 0});
+    }
+  }
+  // Beyond one split of a generated token's pages, with history and without a window.
+  shapes.push_back({{.num_pages = 2, .recent_tokens = 90}, 60, 0, true});
+  shapes.push_back(
+      {{.head_dim = 64, .group_dims = 64, .num_pages = 70, .recent_tokens = 30}, 20, 0, true});
+  for (const Shape& s : shapes) {
+    Prompt prompt(s.shape, s.tokens);
+    const AttentionCase& c = prompt.c;
+    const auto dims = static_cast<size_t>(c.head_dim);
+    const auto heads = static_cast<size_t>(c.q_heads());
+    // What rounding q and P costs a few tokens does not average out.
+    const double few = s.window > 0 ? 2.0 : 1.0;
+    // Some far above the logits, some far below.
+    std::vector<float> sinks;
+    for (size_t h = 0; h < heads; ++h) sinks.push_back(-6.0f + 3.0f * static_cast<float>(h % 5));
+    AttentionLayer& layer = prompt.paged.layer;
+    layer.window = s.window;
+    layer.sinks = s.sinks ? sinks.data() : nullptr;
+    std::vector<DenseKv> dense;
+    for (int h = 0; h < c.kv_heads; ++h) dense.push_back(DecodeKvHead(c, prompt.in, h));
+    const auto expect = [&](std::span<const float> q, size_t head, int64_t position,
+                            std::span<double> out) {
+      const DenseKv& kv = dense[head / static_cast<size_t>(c.queries_per_kv)];
+      const int64_t begin = s.window == 0 ? 0 : std::max<int64_t>(0, position - s.window + 1);
+      std::vector<double> logits;
+      double largest = s.sinks ? sinks[head] : -1e300;
+      for (int64_t t = begin; t <= position; ++t) {
+        double dot = 0.0;
+        for (size_t d = 0; d < dims; ++d) {
+          dot += static_cast<double>(q[d]) * kv.k[static_cast<size_t>(t) * dims + d];
+        }
+        logits.push_back(dot * prompt.in.softmax_scale);
+        largest = std::max(largest, logits.back());
+      }
+      double total = s.sinks ? std::exp(sinks[head] - largest) : 0.0;
+      for (const double l : logits) total += std::exp(l - largest);
+      std::ranges::fill(out, 0.0);
+      for (size_t i = 0; i < logits.size(); ++i) {
+        const double p = std::exp(logits[i] - largest) / total;
+        for (size_t d = 0; d < dims; ++d) {
+          out[d] += p * kv.v[(static_cast<size_t>(begin) + i) * dims + d];
+        }
+      }
+    };
+    std::vector<double> expected(prompt.q.size()), last(heads * dims);
+    for (size_t row = 0; row < expected.size() / dims; ++row) {
+      const auto position = prompt.first + static_cast<int64_t>(row / heads);
+      expect({prompt.q.data() + row * dims, dims}, row % heads, position,
+             std::span(expected).subspan(row * dims, dims));
+    }
+    for (size_t h = 0; h < heads; ++h) {
+      expect({prompt.in.q.data() + h * dims, dims}, h, prompt.paged.num_tokens - 1,
+             std::span(last).subspan(h * dims, dims));
+    }
+    for (const Target target : SupportedTargets()) {
+      const ScopedTarget scope(target);
+      for (const bool bf16 : {false, true}) {
+        layer.bf16_products = bf16;
+        const std::string name = fmt::format("{} window {} sinks {} on {} {}", c.Name(), s.window,
+                                             s.sinks, TargetName(target), bf16);
+        const auto prefilled = prompt.Run(three, {prompt.count});
+        EXPECT_EQ(prompt.Run(one, {1, 7, prompt.count - 8}), prefilled) << name;
+        const auto decoded = Decode(three, prompt.paged, prompt.in);
+        EXPECT_EQ(Decode(one, prompt.paged, prompt.in), decoded) << name;
+        for (size_t at = 0; at < prefilled.size(); at += dims) {
+          ASSERT_LE(RelativeL2({prefilled.data() + at, dims}, {expected.data() + at, dims}),
+                    !bf16 ? kPacked : few * kBf16)
+              << name << " row " << at / dims;
+        }
+        for (size_t at = 0; at < decoded.size(); at += dims) {
+          ASSERT_LE(RelativeL2({decoded.data() + at, dims}, {last.data() + at, dims}),
+                    bf16 ? few * kBf16 : c.budget)
+              << name << " head " << at / dims;
+        }
+      }
+    }
+  }
+  // One key with logit 0 beside a sink of 0 has half of the weight.
+  EXPECT_EQ(AttentionState::InverseOf(0.0f, 1.0f, 0.0f), 0.5f);
 }
 
 TEST(PrefillAttention, InstructionSetsChangeNoBit) {

@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "base/check.h"
+#include "base/mxfp4.h"
 #include "simd/gemm_kernels.h"
 #include "simd/vec_ops.h"
 
@@ -331,6 +332,50 @@ void PackedMatrix::PackFp8Rows(ThreadPool& pool, int first_row, int rows,
   });
 }
 
+PackedMatrix PackedMatrix::Mxfp4(int num_outputs, int num_inputs, GemmPath path) {
+  OSCAR_CHECK(num_outputs > 0 && num_inputs > 0 && num_inputs % kMxfp4Block == 0 &&
+              IsSupported(path) && path != GemmPath::kAmxBf16);
+  PackedMatrix matrix;
+  matrix.num_outputs_ = num_outputs;
+  matrix.num_inputs_ = matrix.padded_inputs_ = num_inputs;
+  matrix.path_ = path;
+  const auto elements =
+      static_cast<size_t>(matrix.num_panels()) * kPanel * static_cast<size_t>(num_inputs);
+  matrix.codes_ = AlignedBuffer<uint8_t>(elements / 2);
+  matrix.block_scales_ = AlignedBuffer<uint8_t>(elements / kMxfp4Block);
+  std::memset(matrix.codes_.data(), 0, matrix.codes_.size());
+  std::memset(matrix.block_scales_.data(), 127, matrix.block_scales_.size());
+  return matrix;
+}
+
+// A byte holds the codes of words 64 i + j and 64 i + 32 + j of a BF16 panel, j below 32.
+void PackedMatrix::PackMxfp4Rows(ThreadPool& pool, int first_row, int rows,
+                                 std::span<const uint8_t> codes, std::span<const uint8_t> scales) {
+  const auto inputs = static_cast<size_t>(num_inputs_), blocks = inputs / kMxfp4Block;
+  OSCAR_CHECK(is_mxfp4() && first_row >= 0 && rows >= 0 && first_row + rows <= num_outputs_ &&
+              codes.size() == static_cast<size_t>(rows) * inputs / 2 &&
+              scales.size() == static_cast<size_t>(rows) * blocks);
+  const int first_panel = first_row / kPanel, end_panel = CeilDiv(first_row + rows, kPanel);
+  pool.ParallelFor(end_panel - first_panel, [&](int64_t p, int) {
+    const int panel = first_panel + static_cast<int>(p);
+    const int begin = std::max(first_row, panel * kPanel);
+    const int end = std::min(first_row + rows, (panel + 1) * kPanel);
+    for (int n = begin; n < end; ++n) {
+      const auto row = static_cast<size_t>(n - first_row);
+      for (int k = 0; k < num_inputs_; ++k) {
+        const size_t from = row * inputs + static_cast<size_t>(k), at = Index(n, k);
+        const auto code = static_cast<uint8_t>(codes[from / 2] >> (from % 2 * 4) & 15);
+        uint8_t& to = codes_.data()[at / 64 * 32 + at % 32];
+        to = static_cast<uint8_t>(at % 64 < 32 ? (to & 0xf0) | code : (to & 0x0f) | code << 4);
+      }
+      for (size_t block = 0; block < blocks; ++block) {
+        block_scales_.data()[BlockIndex(panel, static_cast<int>(block)) * kPanel +
+                             static_cast<size_t>(n % kPanel)] = scales[row * blocks + block];
+      }
+    }
+  });
+}
+
 Bf16 PackedMatrix::At(int output, int input) const { return {data_.data()[Index(output, input)]}; }
 
 template <typename T>
@@ -369,7 +414,7 @@ void PackedMatrix::PackRows(ThreadPool& pool, int first_row, int rows,
 void Gemm(ThreadPool& pool, GemmWorkspace& workspace, const float* x, int num_rows, size_t x_stride,
           const PackedMatrix& w, const float* bias, float* y, size_t y_stride) {
   if (num_rows <= 0) return;
-  OSCAR_CHECK(!w.is_fp8());
+  OSCAR_CHECK(!w.is_fp8() && !w.is_mxfp4());
   if (w.path() == GemmPath::kFma) {
     GemmFma(pool, workspace, x, num_rows, x_stride, w, bias, y, y_stride);
   } else if (w.path() == GemmPath::kAmxBf16) {

@@ -52,6 +52,22 @@ class PackedMatrix {
   void PackFp8Rows(ThreadPool& pool, int first_row, int rows, std::span<const uint8_t> codes,
                    std::span<const float> scales);
   bool is_fp8() const { return scale_inputs_ > 0; }
+
+  // As MXFP4 (base/mxfp4.h): half a byte per weight and a byte for each output and 32 inputs. Only
+  // GroupedGemm multiplies these; what comes out is, bit for bit, what their values in BF16 give.
+  // REQUIRES: the path is not kAmxBf16; inputs a multiple of 32.
+  static PackedMatrix Mxfp4(int num_outputs, int num_inputs, GemmPath path);
+  // codes [rows, K / 2], scales [rows, K / 32], in the range that base/mxfp4.h names.
+  void PackMxfp4Rows(ThreadPool& pool, int first_row, int rows, std::span<const uint8_t> codes,
+                     std::span<const uint8_t> scales);
+  bool is_mxfp4() const { return block_scales_.size() > 0; }
+  // A panel's inputs [32 block, 32 block + 32): 32 codes each, and a scale of each output.
+  const uint8_t* Mxfp4Codes(int panel, int block) const {
+    return codes_.data() + BlockIndex(panel, block) * kPanel * 16;
+  }
+  const uint8_t* Mxfp4Scales(int panel, int block) const {
+    return block_scales_.data() + BlockIndex(panel, block) * kPanel;
+  }
   int scale_inputs() const { return scale_inputs_; }
   const uint8_t* CodePanel(int panel) const {
     return codes_.data() +
@@ -68,9 +84,10 @@ class PackedMatrix {
   int num_inputs() const { return num_inputs_; }
   GemmPath path() const { return path_; }
   size_t bytes() const {
-    return data_.size() * sizeof(uint16_t) + codes_.size() + scales_.size() * sizeof(float);
+    return data_.size() * sizeof(uint16_t) + codes_.size() + scales_.size() * sizeof(float) +
+           block_scales_.size();
   }
-  Bf16 At(int output, int input) const;  // for tests and inspection; not of FP8
+  Bf16 At(int output, int input) const;  // for tests and inspection; not of FP8 or MXFP4
 
   // Panels of kPanel outputs. kFma: [panel][k][lane][2], a 32-bit word = outputs (lane, lane + 16).
   // kAvx512Bf16: [panel][k / 2][32 outputs][2], a 32-bit word = inputs (k, k + 1) of one output.
@@ -86,12 +103,17 @@ class PackedMatrix {
   template <typename T>
   void Pack(ThreadPool& pool, int first_row, int rows, std::span<const T> source);
   size_t Index(int output, int input) const;
+  size_t BlockIndex(int panel, int block) const {
+    return static_cast<size_t>(panel) * static_cast<size_t>(num_inputs_ / 32) +
+           static_cast<size_t>(block);
+  }
 
   int num_outputs_ = 0, num_inputs_ = 0, padded_inputs_ = 0;
   GemmPath path_ = GemmPath::kFma;
   AlignedBuffer<uint16_t> data_;
   int scale_inputs_ = 0, num_segments_ = 0;  // 0: BF16
-  AlignedBuffer<uint8_t> codes_;             // in the order of data_
+  AlignedBuffer<uint8_t> codes_;             // in the order of data_; of MXFP4: see above
+  AlignedBuffer<uint8_t> block_scales_;      // MXFP4: [panel][block][kPanel]
   AlignedBuffer<float> scales_;              // [panel][segment][kPanel]
 };
 
@@ -108,8 +130,9 @@ void Gemm(ThreadPool& pool, GemmWorkspace& workspace, const float* x, int num_ro
 
 // Several matrices of one shape and path at once, each times its own rows of x: experts, where a
 // GEMM each would leave threads waiting for one another. FP8 weights are multiplied as codes, which
-// BF16 holds exactly, in slices of inputs whose sums are then scaled and added. A row's result is a
-// function of that row and its matrix alone, as in Gemm.
+// BF16 holds exactly, in slices of inputs whose sums are then scaled and added; MXFP4 weights as
+// the BF16 that they are. A row's result is a function of that row and its matrix alone, as in
+// Gemm.
 struct GemmGroup {
   const PackedMatrix* w = nullptr;
   std::span<const int32_t> rows;  // of x

@@ -31,6 +31,13 @@ struct Fp8Kernels {
 };
 const Fp8Kernels& ActiveFp8Kernels();
 
+// gemm_mxfp4.cc. A block of a panel: codes of 32 inputs and 32 outputs, two to a byte in the order
+// that PackedMatrix::PackMxfp4Rows has, and the scale of each output, as BF16 in the order of a
+// BF16 panel: of pairs of inputs (kAvx512Bf16), or not (kFma). Exact.
+using Mxfp4Expander = void (*)(const uint8_t* codes, const uint8_t* scales, bool in_pairs,
+                               uint16_t* out);
+Mxfp4Expander ActiveMxfp4Expander();
+
 // gemm_amx.cc.
 bool HasAmx();      // tiles of BF16
 bool HasAmxInt8();  // and of bytes

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "base/fp8.h"
+#include "base/mxfp4.h"
 #include "base/rng.h"
 #include "simd/dispatch.h"
 #include "simd/gemm.h"
@@ -208,6 +209,52 @@ TEST_P(GroupedGemmTest, IsGemmWhereWeightsAreBf16) {
   std::vector<float> expected(20 * 70);
   Gemm(pool, workspace, x.data(), 20, 300, experts.packed[0], nullptr, expected.data(), 70);
   EXPECT_EQ(Multiply(pool, experts, x, {all})[0], expected);
+}
+
+// MXFP4 is, bit for bit, the BF16 that it stands for: every code and scale.
+TEST_P(GroupedGemmTest, Mxfp4IsItsValuesInBf16) {
+  ThreadPool pool(2);
+  for (const auto& [n, k] : {std::pair{70, 96}, {32, 32}, {100, 320}}) {
+    const Philox rng(12, static_cast<uint64_t>(n));
+    const auto size = static_cast<size_t>(n) * static_cast<size_t>(k);
+    std::vector<uint8_t> codes(size / 2), scales(size / kMxfp4Block);
+    for (size_t i = 0; i < codes.size(); ++i) codes[i] = static_cast<uint8_t>(rng.Bits(i));
+    for (size_t i = 0; i < scales.size(); ++i) {
+      scales[i] =
+          static_cast<uint8_t>(kMxfp4MinScale + i * 7 % (kMxfp4MaxScale - kMxfp4MinScale + 1));
+    }
+    constexpr float kE2M1[] = {0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f};
+    std::vector<Bf16> values(size);
+    for (size_t i = 0; i < size; ++i) {
+      const int code = codes[i / 2] >> (i % 2 * 4) & 15, scale = scales[i / kMxfp4Block];
+      const float value = std::ldexp(kE2M1[code & 7], scale - 127) * (code >= 8 ? -1.0f : 1.0f);
+      values[i] = ToBf16(value);
+      ASSERT_EQ(ToFloat(values[i]), value);
+      ASSERT_EQ(Mxfp4ToBf16(static_cast<uint8_t>(code), scales[i / kMxfp4Block]), values[i]);
+    }
+    PackedMatrix plain(n, k, path()), packed = PackedMatrix::Mxfp4(n, k, path());
+    plain.PackRows(pool, 0, n, std::span<const Bf16>(values));
+    const int half = n / 2;  // in two parts
+    const auto cut = static_cast<size_t>(half) * static_cast<size_t>(k);
+    packed.PackMxfp4Rows(pool, 0, half, std::span(codes).first(cut / 2),
+                         std::span(scales).first(cut / kMxfp4Block));
+    packed.PackMxfp4Rows(pool, half, n - half, std::span(codes).subspan(cut / 2),
+                         std::span(scales).subspan(cut / kMxfp4Block));
+    EXPECT_EQ(packed.bytes(),
+              static_cast<size_t>(packed.num_panels()) * 32 * static_cast<size_t>(k) / 32 * 17);
+    std::vector<float> x(60 * static_cast<size_t>(k));
+    // Small, so that sums of the largest scales stay finite.
+    for (size_t i = 0; i < x.size(); ++i) x[i] = 1e-4f * rng.Normal(i);
+    std::vector<int32_t> all(60);
+    std::iota(all.begin(), all.end(), 0);
+    GroupedGemmWorkspace workspace;
+    std::vector<float> expected(60 * static_cast<size_t>(n)), actual(expected.size());
+    for (auto& [matrix, y] : {std::pair{&plain, &expected}, {&packed, &actual}}) {
+      const GemmGroup group{matrix, all, y->data()};
+      GroupedGemm(pool, workspace, x.data(), static_cast<size_t>(k), {&group, 1});
+    }
+    EXPECT_EQ(actual, expected) << n << " x " << k;
+  }
 }
 
 TEST(GroupedGemm, FmaGivesTheSameBitsOnEveryTarget) {

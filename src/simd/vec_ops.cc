@@ -61,6 +61,23 @@ void SiluMulRow(const float* gate, const float* up, float* out, size_t size) {
   }
 }
 
+void ClampedGateMulRow(const float* gate_up, float limit, float slope, float* out, size_t size) {
+  const F16x one = Set(1.0f), most = Set(limit), least = Set(-limit), lowest = Set(-87.0f / slope);
+  for (size_t i = 0; i < size; i += 16) {
+    const size_t count = size - i < 16 ? size - i : 16;
+    HWY_ALIGN float gates[16] = {}, ups[16] = {};
+    for (size_t j = 0; j < count; ++j) {
+      gates[j] = gate_up[2 * (i + j)];
+      ups[j] = gate_up[2 * (i + j) + 1];
+    }
+    // Below that the result is 0 to 36 digits; the operand order lets NaN through.
+    const F16x gate = Max(lowest, Min(most, Load(gates)));
+    const F16x up = Max(least, Min(most, Load(ups)));
+    const F16x e = Exp2(Mul(gate, Set(-slope * kLog2E)));
+    StoreAt(Mul(Add(up, one), Div(gate, Add(one, e))), out, i, size);
+  }
+}
+
 void SigmoidRow(float* x, size_t size) {
   const F16x one = Set(1.0f);
   for (size_t i = 0; i < size; i += 16) {
@@ -235,6 +252,7 @@ struct VecOpsKernels {
   static constexpr auto kAdd = &AddRow;
   static constexpr auto kRmsNorm = &RmsNormRow;
   static constexpr auto kSiluMul = &SiluMulRow;
+  static constexpr auto kClampedGateMul = &ClampedGateMulRow;
   static constexpr auto kSigmoid = &SigmoidRow;
   static constexpr auto kAddScaled = &AddScaledRow;
   static constexpr auto kAddMul = &AddMulRow;
@@ -283,6 +301,12 @@ void Add(std::span<float> x, std::span<const float> y) {
 void SiluMul(std::span<const float> gate, std::span<const float> up, std::span<float> out) {
   OSCAR_DCHECK(gate.size() == up.size() && gate.size() == out.size());
   OSCAR_VEC_OP(kSiluMul)(gate.data(), up.data(), out.data(), gate.size());
+}
+
+void ClampedGateMul(std::span<const float> gate_up, float limit, float slope,
+                    std::span<float> out) {
+  OSCAR_DCHECK(gate_up.size() == 2 * out.size());
+  OSCAR_VEC_OP(kClampedGateMul)(gate_up.data(), limit, slope, out.data(), out.size());
 }
 
 void AddScaled(std::span<float> x, float factor, std::span<const float> y) {

@@ -31,6 +31,10 @@ void Sigmoid(std::span<float> x);
 // out = silu(gate) * up, silu(x) = x / (1 + exp(-x)).
 void SiluMul(std::span<const float> gate, std::span<const float> up, std::span<float> out);
 
+// out[i] = (up + 1) * gate / (1 + exp(-slope * gate)) of gate = gate_up[2 i], at most `limit`, and
+// up = gate_up[2 i + 1], within +-`limit`. gate_up: twice the size of `out`, and another memory.
+void ClampedGateMul(std::span<const float> gate_up, float limit, float slope, std::span<float> out);
+
 // Half-split rotary embedding in place: (x[i], x[i + half]) turned by the angle i. cos, sin:
 // [half].
 void ApplyRope(std::span<float> x, std::span<const float> cos, std::span<const float> sin);

@@ -50,6 +50,28 @@ TEST_P(VecOps, RmsNormMatchesFp64) {
   }
 }
 
+TEST_P(VecOps, ClampedGateMulMatchesFp64AndItsLimits) {
+  for (const size_t size : kSizes) {
+    auto gate_up = Random(2 * size, 4, 6.0f);
+    gate_up[0] = -std::numeric_limits<float>::max();
+    std::vector<float> out(size);
+    ClampedGateMul(gate_up, 7.0f, 1.702f, out);
+    for (size_t i = 0; i < size; ++i) {
+      const double gate = std::min(7.0, static_cast<double>(gate_up[2 * i]));
+      const double up = std::clamp(static_cast<double>(gate_up[2 * i + 1]), -7.0, 7.0);
+      const double expected = (up + 1.0) * gate / (1.0 + std::exp(-1.702 * gate));
+      EXPECT_NEAR(out[i], gate < -1e3 ? 0.0 : expected, 4e-6 * (1.0 + std::fabs(expected)));
+    }
+  }
+  // gate, up: sigmoid(1.702), a gate beyond the limit, an up beyond it.
+  const std::vector<float> values = {1.0f, 0.0f, 10.0f, 0.0f, 1.0f, -9.0f};
+  std::vector<float> out(3);
+  ClampedGateMul(values, 7.0f, 1.702f, out);
+  EXPECT_NEAR(out[0], 0.845796, 1e-6);
+  EXPECT_NEAR(out[1], 6.999953, 1e-5);
+  EXPECT_NEAR(out[2], -6.0 * 0.845796, 1e-5);
+}
+
 TEST_P(VecOps, SiluMulMatchesFp64AndSurvivesExtremes) {
   auto gate = Random(100, 1, 20.0f);
   const auto up = Random(100, 2);

@@ -78,6 +78,23 @@ Result<std::optional<StoredTensor>> FindFused(const Checkpoint& checkpoint,
   return std::optional(std::move(part));
 }
 
+// The part of expert `index` in a tensor of all, whose first dimension they are.
+Result<StoredTensor> PartOf(const Checkpoint& checkpoint, const StoredTensor& all, int64_t index,
+                            std::string name) {
+  if (all.shape.size() < 2 || index >= all.shape[0]) {
+    return Unexpected(DataLoss(
+        fmt::format("{}: tensor {} has shape {}; expected [experts, ...]", checkpoint.directory(),
+                    all.name, ShapeToString(all.shape)) +
+        (all.shape.size() < 2 ? std::string() : fmt::format(" with expert {} among them", index))));
+  }
+  StoredTensor part = all;
+  part.name = std::move(name);
+  part.shape.erase(part.shape.begin());
+  part.num_bytes = all.num_bytes / static_cast<uint64_t>(all.shape[0]);
+  part.offset += static_cast<uint64_t>(index) * part.num_bytes;
+  return part;
+}
+
 Result<std::optional<StoredTensor>> FindNamed(const Checkpoint& checkpoint,
                                               const std::string& name) {
   if (const StoredTensor* found = checkpoint.Find(name)) return std::optional(*found);
@@ -99,6 +116,51 @@ Result<std::optional<StoredTensor>> FindNamed(const Checkpoint& checkpoint,
 }
 
 }  // namespace
+
+Result<std::optional<ExpertPart>> FindExpertPart(const Checkpoint& checkpoint,
+                                                 const std::string& name) {
+  constexpr std::string_view kExperts = ".experts.";
+  const size_t at = name.find(kExperts);
+  if (at == std::string::npos) return std::optional<ExpertPart>();
+  const std::string_view rest = std::string_view(name).substr(at + kExperts.size());
+  int64_t index = 0;
+  const auto [end, error] = std::from_chars(rest.data(), rest.data() + rest.size(), index);
+  const std::string_view tail = rest.substr(static_cast<size_t>(end - rest.data()));
+  constexpr std::array<std::string_view, 4> kTails = {".gate_up_proj", ".gate_up_proj_bias",
+                                                      ".down_proj", ".down_proj_bias"};
+  if (error != std::errc() || index < 0 || std::ranges::find(kTails, tail) == kTails.end()) {
+    return std::optional<ExpertPart>();
+  }
+  // "...experts" and ".gate_up_proj".
+  const std::string all = name.substr(0, at + kExperts.size() - 1) + std::string(tail);
+  ExpertPart part;
+  const StoredTensor* const blocks =
+      tail.ends_with("_bias") ? nullptr : checkpoint.Find(all + "_blocks");
+  if (blocks == nullptr) {
+    const StoredTensor* const plain = checkpoint.Find(all);
+    if (plain == nullptr) {
+      return Unexpected(
+          NotFound(fmt::format("{}: no tensor {}{}", checkpoint.directory(), all,
+                               tail.ends_with("_bias") ? "" : fmt::format(" or {}_blocks", all))));
+    }
+    OSCAR_ASSIGN_OR_RETURN(part.tensor, PartOf(checkpoint, *plain, index, all));
+    return std::optional(std::move(part));
+  }
+  const StoredTensor* const scales = checkpoint.Find(all + "_scales");
+  if (scales == nullptr) {
+    return Unexpected(DataLoss(fmt::format("{}: tensor {} has no {}_scales beside it",
+                                           checkpoint.directory(), blocks->name, all)));
+  }
+  for (const StoredTensor* tensor : {blocks, scales}) {
+    if (tensor->dtype == DType::kU8) continue;
+    return Unexpected(
+        DataLoss(fmt::format("{}: tensor {} is {}; expected U8", checkpoint.directory(),
+                             tensor->name, NameOf(tensor->dtype))));
+  }
+  OSCAR_ASSIGN_OR_RETURN(part.tensor, PartOf(checkpoint, *blocks, index, blocks->name));
+  OSCAR_ASSIGN_OR_RETURN(part.block_scales, PartOf(checkpoint, *scales, index, scales->name));
+  return std::optional(std::move(part));
+}
 
 Result<std::optional<StoredTensor>> FindTensor(const Checkpoint& checkpoint,
                                                const std::string& name) {

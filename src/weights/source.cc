@@ -15,6 +15,7 @@
 #include "base/error_text.h"
 #include "base/fp8.h"
 #include "base/log.h"
+#include "base/mxfp4.h"
 #include "base/rng.h"
 #include "weights/expert_names.h"
 
@@ -26,6 +27,11 @@ Result<std::optional<Fp8Tiles>> WeightSource::Fp8Of(const std::string&, int64_t,
 Status WeightSource::LoadFp8(const std::string& name, int64_t, int64_t, std::span<uint8_t>,
                              std::span<float>) const {
   return Internal(fmt::format("tensor {} is not FP8", name));
+}
+
+Status WeightSource::LoadMxfp4(const std::string& name, int64_t, int64_t, std::span<uint8_t>,
+                               std::span<uint8_t>) const {
+  return Internal(fmt::format("tensor {} is not MXFP4", name));
 }
 
 namespace {
@@ -129,6 +135,8 @@ class CheckpointWeights : public WeightSource {
 
   Result<std::optional<Fp8Tiles>> Fp8Of(const std::string& name, int64_t outputs,
                                         int64_t inputs) const override {
+    OSCAR_ASSIGN_OR_RETURN(const auto part, FindExpertPart(checkpoint_, name));
+    if (part.has_value()) return std::optional<Fp8Tiles>();
     OSCAR_ASSIGN_OR_RETURN(const StoredTensor tensor,
                            Find(name, std::vector<int64_t>{outputs, inputs}));
     if (tensor.dtype != DType::kF8E4M3) return std::optional<Fp8Tiles>();
@@ -149,11 +157,27 @@ class CheckpointWeights : public WeightSource {
     return CheckCodes(codes, tensor, 0);
   }
 
+  Result<bool> IsMxfp4(const std::string& name, int64_t outputs, int64_t inputs) const override {
+    OSCAR_ASSIGN_OR_RETURN(const auto part, FindExpertPart(checkpoint_, name));
+    if (!part.has_value() || !part->block_scales.has_value()) return false;
+    OSCAR_RETURN_IF_ERROR(CheckPart(*part, std::vector<int64_t>{outputs, inputs}));
+    return true;
+  }
+  Status LoadMxfp4(const std::string& name, int64_t outputs, int64_t inputs,
+                   std::span<uint8_t> codes, std::span<uint8_t> scales) const override {
+    OSCAR_ASSIGN_OR_RETURN(const auto part, FindExpertPart(checkpoint_, name));
+    OSCAR_CHECK(part.has_value() && part->block_scales.has_value());
+    OSCAR_RETURN_IF_ERROR(CheckPart(*part, std::vector<int64_t>{outputs, inputs}));
+    return ReadBlocks(*part, {0, outputs}, codes, scales);
+  }
+
   bool Has(const std::string& name) const override {
     const auto found = FindTensor(checkpoint_, name);
     return found.has_value() && found->has_value();
   }
   Status CheckShape(const std::string& name, std::span<const int64_t> shape) const override {
+    OSCAR_ASSIGN_OR_RETURN(const auto part, FindExpertPart(checkpoint_, name));
+    if (part.has_value()) return CheckPart(*part, shape);
     OSCAR_ASSIGN_OR_RETURN(const StoredTensor found, Find(name, shape));
     if (found.dtype != DType::kF8E4M3) return {};
     const auto scales = FindScales(found);
@@ -242,10 +266,95 @@ class CheckpointWeights : public WeightSource {
     return scales;
   }
 
+  // Whether a part of gpt-oss's experts is what a tensor of this shape comes from.
+  Status CheckPart(const ExpertPart& part, std::span<const int64_t> shape) const {
+    std::vector<int64_t> expected(shape.rbegin(), shape.rend());  // of input-major ones
+    if (!part.block_scales.has_value()) {
+      if (part.tensor.dtype == DType::kF8E4M3) {
+        return DataLoss(fmt::format("{}: tensor {} is F8_E4M3; expected BF16, F16 or F32",
+                                    checkpoint_.directory(), part.tensor.name));
+      }
+      return ExpectShape(part.tensor, expected).WithContext(checkpoint_.directory());
+    }
+    OSCAR_CHECK(shape.size() == 2);
+    if (shape[1] % kMxfp4Block != 0) {
+      return DataLoss(fmt::format("{}: tensor {}: {} inputs do not divide into blocks of {}",
+                                  checkpoint_.directory(), part.tensor.name, shape[1],
+                                  kMxfp4Block));
+    }
+    expected = {shape[0], shape[1] / kMxfp4Block, kMxfp4Block / 2};
+    OSCAR_RETURN_IF_ERROR(ExpectShape(part.tensor, expected).WithContext(checkpoint_.directory()));
+    expected.pop_back();
+    return ExpectShape(*part.block_scales, expected).WithContext(checkpoint_.directory());
+  }
+
+  // Rows of codes and scales of MXFP4. REQUIRES: CheckPart.
+  Status ReadBlocks(const ExpertPart& part, WeightRows rows, std::span<uint8_t> codes,
+                    std::span<uint8_t> scales) const {
+    constexpr size_t kBytes = kMxfp4Block / 2;
+    const auto per_row = static_cast<size_t>(part.block_scales->shape[1]);
+    const auto first = static_cast<size_t>(rows.first) * per_row;
+    if (scales.size() != static_cast<size_t>(rows.count) * per_row ||
+        codes.size() != scales.size() * kBytes) {
+      return Internal(
+          fmt::format("tensor {}: wrong room for its codes or scales", part.tensor.name));
+    }
+    OSCAR_RETURN_IF_ERROR(part.tensor.Read(first * kBytes, std::as_writable_bytes(codes)));
+    OSCAR_RETURN_IF_ERROR(part.block_scales->Read(first, std::as_writable_bytes(scales)));
+    for (size_t i = 0; i < scales.size(); ++i) {
+      if (scales[i] >= kMxfp4MinScale && scales[i] <= kMxfp4MaxScale) continue;
+      const std::span<const uint8_t> block = codes.subspan(i * kBytes, kBytes);
+      const bool zero = std::ranges::all_of(block, [](uint8_t two) { return (two & 0x77) == 0; });
+      if (zero && scales[i] != kMxfp4NanScale) continue;
+      return DataLoss(fmt::format(
+          "{}: tensor {} holds the block scale {} at element {} of an expert: {}",
+          checkpoint_.directory(), part.block_scales->name, scales[i], first + i,
+          scales[i] == kMxfp4NanScale
+              ? std::string("it is not a number")
+              : fmt::format("out of range; {} to {} are read", kMxfp4MinScale, kMxfp4MaxScale)));
+    }
+    return {};
+  }
+
+  // A bias, an input-major matrix or MXFP4.
+  template <typename T, typename Convert>
+  Status LoadPart(const ExpertPart& part, std::span<const int64_t> shape, WeightRows rows,
+                  std::span<T> out, const Convert& convert) const {
+    OSCAR_RETURN_IF_ERROR(CheckPart(part, shape));
+    const auto count = static_cast<size_t>(rows.count);
+    if (part.block_scales.has_value()) {
+      const auto inputs = static_cast<size_t>(shape[1]);
+      std::vector<uint8_t> codes(count * inputs / 2), scales(count * inputs / kMxfp4Block);
+      OSCAR_RETURN_IF_ERROR(ReadBlocks(part, rows, codes, scales));
+      for (size_t i = 0; i < out.size(); ++i) {
+        const auto code = static_cast<uint8_t>(codes[i / 2] >> (i % 2 * 4) & 15);
+        out[i] = convert(ToFloat(Mxfp4ToBf16(code, scales[i / kMxfp4Block])));
+      }
+      return {};
+    }
+    // Columns of [inputs, outputs], or a run of a bias.
+    const size_t inputs = shape.size() == 2 ? static_cast<size_t>(shape[1]) : 1;
+    const auto outputs = static_cast<size_t>(shape[0]), each = SizeOf(part.tensor.dtype);
+    std::vector<std::byte> stored(count * each);
+    std::vector<float> values(count);
+    for (size_t i = 0; i < inputs; ++i) {
+      const size_t first = i * outputs + static_cast<size_t>(rows.first);
+      OSCAR_RETURN_IF_ERROR(part.tensor.Read(first * each, stored));
+      const TensorView view{
+          part.tensor.name, part.tensor.dtype, {static_cast<int64_t>(count)}, stored};
+      OSCAR_RETURN_IF_ERROR(ConvertToFloat(view, values).WithContext(checkpoint_.directory()));
+      OSCAR_RETURN_IF_ERROR(CheckFinite<float>(part.tensor, values, first));
+      for (size_t row = 0; row < count; ++row) out[row * inputs + i] = convert(values[row]);
+    }
+    return {};
+  }
+
   template <typename T, typename Convert>
   Status LoadAs(const std::string& name, std::span<const int64_t> shape, WeightRows rows,
                 std::span<T> out, const Convert& convert) const {
     const size_t width = RowWidth(shape, rows, out.size());
+    OSCAR_ASSIGN_OR_RETURN(const auto expert, FindExpertPart(checkpoint_, name));
+    if (expert.has_value()) return LoadPart<T>(*expert, shape, rows, out, convert);
     OSCAR_ASSIGN_OR_RETURN(const StoredTensor tensor, Find(name, shape));
     const size_t first = static_cast<size_t>(rows.first) * width;
     if (tensor.dtype == DType::kF8E4M3) return LoadScaled<T>(tensor, rows.first, out, convert);
@@ -315,7 +424,7 @@ class CheckpointWeights : public WeightSource {
 
 class RandomWeights : public WeightSource {
  public:
-  explicit RandomWeights(uint64_t seed) : seed_(seed) {}
+  RandomWeights(uint64_t seed, bool mxfp4_experts) : seed_(seed), mxfp4_experts_(mxfp4_experts) {}
 
   Status LoadRows(const std::string& name, std::span<const int64_t> shape, WeightRows rows,
                   std::span<float> out) const override {
@@ -329,20 +438,50 @@ class RandomWeights : public WeightSource {
     return {};
   }
 
+  Result<bool> IsMxfp4(const std::string& name, int64_t, int64_t) const override {
+    return HasBlocks(name);
+  }
+  Status LoadMxfp4(const std::string& name, int64_t, int64_t, std::span<uint8_t> codes,
+                   std::span<uint8_t> scales) const override {
+    const Philox rng(seed_, XXH3_64bits(name.data(), name.size()));
+    for (size_t i = 0; i < codes.size(); ++i) codes[i] = CodesAt(rng, i);
+    std::ranges::fill(scales, kScale);
+    return {};
+  }
   bool Has(const std::string&) const override { return true; }
   std::optional<std::pair<uint64_t, uint64_t>> RandomStream(
       const std::string& name) const override {
+    if (HasBlocks(name)) return std::nullopt;
     return std::pair{seed_, XXH3_64bits(name.data(), name.size())};
   }
   uint64_t Fingerprint() const override { return seed_; }
 
  private:
+  // Codes of 4 random bits have a root mean square of 2.93: with this scale, 0.023.
+  static constexpr uint8_t kScale = 120;
+  bool HasBlocks(const std::string& name) const {
+    return mxfp4_experts_ && name.find(".experts.") != std::string::npos &&
+           !name.ends_with("_bias");
+  }
+  static uint8_t CodesAt(const Philox& rng, size_t byte) {
+    return static_cast<uint8_t>(rng.Block(byte / 16)[byte / 4 % 4] >> (byte % 4 * 8));
+  }
   template <typename T, typename Convert>
   void SampleToken(const std::string& name, std::span<const int64_t> shape, WeightRows rows,
                    std::span<T> out, const Convert& convert) const {
     const size_t width = RowWidth(shape, rows, out.size());
     if (shape.size() == 1) {
       std::ranges::fill(out, convert(1.0f));
+      return;
+    }
+    if (HasBlocks(name)) {
+      const Philox rng(seed_, XXH3_64bits(name.data(), name.size()));
+      const size_t begin = static_cast<size_t>(rows.first) * width;
+      for (size_t i = 0; i < out.size(); ++i) {
+        const size_t at = begin + i;
+        const auto code = static_cast<uint8_t>(CodesAt(rng, at / 2) >> (at % 2 * 4) & 15);
+        out[i] = convert(ToFloat(Mxfp4ToBf16(code, kScale)));
+      }
       return;
     }
     const Philox rng(seed_, RandomStream(name)->second);
@@ -360,6 +499,7 @@ class RandomWeights : public WeightSource {
   }
 
   uint64_t seed_;
+  bool mxfp4_experts_;
 };
 
 class QuantizedWeights : public WeightSource {
@@ -390,6 +530,14 @@ class QuantizedWeights : public WeightSource {
   Status LoadFp8(const std::string& name, int64_t outputs, int64_t inputs, std::span<uint8_t> codes,
                  std::span<float> scales) const override {
     return Quantize(name, std::vector<int64_t>{outputs, inputs}, {0, outputs}, codes, scales);
+  }
+  // What is smaller already stays.
+  Result<bool> IsMxfp4(const std::string& name, int64_t outputs, int64_t inputs) const override {
+    return source_->IsMxfp4(name, outputs, inputs);
+  }
+  Status LoadMxfp4(const std::string& name, int64_t outputs, int64_t inputs,
+                   std::span<uint8_t> codes, std::span<uint8_t> scales) const override {
+    return source_->LoadMxfp4(name, outputs, inputs, codes, scales);
   }
   bool Has(const std::string& name) const override { return source_->Has(name); }
   Status CheckShape(const std::string& name, std::span<const int64_t> shape) const override {
@@ -498,8 +646,8 @@ std::unique_ptr<WeightSource> QuantizeWeights(std::unique_ptr<WeightSource> sour
   return std::make_unique<QuantizedWeights>(std::move(source), spec);
 }
 
-std::unique_ptr<WeightSource> MakeRandomWeights(uint64_t seed) {
-  return std::make_unique<RandomWeights>(seed);
+std::unique_ptr<WeightSource> MakeRandomWeights(uint64_t seed, bool mxfp4_experts) {
+  return std::make_unique<RandomWeights>(seed, mxfp4_experts);
 }
 
 }  // namespace oscar

@@ -35,8 +35,8 @@ class WeightSource {
  public:
   virtual ~WeightSource() = default;
   // Rows of the first dimension of a tensor of this shape. Errors name the tensor, what it is and
-  // what was wanted. FP8 matrices come multiplied out. REQUIRES: rows within the shape, `out` of
-  // their size.
+  // what was wanted. FP8 and MXFP4 matrices come multiplied out. REQUIRES: rows within the shape,
+  // `out` of their size.
   virtual Status LoadRows(const std::string& name, std::span<const int64_t> shape, WeightRows rows,
                           std::span<float> out) const = 0;
   // As LoadRows, rounded to BF16 (exactly the stored numbers where they are BF16).
@@ -56,6 +56,11 @@ class WeightSource {
                                                 int64_t inputs) const;
   virtual Status LoadFp8(const std::string& name, int64_t outputs, int64_t inputs,
                          std::span<uint8_t> codes, std::span<float> scales) const;
+  // Whether a matrix is MXFP4 (base/mxfp4.h); its codes [outputs, inputs / 2] and the scales of its
+  // blocks [outputs, inputs / 32], in the range that makes every number a normal BF16.
+  virtual Result<bool> IsMxfp4(const std::string&, int64_t, int64_t) const { return false; }
+  virtual Status LoadMxfp4(const std::string& name, int64_t outputs, int64_t inputs,
+                           std::span<uint8_t> codes, std::span<uint8_t> scales) const;
   virtual bool Has(const std::string& name) const = 0;
   // Whether a tensor of this shape can be loaded, as Load would say it, from its description alone.
   virtual Status CheckShape(const std::string&, std::span<const int64_t>) const { return {}; }
@@ -81,8 +86,8 @@ Status CheckTensors(const WeightSource& source, const TensorTable& table);
 // well. Changes `spec`; true where the model has become larger by a head.
 Result<bool> FollowCheckpoint(const WeightSource& source, ModelSpec* spec);
 // Gaussian matrices of standard deviation 0.02 and unit norms: the right shapes and magnitudes, no
-// meaning. The same seed gives the same model.
-std::unique_ptr<WeightSource> MakeRandomWeights(uint64_t seed);
+// meaning. The same seed gives the same model. `mxfp4_experts`: as gpt-oss has them.
+std::unique_ptr<WeightSource> MakeRandomWeights(uint64_t seed, bool mxfp4_experts = false);
 // The layers' matrices of `source`, rounded to BF16, as FP8 with one scale per output, (the largest
 // magnitude) / 448; embedding and head stay as they are.
 std::unique_ptr<WeightSource> QuantizeWeights(std::unique_ptr<WeightSource> source,

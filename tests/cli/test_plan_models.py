@@ -23,9 +23,10 @@ PLANNED = {
     "MiniMaxAI--MiniMax-M2.7_config.json": ("minimax_m2", 228.7, 11.03, 4),
     "Qwen--Qwen3-Next-80B-A3B-Instruct_config.json": ("qwen3_next", 79.67, 3.87, 4),
     "Qwen--Qwen3.5-35B-A3B_config.json": ("qwen3_5_moe", 34.66, 3.45, 1),
+    "openai--gpt-oss-20b_config.json": ("gpt_oss", 20.9, 4.19, 1),
+    "openai--gpt-oss-120b_config.json": ("gpt_oss", 116.8, 5.71, 1),
 }
 REFUSED = {
-    "openai--gpt-oss-20b_config.json": ["gpt_oss", "attention sinks", "minimax_m2"],
     "google--gemma-4-26B-A4B_config.json": ["gemma4", "multimodal"],
     "mistralai--Mistral-7B-Instruct-v0.1_config.json": ["sliding_window", "4096", "--max-model-len 4096"],
 }
@@ -58,6 +59,16 @@ def test_refused(oscar, root, name):
     assert run.returncode != 0
     for part in REFUSED[name]:
         assert part in run.stderr, run.stderr
+
+
+def test_gpt_oss_stays_mxfp4_and_windows_hold_little(oscar, root):
+    made = plan(oscar, root / "tests/data/model-configs/openai--gpt-oss-20b_config.json")
+    # 17 bytes for 32 of the 19.1 billion weights of experts, two for each of the others.
+    assert made["weight_bytes"] / 1e9 == pytest.approx(19.11 * 17 / 32 + 1.80 * 2, rel=0.01)
+    # Half of the layers keep 64 + 256 to 319 tokens of each conversation, in BF16; so does the BF16 cache it is compared with.
+    layer = 2 * 8 * 64 * 2 * made["conversation_tokens"]  # bytes of K and V of one layer in BF16
+    assert made["conversation_bytes"] < 0.25 * 12 * layer
+    assert made["conversation_bytes_bf16"] == pytest.approx(12 * layer, rel=0.02)
 
 
 def test_fp8_halves_the_weights(oscar, root):

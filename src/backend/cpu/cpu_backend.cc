@@ -88,8 +88,8 @@ class CpuBackend final : public Backend {
   void NormAndRope(int layer, size_t row, float* qkv) const;
   void Rotate(const SideTransform& rotation, int kv_head, std::span<float> head) const;
   void RotateAndStore(int slot, size_t row);
-  simd::AttentionLayer AttentionOf(int slot, const CacheConfig& config) const;
-  void AttendCell(int slot);
+  simd::AttentionLayer AttentionOf(int layer, int slot, const CacheConfig& config) const;
+  void AttendCell(int layer, int slot);
   void GateAttended(int slot);
 
   const BackendOptions options_;
@@ -357,7 +357,8 @@ Status CpuBackend::ReadQkv(int layer, std::span<float> out) {
   return {};
 }
 
-simd::AttentionLayer CpuBackend::AttentionOf(int slot, const CacheConfig& config) const {
+simd::AttentionLayer CpuBackend::AttentionOf(int layer, int slot, const CacheConfig& config) const {
+  const std::vector<float>& sinks = weights_.layers[static_cast<size_t>(layer)].sinks;
   return {attention_spec_.num_heads,
           attention_spec_.num_kv_heads,
           static_cast<float>(attention_spec_.softmax_scale),
@@ -365,13 +366,15 @@ simd::AttentionLayer CpuBackend::AttentionOf(int slot, const CacheConfig& config
           config.sealed.blocks(slot),
           config.open.BlockOffset(slot, 0),
           /*sealed_base=*/0,
-          weights_.head.path() != simd::GemmPath::kFma};
+          weights_.head.path() != simd::GemmPath::kFma,
+          spec_.layer(layer).attention()->sliding_window,
+          sinks.empty() ? nullptr : sinks.data()};
 }
 
-void CpuBackend::AttendCell(int slot) {
+void CpuBackend::AttendCell(int layer, int slot) {
   const LayeredAppend& append = *rows_.front().append;
   // The table has the addresses of this layer's blocks themselves.
-  simd::AttentionLayer shared = AttentionOf(slot, plan_.cache());
+  simd::AttentionLayer shared = AttentionOf(layer, slot, plan_.cache());
   shared.open_offset = 0;
   shared.sealed_base = shared.sealed.front().offset;
   const simd::PrefillQuery query{{append.page_table(), append.sealed_flags()},
@@ -427,18 +430,19 @@ Status CpuBackend::AdvanceState(int layer, int slot) {
   return {};
 }
 
-Status CpuBackend::Attend(int, int slot) {
+Status CpuBackend::Attend(int layer, int slot) {
   if (items_.empty()) {
-    AttendCell(slot);
+    AttendCell(layer, slot);
     GateAttended(slot);
     return {};
   }
   // The sequences' own: they may be of another plan of the same rotations, whose bits differ.
-  const simd::AttentionLayer shared = AttentionOf(slot, items_.front().cache->config());
+  const simd::AttentionLayer shared = AttentionOf(layer, slot, items_.front().cache->config());
   decode_.clear();
   prefill_.clear();
   const bool to_the_token = plan_.token_window() > 0;
-  if (to_the_token) windows_.Show(slot, items_, threads_);
+  const bool shows = to_the_token && plan_.cache().sealed.Holds(slot);
+  if (shows) windows_.Show(slot, items_, threads_);
   for (size_t i = 0; i < items_.size(); ++i) {
     const ForwardItem& item = items_[i];
     const auto row = static_cast<size_t>(first_rows_[i]);
@@ -448,7 +452,7 @@ Status CpuBackend::Attend(int, int slot) {
     if (item.is_prompt || to_the_token || options_.portable) {
       prefill_.push_back({pages, item.cache->length(), static_cast<int>(item.tokens.size()), q,
                           qkv_width(), out, q_width()});
-      if (to_the_token) prefill_.back().window = windows_.WindowOf(i);
+      if (shows) prefill_.back().window = windows_.WindowOf(i);
     } else {
       decode_.push_back({pages, item.cache->length() + 1, q, out});
     }
@@ -475,7 +479,8 @@ Status CpuBackend::Logits(int first, int count, float* out) {
 Status CheckCpuFeatures(const ModelSpec& spec) {
   return CheckFeatures(spec,
                        {Feature::kPartialRope, Feature::kQkNormAllHeads, Feature::kOutputGate,
-                        Feature::kExperts, Feature::kLinearAttention, Feature::kSharedShare},
+                        Feature::kExperts, Feature::kLinearAttention, Feature::kSharedShare,
+                        Feature::kClampedExperts, Feature::kSlidingWindow, Feature::kSinks},
                        "a CPU");
 }
 

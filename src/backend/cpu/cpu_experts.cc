@@ -25,6 +25,7 @@ void CpuExperts::Route(const ExpertsSpec& spec, const CpuWeights::Experts& weigh
   threads.ParallelFor(static_cast<int64_t>(num_rows), [&](int64_t i, int) {
     const auto row = static_cast<size_t>(i);
     const std::span<float> scores(scores_.data() + row * count, count);
+    if (!weights.logit_bias.empty()) simd::Add(scores, weights.logit_bias);
     if (spec.score == RouterScore::kSoftmax) {
       simd::Softmax(scores);
     } else {
@@ -61,6 +62,13 @@ void CpuExperts::Run(const ExpertsSpec& spec, const CpuWeights::Experts& weights
   outputs_.Grow(choices_.size() * hidden);
 
   ++traffic_.layers;
+  // Each choice's expert adds its part of [experts, width] to the choice's row.
+  const auto add_bias = [&](const std::vector<float>& bias, size_t choice, float* row,
+                            size_t width) {
+    if (bias.empty()) return;
+    const auto expert = static_cast<size_t>(choices_[choice].expert);
+    simd::Add({row, width}, std::span(bias).subspan(expert * width, width));
+  };
   const auto multiply = [&](const std::vector<simd::PackedMatrix>& matrices,
                             const std::vector<int32_t>& rows, const float* in, size_t in_width,
                             float* out, size_t out_width) {
@@ -76,15 +84,23 @@ void CpuExperts::Run(const ExpertsSpec& spec, const CpuWeights::Experts& weights
   multiply(weights.gate_up, rows_, x, hidden, gate_up_.data(), 2 * middle);
   traffic_.experts += groups_.size();
   threads.ParallelFor(static_cast<int64_t>(choices_.size()), [&](int64_t i, int) {
-    const float* gate = gate_up_.data() + static_cast<size_t>(i) * 2 * middle;
-    simd::SiluMul({gate, middle}, {gate + middle, middle},
-                  {gated_.data() + static_cast<size_t>(i) * middle, middle});
+    const auto place = static_cast<size_t>(places_[static_cast<size_t>(i)]);
+    float* const gate = gate_up_.data() + place * 2 * middle;
+    const std::span<float> gated(gated_.data() + place * middle, middle);
+    add_bias(weights.gate_up_bias, static_cast<size_t>(i), gate, 2 * middle);
+    if (spec.clamped.has_value()) {
+      simd::ClampedGateMul({gate, 2 * middle}, spec.clamped->limit, spec.clamped->slope, gated);
+    } else {
+      simd::SiluMul({gate, middle}, {gate + middle, middle}, gated);
+    }
   });
   multiply(weights.down, own_rows_, gated_.data(), middle, outputs_.data(), hidden);
   // Best first, whatever the batch.
   threads.ParallelFor(static_cast<int64_t>(num_rows), [&](int64_t i, int) {
     const auto row = static_cast<size_t>(i);
     for (size_t j = row * chosen; j < (row + 1) * chosen; ++j) {
+      add_bias(weights.down_bias, j, outputs_.data() + static_cast<size_t>(places_[j]) * hidden,
+               hidden);
       simd::AddScaled({stream + row * hidden, hidden}, choices_[j].weight,
                       {outputs_.data() + static_cast<size_t>(places_[j]) * hidden, hidden});
     }

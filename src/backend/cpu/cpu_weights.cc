@@ -6,6 +6,7 @@
 #include <span>
 #include <type_traits>
 
+#include "base/mxfp4.h"
 #include "base/progress.h"
 #include "simd/aligned_buffer.h"
 
@@ -32,14 +33,20 @@ class Loader {
   Status LoadLayer(int index, CpuWeights::Layer* layer);
   Status LoadExperts(int index, CpuWeights::Experts* experts);
   // Parts of one expert, one below the other: FP8 where all of them are, with scales that the
-  // kernels take.
+  // kernels take; MXFP4 where the one part is.
   Status LoadExpert(std::span<const Role> parts, int layer, int expert, PackedMatrix* matrix);
   Status Vector(Role role, int layer, std::vector<float>* out) const {
-    const TensorDecl* tensor = table_.Find(role, layer);
+    out->clear();
+    return Append(role, layer, -1, out);
+  }
+  Status Append(Role role, int layer, int expert, std::vector<float>* out) const {
+    const TensorDecl* tensor = table_.Find(role, layer, expert);
     if (tensor == nullptr) return {};
-    out->resize(tensor->num_elements());
-    OSCAR_RETURN_IF_ERROR(source_.Load(tensor->name, tensor->shape, *out));
-    for (float& x : *out) x += tensor->offset;
+    const size_t at = out->size();
+    out->resize(at + tensor->num_elements());
+    const std::span<float> values = std::span(*out).subspan(at);
+    OSCAR_RETURN_IF_ERROR(source_.Load(tensor->name, tensor->shape, values));
+    for (float& x : values) x += tensor->offset;
     return {};
   }
   Status LoadState(int index, CpuWeights::Layer* layer);
@@ -96,6 +103,20 @@ Status Loader::LoadExpert(std::span<const Role> parts, int layer, int expert,
                           PackedMatrix* matrix) {
   const simd::GemmPath path = simd::GroupedGemmPath(path_);
   const auto inputs = static_cast<int>(table_.Get(parts[0], layer, expert).shape[1]);
+  if (parts.size() == 1) {
+    const TensorDecl& tensor = table_.Get(parts[0], layer, expert);
+    OSCAR_ASSIGN_OR_RETURN(const bool is_mxfp4,
+                           source_.IsMxfp4(tensor.name, tensor.shape[0], inputs));
+    if (is_mxfp4) {
+      const auto rows = static_cast<int>(tensor.shape[0]);
+      std::vector<uint8_t> codes(tensor.num_elements() / 2),
+          scales(tensor.num_elements() / kMxfp4Block);
+      OSCAR_RETURN_IF_ERROR(source_.LoadMxfp4(tensor.name, rows, inputs, codes, scales));
+      *matrix = PackedMatrix::Mxfp4(rows, inputs, path);
+      matrix->PackMxfp4Rows(threads_, 0, rows, codes, scales);
+      return {};
+    }
+  }
   int outputs = 0;
   bool stays_fp8 = true;
   int64_t scale_inputs = 0;
@@ -147,14 +168,21 @@ Status Loader::LoadExperts(int index, CpuWeights::Experts* experts) {
   experts->router.resize(router.num_elements());
   OSCAR_RETURN_IF_ERROR(source_.Load(router.name, router.shape, experts->router));
   OSCAR_RETURN_IF_ERROR(Vector(Role::kRouterBias, index, &experts->choice_bias));
-  const auto count = static_cast<size_t>(spec_.layer(index).experts()->num_experts);
+  OSCAR_RETURN_IF_ERROR(Vector(Role::kRouterLogitBias, index, &experts->logit_bias));
+  const ExpertsSpec& spec = *spec_.layer(index).experts();
+  const auto count = static_cast<size_t>(spec.num_experts);
   experts->gate_up.resize(count);
   experts->down.resize(count);
   static constexpr Role kGateUp[] = {Role::kExpertGate, Role::kExpertUp},
-                        kDown[] = {Role::kExpertDown};
+                        kAlternating[] = {Role::kExpertGateUp}, kDown[] = {Role::kExpertDown};
+  const std::span<const Role> gate_up =
+      spec.alternates_gate_up ? std::span<const Role>(kAlternating) : kGateUp;
   for (size_t e = 0; e < count; ++e) {
-    OSCAR_RETURN_IF_ERROR(LoadExpert(kGateUp, index, static_cast<int>(e), &experts->gate_up[e]));
-    OSCAR_RETURN_IF_ERROR(LoadExpert(kDown, index, static_cast<int>(e), &experts->down[e]));
+    const auto expert = static_cast<int>(e);
+    OSCAR_RETURN_IF_ERROR(LoadExpert(gate_up, index, expert, &experts->gate_up[e]));
+    OSCAR_RETURN_IF_ERROR(LoadExpert(kDown, index, expert, &experts->down[e]));
+    OSCAR_RETURN_IF_ERROR(Append(Role::kExpertGateUpBias, index, expert, &experts->gate_up_bias));
+    OSCAR_RETURN_IF_ERROR(Append(Role::kExpertDownBias, index, expert, &experts->down_bias));
   }
   return {};
 }
@@ -198,6 +226,7 @@ Status Loader::LoadLayer(int index, CpuWeights::Layer* layer) {
   OSCAR_RETURN_IF_ERROR(Vector(Role::kKNorm, index, &layer->k_norm));
   OSCAR_RETURN_IF_ERROR(Vector(Role::kSharedShare, index, &layer->shared_share));
   OSCAR_RETURN_IF_ERROR(LoadState(index, layer));
+  OSCAR_RETURN_IF_ERROR(Vector(Role::kSinks, index, &layer->sinks));
   const LayerSpec& spec = spec_.layer(index);
   const SideTransform* rotation = spec.kv_slot >= 0 ? &plan_.v(spec.kv_slot) : nullptr;
   if (rotation != nullptr && rotation->kind == RotationKind::kNone) rotation = nullptr;

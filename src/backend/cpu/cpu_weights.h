@@ -1,5 +1,5 @@
 // A decoder's weights as the CPU multiplies them: matrices packed in panels of BF16 (experts that
-// are FP8 on disk stay FP8), norms, biases and routers in fp32. Immutable after loading.
+// are FP8 or MXFP4 on disk stay so), norms, biases and routers in fp32. Immutable after loading.
 #pragma once
 
 #include <array>
@@ -22,6 +22,8 @@ struct CpuWeights {
     std::vector<float> router;       // [experts, hidden]
     std::vector<float> choice_bias;  // [experts], or none
     std::vector<simd::PackedMatrix> gate_up, down;
+    // [experts], [experts, 2 intermediate], [experts, hidden], or none.
+    std::vector<float> logit_bias, gate_up_bias, down_bias;
   };
   struct Layer {
     std::array<Linear, kLayerMatrices.size()> linears;  // by LayerMatrix
@@ -31,6 +33,7 @@ struct CpuWeights {
     // Of linear attention: the convolution by age, [conv_kernel, channels], oldest first;
     // exp(A_log) and dt_bias of the heads; the norm of what they give.
     std::vector<float> conv, decay_rate, step_bias, state_norm;
+    std::vector<float> sinks;  // [heads], or none
 
     const Linear& linear(LayerMatrix matrix) const { return linears[static_cast<size_t>(matrix)]; }
     const std::vector<float>& norm(Role role) const {

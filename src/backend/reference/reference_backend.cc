@@ -64,6 +64,14 @@ void Score(RouterScore kind, std::vector<float>& x) {
   for (float& v : x) v = static_cast<float>(v / sum);
 }
 
+float Gated(const ExpertsSpec& experts, float gate, float up) {
+  if (!experts.clamped.has_value()) return gate / (1.0f + std::exp(-gate)) * up;
+  const ClampedGate& clamped = *experts.clamped;
+  gate = std::min(gate, clamped.limit);
+  up = std::clamp(up, -clamped.limit, clamped.limit);
+  return (up + 1.0f) * gate / (1.0f + std::exp(-clamped.slope * gate));
+}
+
 // Keys and values of a sequence in fp32, [slot][position].
 struct KeptRows : CacheAttachment {
   std::vector<Rows> keys, values;
@@ -82,7 +90,8 @@ class ReferenceBackend final : public Backend {
     OSCAR_RETURN_IF_ERROR(
         CheckFeatures(spec_,
                       {Feature::kPartialRope, Feature::kQkNormAllHeads, Feature::kOutputGate,
-                       Feature::kExperts, Feature::kLinearAttention, Feature::kSharedShare},
+                       Feature::kExperts, Feature::kLinearAttention, Feature::kSharedShare,
+                       Feature::kClampedExperts, Feature::kSlidingWindow, Feature::kSinks},
                       "the reference"));
     OSCAR_RETURN_IF_ERROR(CheckTensors(source, table_));
     fingerprint_ = source.Fingerprint();
@@ -180,16 +189,29 @@ class ReferenceBackend final : public Backend {
     for (std::vector<float>& stream : stream_) {
       std::vector<float> x = stream, scores;
       RmsNorm(x, Weights(Role::kFeedForwardNorm, layer), spec_.norm_eps);
-      AppendLinear(Weights(Role::kRouter, layer), {}, x, &scores);
+      AppendLinear(Weights(Role::kRouter, layer), Weights(Role::kRouterLogitBias, layer), x,
+                   &scores);
       Score(experts.score, scores);
       std::vector<ExpertChoice> chosen(static_cast<size_t>(experts.experts_per_token));
       RouteToken(experts, scores, Weights(Role::kRouterBias, layer), chosen);
       for (const ExpertChoice& choice : chosen) {
-        std::vector<float> gate, up, y;
-        AppendLinear(Weights(Role::kExpertGate, layer, choice.expert), {}, x, &gate);
-        AppendLinear(Weights(Role::kExpertUp, layer, choice.expert), {}, x, &up);
-        for (size_t d = 0; d < gate.size(); ++d) gate[d] = Silu(gate[d]) * up[d];
-        AppendLinear(Weights(Role::kExpertDown, layer, choice.expert), {}, gate, &y);
+        const int e = choice.expert;
+        std::vector<float> gated, y;
+        if (experts.alternates_gate_up) {
+          std::vector<float> both;
+          AppendLinear(Weights(Role::kExpertGateUp, layer, e),
+                       Weights(Role::kExpertGateUpBias, layer, e), x, &both);
+          for (size_t d = 0; d < both.size(); d += 2) {
+            gated.push_back(Gated(experts, both[d], both[d + 1]));
+          }
+        } else {
+          std::vector<float> up;
+          AppendLinear(Weights(Role::kExpertGate, layer, e), {}, x, &gated);
+          AppendLinear(Weights(Role::kExpertUp, layer, e), {}, x, &up);
+          for (size_t d = 0; d < up.size(); ++d) gated[d] = Gated(experts, gated[d], up[d]);
+        }
+        AppendLinear(Weights(Role::kExpertDown, layer, e), Weights(Role::kExpertDownBias, layer, e),
+                     gated, &y);
         for (size_t d = 0; d < y.size(); ++d) stream[d] += choice.weight * y[d];
       }
     }
@@ -230,13 +252,18 @@ class ReferenceBackend final : public Backend {
       const std::vector<float>& q = qkv_[row];
       std::vector<float>& out = attended_[row];
       out.assign(static_cast<size_t>(attention.q_width()), 0.0f);
+      const size_t begin =
+          attention.sliding_window == 0
+              ? 0
+              : count - std::min(count, static_cast<size_t>(attention.sliding_window));
+      const std::span<const float> sinks = Weights(Role::kSinks, layer);
       std::vector<float> weights(count);
       for (int head = 0; head < attention.num_heads; ++head) {
         const size_t at = static_cast<size_t>(head) * dim;
         const size_t kv = static_cast<size_t>(head / attention.queries_per_kv_head()) * dim;
         double total = 0.0;
-        float largest = -INFINITY;
-        for (size_t s = 0; s < count; ++s) {
+        float largest = sinks.empty() ? -INFINITY : sinks[static_cast<size_t>(head)];
+        for (size_t s = begin; s < count; ++s) {
           double dot = 0.0;
           for (size_t d = 0; d < dim; ++d) {
             dot += static_cast<double>(q[at + d]) * keys[s][kv + d];
@@ -244,8 +271,9 @@ class ReferenceBackend final : public Backend {
           weights[s] = static_cast<float>(dot * attention.softmax_scale);
           largest = std::max(largest, weights[s]);
         }
-        for (float& w : weights) total += w = std::exp(w - largest);
-        for (size_t s = 0; s < count; ++s) {
+        if (!sinks.empty()) total = std::exp(sinks[static_cast<size_t>(head)] - largest);
+        for (size_t s = begin; s < count; ++s) total += weights[s] = std::exp(weights[s] - largest);
+        for (size_t s = begin; s < count; ++s) {
           const auto share = static_cast<float>(weights[s] / total);
           for (size_t d = 0; d < dim; ++d) out[at + d] += share * values[s][kv + d];
         }

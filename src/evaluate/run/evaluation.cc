@@ -310,7 +310,7 @@ Status Evaluator::HashSettings() {
                                       options_.prefill == EvalPrefill::kCell ? " shared" : ""),
                     m.rope_scaling, options_.want_answers, options_.seed);
     if (!plan->kv().bit_map().empty()) {
-      text += "|" + DrawBits(plan->kv().bit_map(), plan->spec().kv_layers());
+      text += "|" + DrawBits(plan->kv().bit_map(), plan->spec().history_layers());
     }
     // Portable scores are the same on every device: a run may go on on another.
     text += m.portable ? "|portable" : plan->device() == Device::kCuda ? "|cuda" : "";
@@ -347,7 +347,7 @@ Status Evaluator::Prepare() {
   ModelOptions plain = PlainOptions(options_.model.prefill_cell);
   OSCAR_ASSIGN_OR_RETURN(const std::unique_ptr<LoadedModel> plan, LoadedModel::Plan(plain));
   model_name_ = plan->directory().filename().string();
-  num_layers_ = plan->spec().num_kv_layers();
+  num_layers_ = static_cast<int>(plan->spec().history_layers().size());
   OSCAR_RETURN_IF_ERROR(PrepareJobs(*plan));
   if (!options_.prose.empty()) {
     OSCAR_ASSIGN_OR_RETURN(

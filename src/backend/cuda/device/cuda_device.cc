@@ -66,13 +66,13 @@ uint64_t CudaPageBudget(const KvPlan& plan, uint64_t bytes) {
 }
 
 Status CheckCudaPlan(const ModelSpec& spec, const KvPlan& plan) {
+  OSCAR_RETURN_IF_ERROR(CheckCudaFeatures(spec));
   const CacheConfig& config = plan.cache();
   if (plan.method().is_simulated() ||
       (config.seals() && (plan.rules().empty() || config.pages_together > 1))) {
     return Unimplemented(fmt::format(
         "--kv {}: simulated methods run on the CPU alone; use --device cpu", plan.method().name));
   }
-  OSCAR_RETURN_IF_ERROR(CheckCudaFeatures(spec));
   const AttentionSpec& attention = spec.attention();
   if (attention.num_kv_heads < 1 || attention.num_heads % attention.num_kv_heads != 0 ||
       attention.queries_per_kv_head() > cuda::kMaxGroupSize) {
