@@ -84,7 +84,7 @@ TEST_F(ReferenceTest, LogitsMatchTransformers) {
 
 TEST_F(ReferenceTest, Layer3MatchesTransformers) {
   auto ids = golden_["layer3_ids"].get<std::vector<int32_t>>();
-  ids.resize(150);  // positions are causal: the first rows do not depend on the rest
+  ids.resize(150);  // as many rows are stored: the first do not depend on the rest
   std::vector<float> q = *ToFloatVector(*tensors_->Get("layer3_q_prerope"));
   std::vector<float> k = *ToFloatVector(*tensors_->Get("layer3_k_prerope"));
   const std::vector<float> v = *ToFloatVector(*tensors_->Get("layer3_v"));

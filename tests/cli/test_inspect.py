@@ -23,7 +23,7 @@ def test_safetensors(oscar, root):
     info = oscar.json("inspect", root / "tests/data/golden/golden.safetensors", "--json")
     assert info["num_tensors"] == 6
     shapes = {t["name"]: t["shape"] for t in info["tensors"]}
-    assert shapes["layer3_k_prerope"] == [440, 2, 128]
+    assert shapes["layer3_k_prerope"] == [150, 2, 128]
 
 
 def test_usage_errors(oscar):
