@@ -131,6 +131,10 @@ std::string RewritePattern(std::string_view pattern) {
     const bool opens_group = pattern.substr(at, 2) == "(?" && !in_class;
     if (code >= 0x80) {
       out += fmt::format("\\u{{{:X}}}", code);
+    } else if (c == '\\' && at + 1 < pattern.size() &&
+               static_cast<unsigned char>(pattern[at + 1]) >= 0x80) {
+      ++at;  // it means the character itself
+      continue;
     } else if (c == '\\' || opens_group) {  // with what follows
       out += pattern.substr(at, 2);
       may_repeat = c == '\\';

@@ -70,6 +70,7 @@ TEST(SchemaRewrite, PatternsAreSaidInPlainWords) {
   EXPECT_EQ(rewritten("[?]?[^?\\]?]?\\??"), "[?]{0,1}[^?\\]?]{0,1}\\?{0,1}");
   EXPECT_EQ(rewritten("[]a]?[^]]"), "[\\]a]{0,1}[^\\]]");
   EXPECT_EQ(rewritten("é?"), "\\u{E9}{0,1}");
+  EXPECT_EQ(rewritten("\\é?[\\é]"), "\\u{E9}{0,1}[\\u{E9}]");
   EXPECT_EQ(rewritten("\\"), "\\");
   Check(R"({"type": "string", "pattern": "é"})", R"({"type": "string", "pattern": "\\u{E9}"})");
   Check(R"({"type": "object", "patternProperties": {"^a?": {"minLength": 500}}})",

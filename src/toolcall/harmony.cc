@@ -60,8 +60,9 @@ class HarmonyParser final : public AnswerParser {
     if (ended()) return;
     if (state_ == State::kBody) {
       EndBody(held_, out);
-    } else if (!is_cut && state_ == State::kHeader) {
-      Content(raw_ + held_, out);  // a header without a message
+    } else if (state_ == State::kHeader && (!is_cut || held_.find(kTo) != std::string::npos)) {
+      // A header without a message; of a cut one only the begin of a call is told.
+      Content(raw_ + held_, out);
     } else if (state_ == State::kBetween) {
       Content(held_, out);
     }

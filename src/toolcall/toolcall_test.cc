@@ -259,6 +259,8 @@ TEST(ToolCall, Harmony) {
     Check(oss, thought + next + broken + "<|call|>", "(hm é)" + next + broken);
   }
   EXPECT_EQ(ReadParts(oss, {thought + next + "<|chan"}, true), "(hm é)");
+  const std::string cut = next + "<|channel|>commentary to=functions.f <|constr";
+  EXPECT_EQ(ReadParts(oss, {thought + cut}, true), "(hm é)" + cut);
   // Without a parser of reasoning all is said.
   Check({CallFormat::kHarmony}, thought + next + "<|channel|>final<|message|>x", "hm é\nx");
 }

@@ -41,7 +41,16 @@ def scripted():
 
 @pytest.fixture(scope="session")
 def demo():
-    running = server_conftest.Server("--max-model-len", 4096, "--api-key", "secret-key").ready()
+    running = server_conftest.Server("--max-model-len", 4096, "--api-key", "secret-key", "--tool-parser", "hermes").ready()
     running.name = "demo"
     yield running
     assert running.stop() == 0, running.lines[-5:]
+
+
+@pytest.fixture(scope="session")
+def demanding(demo):
+    """The demo model, where it can be made to call a tool."""
+    props = demo.get("/props", headers={"Authorization": "Bearer secret-key"}).json()
+    if not props["structured_output"]["available"]:
+        pytest.skip("built without xgrammar")
+    return demo

@@ -109,3 +109,23 @@ def test_demo_model(demo, stream):
     told = create(client, stream, messages=messages, **fields)
     assert told.content and told.usage.input_tokens + told.usage.cache_read_input_tokens > answer.usage.input_tokens
     assert create(client, not stream, messages=messages, **fields).content == told.content
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("choice", [{"type": "any", "disable_parallel_tool_use": True}, {"type": "tool", "name": "get_weather"}],
+                         ids=["any", "tool"])
+def test_tool_loop_of_the_demo_model(demanding, stream, choice):
+    """It calls because it must: call, result, answer."""
+    client = client_of(demanding)
+    schema = {"type": "object", "properties": {"city": {"enum": ["Paris", "Rome"]}}, "required": ["city"], "additionalProperties": False}
+    common = {"model": "demo", "tools": [{**TOOL, "input_schema": schema}], "extra_body": {"temperature": 0}}
+    messages = [{"role": "user", "content": "What is the weather in Paris?"}]
+    first = create(client, stream, messages=messages, max_tokens=200, tool_choice=choice, **common)
+    assert first.stop_reason == "tool_use"
+    (call,) = [block for block in first.content if block.type == "tool_use"]
+    assert call.name == "get_weather" and call.input["city"] in ("Paris", "Rome")
+    messages.append({"role": "assistant", "content": first.content})
+    messages.append({"role": "user", "content": [{"type": "tool_result", "tool_use_id": call.id, "content": "18 degrees"}]})
+    answer = create(client, stream, messages=messages, max_tokens=24, tool_choice={"type": "none"}, **common)
+    assert answer.content and {block.type for block in answer.content} <= {"thinking", "text"}
+    assert answer.stop_reason in ("end_turn", "max_tokens") and answer.usage.output_tokens > 0

@@ -160,3 +160,47 @@ def test_demo_model(demo, stream):
     assert more.usage.input_tokens > response.usage.input_tokens
     with pytest.raises(openai.AuthenticationError):
         openai.OpenAI(base_url=demo.url + "/v1", api_key="wrong", max_retries=0).responses.create(model="demo", input="x")
+
+
+CITIES = {"type": "object", "properties": {"city": {"enum": ["Paris", "Rome"]}}, "required": ["city"], "additionalProperties": False}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "get_weather"}], ids=["required", "named"])
+def test_tool_loop_of_the_demo_model(demanding, stream, choice):
+    """It calls because it must: call, result, answer."""
+    client = client_of(demanding)
+    common = {"model": "demo", "tools": [{**TOOL, "parameters": CITIES}], "temperature": 0, "max_output_tokens": 200}
+    response = create(client, stream, input="What is the weather in Paris?", tool_choice=choice, parallel_tool_calls=False, **common)
+    (call,) = [item for item in response.output if item.type == "function_call"]
+    assert call.name == "get_weather" and json.loads(call.arguments)["city"] in ("Paris", "Rome")
+    assert response.status == "completed"
+    answer = create(client, stream, input=[{"type": "function_call_output", "call_id": call.call_id, "output": run_tool(call.arguments)}],
+                    previous_response_id=response.id, tool_choice="none", **{**common, "max_output_tokens": 24})
+    assert answer.output and {item.type for item in answer.output} <= {"reasoning", "message"}
+    assert answer.usage.output_tokens > 0 and answer.usage.input_tokens > response.usage.input_tokens
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_tool_loop_of_a_chat_with_the_demo_model(demanding, stream):
+    client = client_of(demanding)
+    tools = [{"type": "function", "function": {"name": "get_weather", "description": "The weather of a city", "parameters": CITIES}}]
+    messages = [{"role": "user", "content": "What is the weather in Paris?"}]
+
+    def ask(**fields):
+        fields = {"model": "demo", "messages": messages, "tools": tools, "temperature": 0, **fields}
+        if not stream:
+            return client.chat.completions.create(**fields).choices[0]
+        with client.chat.completions.stream(**fields) as events:
+            for _ in events:
+                pass
+            return events.get_final_completion().choices[0]
+
+    choice = ask(tool_choice="required", parallel_tool_calls=False, max_tokens=200)
+    assert choice.finish_reason == "tool_calls" and len(choice.message.tool_calls) == 1
+    call = choice.message.tool_calls[0]
+    messages.append(choice.message.model_dump(exclude_none=True, exclude={"parsed"}))
+    messages.append({"role": "tool", "tool_call_id": call.id, "content": run_tool(call.function.arguments)})
+    answer = ask(tool_choice="none", max_tokens=24)
+    assert not answer.message.tool_calls and answer.finish_reason in ("stop", "length")
+    assert answer.message.content or answer.message.reasoning_content

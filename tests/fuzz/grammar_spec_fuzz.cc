@@ -1,6 +1,10 @@
 // Whatever a client asks an answer to look like, the checks before compiling end, and say what is
 // wrong in a line that fits an error. The first byte chooses the kind.
+#include <nlohmann/json.hpp>
+
+#include "base/json.h"
 #include "fuzz_util.h"
+#include "grammar/schema_rewrite.h"
 #include "grammar/spec.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
@@ -21,6 +25,13 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (status.ok() && !spec.choices.empty()) {
     const std::string grammar = oscar::ChoiceGrammar(spec.choices);
     OSCAR_CHECK(grammar.find('\n') == std::string::npos);
+  }
+  if (status.ok() && spec.kind == GrammarSpec::Kind::kJsonSchema) {
+    // Rewritten, it is a schema that the checks still know, and text.
+    auto schema = oscar::ParseOrderedJson(spec.text, "schema");
+    OSCAR_CHECK(schema.has_value());
+    oscar::RewriteSchema(&*schema, "<");
+    OSCAR_CHECK(schema->is_object() && !schema->dump().empty());
   }
   return 0;
 }

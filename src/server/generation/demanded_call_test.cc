@@ -244,6 +244,55 @@ TEST_F(DemandedCallTest, TextOfTags) {
   EXPECT_FALSE(Matches(*grammar, write("Rome", "\"5\"")));
 }
 
+// What is no schema, but passes for the parameters of a tool, is refused or written; never worse.
+TEST_F(DemandedCallTest, HostileSchemas) {
+  for (const char* value : {R"({"enum": 5})",
+                            R"({"enum": {}})",
+                            R"({"enum": []})",
+                            R"({"type": 5})",
+                            R"({"type": []})",
+                            R"({"type": {}})",
+                            R"({"type": "nothing"})",
+                            R"({"const": null})",
+                            R"({"anyOf": [true, 5]})",
+                            R"({"anyOf": [{"anyOf": [{"anyOf": []}]}]})",
+                            R"({"pattern": 5, "type": "string"})",
+                            R"({"format": {}, "type": "string"})",
+                            R"({"minLength": "x", "type": "string"})",
+                            R"({"minLength": -1, "type": "string"})",
+                            R"({"maxLength": 1e99, "type": "string"})",
+                            R"({"type": "string", "pattern": "\\"})",
+                            R"({"type": "string", "pattern": "["})",
+                            R"({"type": "array", "items": 5})",
+                            R"({"type": "array", "items": {"$ref": "#/$defs/a"}})",
+                            R"({"$ref": ""})",
+                            R"({"$ref": "#/"})",
+                            R"({"$ref": "#/$defs"})",
+                            "5",
+                            "[]",
+                            "null"}) {
+    for (const char* frame :
+         {R"({"type": "object", "properties": {"a": %}, "required": ["a", 5, null]})",
+          R"({"properties": {"a": %}, "required": "a", "$defs": {"a": {"$ref": "#/$defs/a"}}})",
+          R"({"properties": {"a": {"type": ["array", "string"], "items": %}}, "required": {}})"}) {
+      std::string text = frame;
+      text.replace(text.find('%'), 1, value);
+      Json tools = Json::parse(R"([{"function": {"name": "f"}}])");
+      tools[0]["function"]["parameters"] = Json::parse(text);
+      for (const CallFormat format : {CallFormat::kHermes, CallFormat::kQwen3Coder}) {
+        const auto spec = DemandGrammar({{"f"}, true}, SyntaxOf(format, tools), tokenizer_);
+        if (!spec.has_value()) {
+          EXPECT_EQ(spec.error().code(), StatusCode::kInvalidArgument) << text;
+          continue;
+        }
+        const auto grammar = compiler_.Compile(*spec);
+        EXPECT_TRUE(grammar.has_value() || grammar.error().code() == StatusCode::kInvalidArgument)
+            << text;
+      }
+    }
+  }
+}
+
 // Whichever schema cannot be kept to is refused by name, in JSON and as tags.
 TEST_F(DemandedCallTest, RefusesWhatItCannotKeepTo) {
   const auto error = [&](CallFormat format, const char* parameters) {
