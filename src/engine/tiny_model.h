@@ -1,11 +1,14 @@
 // For tests: tiny checkpoints on any backend, and what transformers makes of them.
 #pragma once
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <cstring>
+#include <functional>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <span>
@@ -203,6 +206,230 @@ inline KvPlanOptions SmallWindows() {
   options.prefill_cell = 128;
   options.recent = 64;
   return options;
+}
+
+// Shapes that no golden has.
+struct TinyShape {
+  const char* family;
+  int hidden, heads, kv_heads, dim, experts, chosen, width, groups, kept, shared;
+};
+
+inline std::string ConfigFor(const TinyShape& shape) {
+  auto json = nlohmann::json::parse(ConfigOf(shape.family));
+  json["hidden_size"] = shape.hidden;
+  json["num_attention_heads"] = shape.heads;
+  json["num_key_value_heads"] = shape.kv_heads;
+  json["head_dim"] = shape.dim;
+  json["num_experts_per_tok"] = shape.chosen;
+  if (json.contains("experts_per_token")) json["experts_per_token"] = shape.chosen;
+  if (json.contains("rotary_dim")) json["rotary_dim"] = shape.dim / 2;
+  for (const char* key : {"num_experts", "n_routed_experts", "num_local_experts"}) {
+    if (json.contains(key)) json[key] = shape.experts;
+  }
+  const bool is_minimax = json["model_type"] == "minimax_m2";
+  const bool is_gpt_oss = json["model_type"] == "gpt_oss";
+  json[is_minimax || is_gpt_oss ? "intermediate_size" : "moe_intermediate_size"] = shape.width;
+  if (json["model_type"] == "glm4_moe") {
+    json["n_group"] = shape.groups;
+    json["topk_group"] = shape.kept;
+    json["n_shared_experts"] = shape.shared;
+  }
+  return json.dump();
+}
+
+inline constexpr TinyShape kTinyShapes[] = {{"qwen3_moe", 64, 2, 1, 128, 5, 1, 31, 1, 1, 0},
+                                            {"qwen3_moe", 96, 2, 2, 256, 16, 8, 40, 1, 1, 0},
+                                            {"qwen3_moe", 128, 8, 2, 64, 3, 3, 200, 1, 1, 0},
+                                            {"qwen3_moe_fp8", 200, 2, 1, 64, 6, 2, 130, 1, 1, 0},
+                                            {"qwen3_moe_fp8", 256, 2, 1, 128, 4, 4, 128, 1, 1, 0},
+                                            {"qwen3_moe_fp8", 64, 2, 1, 64, 4, 2, 33, 1, 1, 0},
+                                            {"glm4_moe", 64, 4, 1, 128, 12, 3, 24, 4, 2, 1},
+                                            {"glm4_moe", 80, 4, 4, 64, 6, 6, 17, 1, 1, 0},
+                                            {"glm4_moe", 64, 2, 1, 256, 9, 2, 48, 3, 1, 3},
+                                            {"glm4_moe_fp8", 72, 4, 2, 64, 8, 4, 37, 2, 2, 1},
+                                            {"glm4_moe_fp8", 64, 2, 2, 128, 4, 1, 64, 1, 1, 2},
+                                            {"minimax_m2", 64, 4, 4, 64, 7, 2, 29, 1, 1, 0},
+                                            {"minimax_m2", 96, 2, 1, 256, 32, 8, 16, 1, 1, 0},
+                                            {"minimax_m2_fp8", 160, 4, 2, 128, 4, 2, 144, 1, 1, 0},
+                                            {"gpt_oss", 80, 6, 3, 64, 5, 1, 31, 1, 1, 0},
+                                            {"gpt_oss", 64, 8, 1, 128, 16, 4, 40, 1, 1, 0},
+                                            {"gpt_oss_mxfp4", 64, 2, 2, 256, 32, 4, 96, 1, 1, 0},
+                                            {"gpt_oss_mxfp4", 160, 16, 2, 64, 3, 3, 32, 1, 1, 0}};
+inline std::string NameOfShape(const testing::TestParamInfo<TinyShape>& item) {
+  return std::string(item.param.family) + "_" + std::to_string(item.index);
+}
+
+// What is wrong with a checkpoint is said by name.
+inline void ExpectNamedFaults(Device device) {
+  using ::testing::HasSubstr;
+
+  struct Fault {
+    const char* family;
+    std::function<void(TinyTensors*)> change;
+    std::vector<const char*> expected;
+  };
+  const auto cut = [](const char* name, std::vector<int64_t> shape) {
+    return [name, shape](TinyTensors* tensors) {
+      TinyTensor& tensor = tensors->at(name);
+      const size_t each = tensor.dtype == "F32" ? 4 : tensor.dtype == "BF16" ? 2 : 1;
+      size_t count = each;
+      for (const int64_t extent : shape) count *= static_cast<size_t>(extent);
+      tensor.shape = shape;
+      tensor.bytes.resize(count);
+    };
+  };
+  const std::vector<Fault> faults = {
+      {"qwen3_moe",
+       [](TinyTensors* t) { t->erase("model.layers.2.mlp.experts.7.up_proj.weight"); },
+       {"model.layers.2.mlp.experts.7.up_proj.weight"}},
+      {"minimax_m2",
+       [](TinyTensors* t) { t->erase("model.layers.1.block_sparse_moe.experts.3.w2.weight"); },
+       {"model.layers.1.block_sparse_moe.experts.3.w2.weight"}},
+      {"qwen3_moe",
+       [](TinyTensors* t) { t->erase("model.layers.0.mlp.gate.weight"); },
+       {"model.layers.0.mlp.gate.weight"}},
+      {"qwen3_moe_fp8",
+       cut("model.layers.0.mlp.experts.1.gate_proj.weight_scale_inv", {1, 1}),
+       {}},  // one scale for all is a form that there is
+      {"qwen3_moe_fp8",
+       cut("model.layers.0.mlp.experts.1.gate_proj.weight_scale_inv", {3, 2}),
+       {"model.layers.0.mlp.experts.1.gate_proj.weight_scale_inv", "[3, 2]", "[2, 2]"}},
+      {"qwen3_moe_fp8",
+       [](TinyTensors* t) { t->erase("model.layers.0.mlp.experts.1.gate_proj.weight_scale_inv"); },
+       {"model.layers.0.mlp.experts.1.gate_proj.weight", "_scale_inv"}},
+      {"glm4_moe_fp8",
+       cut("model.layers.1.mlp.experts.0.down_proj.weight_scale", {95, 1}),
+       {"model.layers.1.mlp.experts.0.down_proj.weight_scale", "[95, 1]"}},
+      {"glm4_moe",
+       cut("model.layers.1.mlp.gate.e_score_correction_bias", {7}),
+       {"model.layers.1.mlp.gate.e_score_correction_bias", "[7]", "[8]"}},
+      {"glm4_moe",
+       [](TinyTensors* t) {
+         std::string& bytes = t->at("model.layers.1.mlp.gate.e_score_correction_bias").bytes;
+         const float nan = NAN;
+         std::memcpy(bytes.data() + 8, &nan, 4);
+       },
+       {"model.layers.1.mlp.gate.e_score_correction_bias", "not a finite number at element 2"}},
+      {"glm4_moe",
+       [](TinyTensors* t) {
+         t->at("model.layers.1.mlp.gate.e_score_correction_bias").dtype = "I32";
+       },
+       {"model.layers.1.mlp.gate.e_score_correction_bias", "I32"}},
+      {"minimax_m2",
+       cut("model.layers.0.self_attn.q_norm.weight", {64}),
+       {"model.layers.0.self_attn.q_norm.weight", "[64]", "[384]"}},
+      {"qwen3_moe_fp8",
+       [](TinyTensors* t) {
+         t->at("model.layers.0.mlp.experts.2.down_proj.weight").bytes[5] = '\x7f';
+       },
+       {"model.layers.0.mlp.experts.2.down_proj.weight", "not a number at element 5"}},
+      {"gpt_oss",
+       cut("model.layers.2.self_attn.sinks", {3}),
+       {"model.layers.2.self_attn.sinks", "[3]", "[4]"}},
+      {"gpt_oss",
+       [](TinyTensors* t) { t->erase("model.layers.1.self_attn.sinks"); },
+       {"model.layers.1.self_attn.sinks"}},
+      {"gpt_oss",
+       [](TinyTensors* t) {
+         const uint16_t nan = 0x7fc0;
+         std::memcpy(t->at("model.layers.0.self_attn.sinks").bytes.data() + 2, &nan, 2);
+       },
+       {"model.layers.0.self_attn.sinks", "not a finite number at element 1"}},
+      {"gpt_oss",
+       [](TinyTensors* t) { t->erase("model.layers.1.self_attn.o_proj.bias"); },
+       {"model.layers.1.self_attn.o_proj.bias"}},
+      {"gpt_oss",
+       [](TinyTensors* t) { t->erase("model.layers.1.mlp.router.bias"); },
+       {"model.layers.1.mlp.router.bias"}},
+      {"gpt_oss",
+       [](TinyTensors* t) { t->erase("model.layers.1.mlp.experts.gate_up_proj_bias"); },
+       {"model.layers.1.mlp.experts.gate_up_proj_bias"}},
+      {"gpt_oss",
+       cut("model.layers.1.mlp.experts.down_proj_bias", {6, 95}),
+       {"model.layers.1.mlp.experts.down_proj_bias", "[95]", "[96]"}},
+      {"gpt_oss",
+       cut("model.layers.1.mlp.experts.down_proj", {5, 64, 96}),
+       {"model.layers.1.mlp.experts.down_proj", "[5, 64, 96]", "expert 5"}},
+      {"gpt_oss",
+       [](TinyTensors* t) {
+         t->at("model.layers.1.mlp.experts.down_proj").shape = {6, 96, 64};
+       },
+       {"model.layers.1.mlp.experts.down_proj", "[96, 64]", "[64, 96]"}},
+      {"gpt_oss",
+       [](TinyTensors* t) { t->erase("model.layers.2.mlp.experts.gate_up_proj"); },
+       {"model.layers.2.mlp.experts.gate_up_proj"}},
+      {"gpt_oss_mxfp4",
+       [](TinyTensors* t) { t->erase("model.layers.2.mlp.experts.gate_up_proj_scales"); },
+       {"model.layers.2.mlp.experts.gate_up_proj_scales"}},
+      {"gpt_oss_mxfp4",
+       cut("model.layers.2.mlp.experts.gate_up_proj_scales", {6, 128, 2}),
+       {"model.layers.2.mlp.experts.gate_up_proj_scales", "[128, 2]", "[128, 3]"}},
+      {"gpt_oss_mxfp4",
+       cut("model.layers.0.mlp.experts.down_proj_blocks", {6, 96, 2, 8}),
+       {"model.layers.0.mlp.experts.down_proj_blocks", "[96, 2, 8]", "[96, 2, 16]"}},
+      {"gpt_oss_mxfp4",
+       [](TinyTensors* t) { t->at("model.layers.0.mlp.experts.down_proj_blocks").dtype = "I8"; },
+       {"model.layers.0.mlp.experts.down_proj_blocks", "I8", "U8"}},
+      {"gpt_oss_mxfp4",
+       [](TinyTensors* t) {
+         t->at("model.layers.2.mlp.experts.down_proj_scales").bytes[5] = '\xff';
+       },
+       {"model.layers.2.mlp.experts.down_proj_scales", "255", "element 5", "not a number"}},
+      {"gpt_oss_mxfp4",
+       [](TinyTensors* t) {
+         t->at("model.layers.2.mlp.experts.down_proj_scales").bytes[7] = '\x01';
+       },
+       {"model.layers.2.mlp.experts.down_proj_scales", "block scale 1 ", "out of range"}},
+      {"qwen2",
+       [](TinyTensors* t) { t->erase("model.layers.1.self_attn.k_proj.bias"); },
+       {"model.layers.1.self_attn.k_proj.bias"}},
+      {"qwen3_5",
+       [](TinyTensors* t) { t->erase("model.language_model.layers.2.linear_attn.A_log"); },
+       {"model.language_model.layers.2.linear_attn.A_log"}},
+      {"qwen3_5",
+       cut("model.language_model.layers.0.linear_attn.conv1d.weight", {224, 1, 3}),
+       {"model.language_model.layers.0.linear_attn.conv1d.weight", "[224, 1, 3]", "[224, 1, 4]"}},
+      {"qwen3_5",
+       cut("model.language_model.layers.0.linear_attn.dt_bias", {3}),
+       {"model.language_model.layers.0.linear_attn.dt_bias", "[3]", "[4]"}},
+      {"qwen3_5",
+       cut("model.language_model.layers.3.linear_attn.in_proj_qkv.weight", {128, 96}),
+       {"model.language_model.layers.3.linear_attn.in_proj_qkv.weight", "[128, 96]", "[224, 96]"}},
+      {"qwen3_5",
+       cut("model.language_model.layers.1.self_attn.q_proj.weight", {512, 96}),  // without gates
+       {"model.language_model.layers.1.self_attn.q_proj.weight", "[512, 96]", "[1024, 96]"}},
+      {"qwen3_5_moe",
+       [](TinyTensors* t) {
+         t->erase("model.language_model.layers.1.mlp.shared_expert_gate.weight");
+       },
+       {"model.language_model.layers.1.mlp.shared_expert_gate.weight"}},
+      {"qwen3_5_moe",
+       [](TinyTensors* t) {
+         const float infinity = INFINITY;
+         std::memcpy(t->at("model.language_model.layers.0.linear_attn.A_log").bytes.data(),
+                     &infinity, 4);
+       },
+       {"model.language_model.layers.0.linear_attn.A_log", "not a finite number at element 0"}},
+      {"qwen3_next",
+       cut("model.layers.0.linear_attn.norm.weight", {39}),
+       {"model.layers.0.linear_attn.norm.weight", "[39]", "[40]"}},
+      {"qwen3_next",
+       [](TinyTensors* t) { t->erase("model.layers.1.linear_attn.in_proj_ba.weight"); },
+       {"model.layers.1.linear_attn.in_proj_ba.weight"}},
+  };
+  for (const Fault& fault : faults) {
+    const TinyCheckpoint checkpoint(ConfigOf(fault.family), fault.change);
+    BackendOptions options;
+    options.max_batch_tokens = 32;
+    options.max_sequences = 1;
+    TinyModel tiny(checkpoint.path(), TinyModel::Bf16(), 2, options, false, uint64_t{1} << 26,
+                   device);
+    if (!CheckDeviceFeatures(device, tiny.spec).ok()) continue;  // that is what it says
+    EXPECT_EQ(tiny.status.ok(), fault.expected.empty()) << tiny.status.ToString();
+    for (const char* expected : fault.expected) {
+      EXPECT_THAT(tiny.status.message(), HasSubstr(expected));
+    }
+  }
 }
 
 }  // namespace oscar

@@ -613,6 +613,22 @@ Status CheckTensors(const WeightSource& source, const TensorTable& table) {
   return {};
 }
 
+Result<int64_t> ScaleInputsOf(const WeightSource& source,
+                              std::span<const TensorDecl* const> tensors) {
+  int64_t columns = 0;
+  for (const TensorDecl* tensor : tensors) {
+    const int64_t inputs = tensor->shape[1];
+    OSCAR_ASSIGN_OR_RETURN(const std::optional<Fp8Tiles> tiles,
+                           source.Fp8Of(tensor->name, tensor->shape[0], inputs));
+    if (!tiles.has_value() || (tiles->columns % 32 != 0 && tiles->columns < inputs) ||
+        (columns != 0 && columns != tiles->columns)) {
+      return int64_t{0};
+    }
+    columns = tiles->columns;
+  }
+  return std::min(columns, tensors[0]->shape[1]);
+}
+
 Result<bool> FollowCheckpoint(const WeightSource& source, ModelSpec* spec) {
   const std::string& head_name = spec->name(Role::kHead);
   if (!spec->tied_head || !source.Has(head_name)) return false;

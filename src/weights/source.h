@@ -81,6 +81,11 @@ Result<std::unique_ptr<WeightSource>> OpenCheckpointWeights(const std::string& d
 // config may promise what no memory holds, and what the last layer lacks is told before the others
 // are read.
 Status CheckTensors(const WeightSource& source, const TensorTable& table);
+// Matrices of as many inputs, one below the other, as slices of inputs with a scale each: inputs
+// per scale where all of them are FP8 and slices are alike and of whole steps of 32; 0: multiply
+// out.
+Result<int64_t> ScaleInputsOf(const WeightSource& source,
+                              std::span<const TensorDecl* const> tensors);
 // Where a config ties the head to the embedding, the checkpoint has the last word: a head of its
 // own beside the embedding was trained apart from it and is used, and one alone is the embedding as
 // well. Changes `spec`; true where the model has become larger by a head.

@@ -1,5 +1,6 @@
 """`oscar serve --dry-run` on published configs: every supported family is planned, everything else refused by name."""
 import json
+import pathlib
 
 import pytest
 
@@ -26,6 +27,7 @@ PLANNED = {
     "openai--gpt-oss-20b_config.json": ("gpt_oss", 20.9, 4.19, 1),
     "openai--gpt-oss-120b_config.json": ("gpt_oss", 116.8, 5.71, 1),
 }
+GPU_FAMILIES = ("qwen2", "qwen3", "llama", "mistral", "qwen3_moe", "glm4_moe", "minimax_m2")
 REFUSED = {
     "google--gemma-4-26B-A4B_config.json": ["gemma4", "multimodal"],
     "mistralai--Mistral-7B-Instruct-v0.1_config.json": ["sliding_window", "4096", "--max-model-len 4096"],
@@ -50,7 +52,7 @@ def test_planned(oscar, root, name):
     shown = oscar("serve", "--dry-run", "--model", path, "--device", "cpu").stdout
     assert "GPUs of 80" in shown, shown
     assert ("this version runs on one GPU" in shown) == (gpus > 1)
-    assert ("not computed on a GPU yet" in shown) == (family not in ("qwen2", "qwen3", "llama", "mistral"))
+    assert ("not computed on a GPU" in shown) == (family not in GPU_FAMILIES)
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -69,6 +71,23 @@ def test_gpt_oss_stays_mxfp4_and_windows_hold_little(oscar, root):
     layer = 2 * 8 * 64 * 2 * made["conversation_tokens"]  # bytes of K and V of one layer in BF16
     assert made["conversation_bytes"] < 0.25 * 12 * layer
     assert made["conversation_bytes_bf16"] == pytest.approx(12 * layer, rel=0.02)
+
+
+@pytest.mark.parametrize("path", sorted((pathlib.Path(__file__).parents[1] / "data/model-configs").iterdir()), ids=lambda p: p.name)
+def test_every_config_is_planned_or_named(oscar, path):
+    run = oscar("serve", "--dry-run", "--json", "--model", path, "--device", "cpu", ok=None)
+    if run.returncode != 0:
+        kind = json.loads(path.read_text())["model_type"]
+        assert kind in run.stderr or "sliding_window" in run.stderr, run.stderr
+        assert kind not in GPU_FAMILIES or "sliding_window" in run.stderr
+        return
+    made = json.loads(run.stdout)
+    # How many cards of 80 GiB, one of which this version runs on, or why none.
+    assert (made["gpus"]["count"] is None) == (made["gpus"]["problem"] != "")
+    if made["architecture"] in GPU_FAMILIES:
+        assert made["gpus"]["count"] >= 1 and made["gpus"]["refused"] == ""
+    else:
+        assert made["gpus"]["refused"] == "" or "not computed on a GPU" in made["gpus"]["refused"]
 
 
 def test_fp8_halves_the_weights(oscar, root):

@@ -118,43 +118,36 @@ Status Loader::LoadExpert(std::span<const Role> parts, int layer, int expert,
     }
   }
   int outputs = 0;
-  bool stays_fp8 = true;
-  int64_t scale_inputs = 0;
-  std::vector<Fp8Tiles> tiles;
+  std::vector<const TensorDecl*> tensors;
   for (const Role role : parts) {
-    const TensorDecl& tensor = table_.Get(role, layer, expert);
-    outputs += static_cast<int>(tensor.shape[0]);
-    OSCAR_ASSIGN_OR_RETURN(const std::optional<Fp8Tiles> fp8,
-                           source_.Fp8Of(tensor.name, tensor.shape[0], tensor.shape[1]));
-    stays_fp8 = stays_fp8 && fp8.has_value() &&
-                (fp8->columns % 32 == 0 || fp8->columns >= inputs) &&
-                (tiles.empty() || tiles[0].columns == fp8->columns);
-    if (fp8.has_value()) tiles.push_back(*fp8), scale_inputs = fp8->columns;
+    tensors.push_back(&table_.Get(role, layer, expert));
+    outputs += static_cast<int>(tensors.back()->shape[0]);
   }
-  if (!stays_fp8) {
+  OSCAR_ASSIGN_OR_RETURN(const int64_t scale_inputs, ScaleInputsOf(source_, tensors));
+  if (scale_inputs == 0) {
     *matrix = PackedMatrix(outputs, inputs, path);
     int first = 0;
-    for (const Role role : parts) {
-      const TensorDecl& tensor = table_.Get(role, layer, expert);
-      OSCAR_RETURN_IF_ERROR(Pack(tensor, first, matrix));
-      first += static_cast<int>(tensor.shape[0]);
+    for (const TensorDecl* tensor : tensors) {
+      OSCAR_RETURN_IF_ERROR(Pack(*tensor, first, matrix));
+      first += static_cast<int>(tensor->shape[0]);
     }
     return {};
   }
-  scale_inputs = std::min<int64_t>(scale_inputs, inputs);
   *matrix = PackedMatrix::Fp8(outputs, inputs, static_cast<int>(scale_inputs), path);
   int first = 0;
   std::vector<uint8_t> codes;
   std::vector<float> scales, by_row;
-  for (size_t part = 0; part < parts.size(); ++part) {
-    const TensorDecl& tensor = table_.Get(parts[part], layer, expert);
-    const int64_t rows = tensor.shape[0], segments = tiles[part].NumColumns(inputs);
+  for (const TensorDecl* each : tensors) {
+    const TensorDecl& tensor = *each;
+    OSCAR_ASSIGN_OR_RETURN(const std::optional<Fp8Tiles> tiles,
+                           source_.Fp8Of(tensor.name, tensor.shape[0], inputs));
+    const int64_t rows = tensor.shape[0], segments = tiles->NumColumns(inputs);
     codes.resize(tensor.num_elements());
-    scales.resize(static_cast<size_t>(tiles[part].NumRows(rows) * segments));
+    scales.resize(static_cast<size_t>(tiles->NumRows(rows) * segments));
     OSCAR_RETURN_IF_ERROR(source_.LoadFp8(tensor.name, rows, inputs, codes, scales));
     by_row.resize(static_cast<size_t>(rows * segments));
     for (int64_t row = 0; row < rows; ++row) {
-      std::copy_n(scales.begin() + row / tiles[part].rows * segments, segments,
+      std::copy_n(scales.begin() + row / tiles->rows * segments, segments,
                   by_row.begin() + row * segments);
     }
     matrix->PackFp8Rows(threads_, first, static_cast<int>(rows), codes, by_row);

@@ -11,6 +11,8 @@
 #include "base/log.h"
 #include "cuda/attention/prefill_attention.h"
 #include "cuda/device_backend.h"
+#include "cuda/experts/grouped_gemm.h"
+#include "cuda/experts/routing.h"
 #include "cuda/gemm/gemm_dispatch.h"
 #include "cuda/kv/kv_write.h"
 #include "cuda/kv/token_write.h"
@@ -32,6 +34,7 @@ class CudaBackend final : public DeviceBackend {
 
   int max_recorded_rows() const override { return options_.max_sequences; }
   Status Linear(const LinearOp& op) override;
+  Status Experts(int index) override;
   Status WriteKv(int index, int slot) override;
   Status Attend(int index, int slot) override;
   Status ReadQkv(int index, std::span<float> out) override;
@@ -61,10 +64,12 @@ class CudaBackend final : public DeviceBackend {
 
   std::optional<PrefillAttention> prefill_, mixed_prefill_;
   std::unique_ptr<GemmDispatch> gemms_;
-  Bf16* normed_ = nullptr;    // [rows, hidden]
-  Bf16* q_ = nullptr;         // [rows, q]
-  Bf16* attended_ = nullptr;  // [rows, q]
-  Bf16* gated_ = nullptr;     // [rows, intermediate]
+  Bf16* normed_ = nullptr;         // [rows, hidden]
+  Bf16* q_ = nullptr;              // [rows, q]
+  Bf16* attended_ = nullptr;       // [rows, q]
+  Bf16* gated_ = nullptr;          // [rows, intermediate]
+  Bf16* expert_inputs_ = nullptr;  // [rows, padded hidden], the normed stream
+  Bf16* expert_gated_ = nullptr;   // [expert_pairs_, padded intermediate], by place
 };
 
 void CudaBackend::CarveActivations(DeviceCarver& carver, size_t rows, size_t logit_rows) {
@@ -73,6 +78,13 @@ void CudaBackend::CarveActivations(DeviceCarver& carver, size_t rows, size_t log
   q_ = carver.Take<Bf16>(rows * q_width);
   attended_ = carver.Take<Bf16>(rows * q_width);
   gated_ = carver.Take<Bf16>(rows * static_cast<size_t>(spec_.max_intermediate()));
+  size_t hidden = 0, middle = 0;
+  for (const DeviceLayer& layer : weights_.layers) {
+    hidden = std::max(hidden, static_cast<size_t>(layer.experts.gate_up.inputs));
+    middle = std::max(middle, static_cast<size_t>(layer.experts.down.inputs));
+  }
+  expert_inputs_ = carver.Take<Bf16>(rows * hidden);
+  expert_gated_ = carver.Take<Bf16>(expert_pairs_ * middle);
 }
 
 Status CudaBackend::FinishLoading() {
@@ -127,6 +139,54 @@ Status CudaBackend::GateAndUp(const DeviceLayer& weights, const float* norm) {
         LaunchSiluMul(gate_up_, gated_ + int64_t{first} * middle, count, middle, stream_));
   }
   return {};
+}
+
+Status CudaBackend::Experts(int index) {
+  const ExpertsSpec& experts = *spec_.layer(index).experts();
+  const DeviceExperts& weights = layer(index).experts;
+  const int rows = pass_.rows, pairs = rows * experts.experts_per_token;
+  RouterArguments router;
+  router.x = x_;
+  router.norm = layer(index).feed_forward_norm;
+  router.router = weights.router;
+  router.logits = router_logits_;
+  router.normed = expert_inputs_;
+  router.normed_stride = weights.gate_up.inputs;
+  router.raise = weights.gate_up.is_fp8();
+  router.epsilon = spec_.norm_eps;
+  router.rows = rows;
+  router.hidden = spec_.hidden;
+  router.num_experts = experts.num_experts;
+  OSCAR_RETURN_IF_ERROR(LaunchRouter(router, stream_));
+  OSCAR_RETURN_IF_ERROR(LaunchChoose(experts, router_logits_, /*are_scores=*/false,
+                                     weights.choice_bias, pass_.positions, rows, routing_,
+                                     stream_));
+  const int tile_rows = TileRowsFor(
+      experts, rows, weights.gate_up.is_fp8() || weights.down.is_fp8(), options_.batch_invariant);
+  OSCAR_RETURN_IF_ERROR(
+      LaunchSort(experts, rows, tile_rows, routing_, expert_counts_ + index, stream_));
+  GroupedGemm gemm;
+  gemm.num_experts = experts.num_experts;
+  gemm.tiles = routing_.tiles;
+  gemm.num_tiles = routing_.num_tiles;
+  gemm.max_tiles = MaxTiles(pairs, experts.num_experts, tile_rows);
+  gemm.matrix = weights.gate_up;
+  gemm.x = expert_inputs_;
+  gemm.x_rows = routing_.rows;
+  gemm.out = expert_gated_;
+  gemm.out_stride = weights.down.inputs;
+  gemm.raise = weights.down.is_fp8();
+  gemm.output = GemmOutput::kSiluMul;
+  OSCAR_RETURN_IF_ERROR(LaunchGroupedGemm(gemm, tile_rows, stream_));
+  gemm.matrix = weights.down;
+  gemm.x = expert_gated_;
+  gemm.x_rows = nullptr;
+  gemm.out = expert_outputs_;
+  gemm.out_stride = spec_.hidden;
+  gemm.output = GemmOutput::kFloat;
+  OSCAR_RETURN_IF_ERROR(LaunchGroupedGemm(gemm, tile_rows, stream_));
+  return LaunchCombine(routing_, expert_outputs_, x_, rows, spec_.hidden, experts.experts_per_token,
+                       stream_);
 }
 
 Result<WriteArguments> CudaBackend::NormAndRope(int index) {

@@ -19,7 +19,8 @@ Result<DeviceInfo> FindCudaDevice();
 
 // Features that the kernels lack. The same with and without CUDA in the build.
 inline Status CheckCudaFeatures(const ModelSpec& spec) {
-  return CheckFeatures(spec, {Feature::kPartialRope, Feature::kQkNormAllHeads}, "a GPU");
+  return CheckFeatures(spec, {Feature::kPartialRope, Feature::kQkNormAllHeads, Feature::kExperts},
+                       "a GPU");
 }
 // What the kernels would refuse: methods without real pages, shapes they do not take. Needs no
 // device.

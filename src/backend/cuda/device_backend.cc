@@ -22,6 +22,7 @@ namespace {
 constexpr uint64_t kReserve = uint64_t{1} << 30;
 constexpr int kMinLogitRows = 64;
 constexpr int kDefaultBatchTokens = 4096;
+constexpr int kLeastTileRows = 8;  // of experts
 
 // Of the layers whose heads are alike, which is one kind: the plan's methods give layers different
 // ones by a bit map alone, and then only those of 2 bits count as alike.
@@ -80,6 +81,7 @@ void DeviceBackend::CarveWork(DeviceCarver& carver) {
   gate_up_size_ = std::max(std::min<size_t>(rows, kFeedForwardRows) * 2 * middle, qkv_width);
   gate_up_ = carver.Take<float>(gate_up_size_);
   if (attention_.qk_norm == QkNorm::kAllHeads) head_factors_ = carver.Take<float>(rows * 2);
+  CarveExperts(carver, rows);
   CarveActivations(carver, rows, logit_rows);
   logits_ = carver.Take<float>(logit_rows * static_cast<size_t>(spec_.vocab_size));
   inputs_ = carver.Take<std::byte>(PassPlanner::InputBytes(options_.max_batch_tokens));
@@ -92,6 +94,48 @@ void DeviceBackend::CarveWork(DeviceCarver& carver) {
   weight_scratch_ = carver.Take<Bf16>(weights_.largest_fp8);
   table_memory_ = carver.Take<int32_t>(table_shape_.bytes() / sizeof(int32_t));
   table_updates_ = carver.Take<TableUpdate>(PageTables::kStaged);
+}
+
+void DeviceBackend::CarveExperts(DeviceCarver& carver, size_t rows) {
+  size_t most = 0, choices = 0, tiles = 0;
+  for (const LayerSpec& layer : spec_.layers) {
+    const ExpertsSpec* experts = layer.experts();
+    if (experts == nullptr) continue;
+    most = std::max(most, static_cast<size_t>(experts->num_experts));
+    choices = std::max(choices, static_cast<size_t>(experts->experts_per_token));
+    tiles = std::max(
+        tiles, static_cast<size_t>(MaxTiles(static_cast<int>(rows) * experts->experts_per_token,
+                                            experts->num_experts, kLeastTileRows)));
+  }
+  if (most == 0) return;
+  expert_pairs_ = rows * choices;
+  router_logits_ = carver.Take<float>(rows * most);
+  routing_.experts = carver.Take<int32_t>(expert_pairs_);
+  routing_.weights = carver.Take<float>(expert_pairs_);
+  routing_.places = carver.Take<int32_t>(expert_pairs_);
+  routing_.rows = carver.Take<int32_t>(expert_pairs_);
+  routing_.tiles = carver.Take<ExpertTile>(tiles);
+  routing_.num_tiles = carver.Take<int32_t>(1);
+  expert_outputs_ = carver.Take<float>(expert_pairs_ * static_cast<size_t>(spec_.hidden));
+  expert_counts_ = carver.Take<ExpertCounts>(spec_.layers.size());
+}
+
+ExpertTraffic DeviceBackend::expert_traffic() const {
+  ExpertTraffic traffic;
+  if (expert_counts_ == nullptr) return traffic;
+  std::vector<ExpertCounts> counts(spec_.layers.size());
+  const cudaError_t read = cudaStreamSynchronize(stream_);
+  if (read != cudaSuccess ||
+      cudaMemcpy(counts.data(), expert_counts_, counts.size() * sizeof(ExpertCounts),
+                 cudaMemcpyDeviceToHost) != cudaSuccess) {
+    return traffic;  // what failed is told by the pass
+  }
+  for (size_t i = 0; i < counts.size(); ++i) {
+    traffic.layers += counts[i].runs;
+    traffic.experts += counts[i].touched;
+    traffic.bytes += counts[i].touched * weights_.layers[i].experts.bytes_each;
+  }
+  return traffic;
 }
 
 size_t DeviceBackend::AttentionWorkspace() const {
@@ -139,6 +183,11 @@ Status DeviceBackend::TakeMemory(const WeightSource& source) {
   OSCAR_RETURN_IF_ERROR(
       CudaStatus(cudaMemsetAsync(attention_workspace_, 0, AttentionWorkspace(), stream_),
                  "clearing the attention workspace"));
+  if (expert_counts_ != nullptr) {
+    OSCAR_RETURN_IF_ERROR(CudaStatus(
+        cudaMemsetAsync(expert_counts_, 0, spec_.layers.size() * sizeof(ExpertCounts), stream_),
+        "clearing the counts of experts"));
+  }
   OSCAR_ASSIGN_OR_RETURN(pages_, DevicePages::Create(config, shape_, plan_, page_memory_.data(),
                                                      arena, page_memory_.data() + arena, stream_));
   OSCAR_ASSIGN_OR_RETURN(tables_, PageTables::Create(config, table_shape_, table_memory_,
@@ -171,6 +220,7 @@ Status DeviceBackend::Load(const WeightSource& source) {
   OSCAR_RETURN_IF_ERROR(CheckCudaPlan(spec_, plan_));
   OSCAR_RETURN_IF_ERROR(
       CudaStatus(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "creating a stream"));
+  OSCAR_RETURN_IF_ERROR(CheckTensors(source, TensorTable(spec_)));
   fingerprint_ = source.Fingerprint();
   shape_ = ShapeOf(attention_, plan_);
   const CacheConfig& config = plan_.cache();

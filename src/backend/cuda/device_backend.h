@@ -19,6 +19,7 @@
 #include "cuda/attention/decode_attention.h"
 #include "cuda/device/device_buffer.h"
 #include "cuda/device_weights.h"
+#include "cuda/experts/routing.h"
 #include "cuda/kv/device_pages.h"
 #include "cuda/kv/page_tables.h"
 #include "cuda/pass_plan.h"
@@ -40,6 +41,8 @@ class DeviceBackend : public Backend {
 
   uint64_t weight_bytes() const override { return weights_.matrix_bytes; }
   uint64_t weight_bytes_per_step() const override { return weights_.bytes_per_step; }
+  // Waits for the device.
+  ExpertTraffic expert_traffic() const override;
   uint64_t fingerprint() const override { return fingerprint_; }
   bool portable() const override { return options_.portable; }
   int max_batch_tokens() const override { return options_.max_batch_tokens; }
@@ -102,9 +105,15 @@ class DeviceBackend : public Backend {
   float* qkv_ = nullptr;      // [rows, qkv]
   float* gate_up_ = nullptr;  // [gate_up_size_]: at most kFeedForwardRows of 2 intermediate
   size_t gate_up_size_ = 0;
-  float* head_factors_ = nullptr;   // [rows, 2], where q and k are normed over all heads
-  float* logits_ = nullptr;         // [logit_rows_, vocab]
-  Bf16* weight_scratch_ = nullptr;  // [weights_.largest_fp8]
+  float* head_factors_ = nullptr;  // [rows, 2], where q and k are normed over all heads
+  // Where a layer has experts: of its rows' choices, and what experts make of rows, by place.
+  Routing routing_;
+  float* router_logits_ = nullptr;         // [rows, experts]
+  float* expert_outputs_ = nullptr;        // [expert_pairs_, hidden]
+  ExpertCounts* expert_counts_ = nullptr;  // [layers]
+  size_t expert_pairs_ = 0;                // rows times choices
+  float* logits_ = nullptr;                // [logit_rows_, vocab]
+  Bf16* weight_scratch_ = nullptr;         // [weights_.largest_fp8]
   void* attention_workspace_ = nullptr;
   void* blas_workspace_ = nullptr;
   std::optional<DecodeAttention> decode_, mixed_decode_;  // none: no layer is like that
@@ -124,6 +133,7 @@ class DeviceBackend : public Backend {
 
   size_t mask_words() const { return (static_cast<size_t>(spec_.vocab_size) + 31) / 32; }
   void CarveWork(DeviceCarver& carver);
+  void CarveExperts(DeviceCarver& carver, size_t rows);
   size_t AttentionWorkspace() const;
   Status TakeMemory(const WeightSource& source);
 

@@ -9,6 +9,7 @@
 #include "base/fp8.h"
 #include "base/progress.h"
 #include "cuda/device/cuda_status.h"
+#include "cuda/experts/grouped_gemm.h"
 #include "cuda/gemm/fp8_kernels.h"
 #include "cuda/step_kernels.h"
 
@@ -28,15 +29,43 @@ Status Upload(T* to, std::span<const T> from) {
 }
 
 // Rows [first, first + outputs) of a matrix that several tensors lie in.
-DeviceMatrix Part(const DeviceMatrix& matrix, int first, int outputs) {
+DeviceMatrix Part(const DeviceMatrix& matrix, int64_t first, int outputs) {
   DeviceMatrix part = matrix;
   part.outputs = outputs;
-  if (part.weights != nullptr) part.weights += int64_t{first} * matrix.inputs;
-  if (part.codes != nullptr) part.codes += int64_t{first} * (matrix.inputs / 4);
+  if (part.weights != nullptr) part.weights += first * matrix.inputs;
+  if (part.codes != nullptr) part.codes += first * (matrix.inputs / 4);
   if (part.scales != nullptr) {
-    part.scales += int64_t{first / matrix.scale_rows} * matrix.scale_columns;
+    part.scales += first / matrix.scale_rows * matrix.scale_columns;
   }
   return part;
+}
+
+constexpr Role kExpertGateUp[] = {Role::kExpertGate, Role::kExpertUp},
+               kExpertDown[] = {Role::kExpertDown};
+
+// The dense or shared part of a layer's feed-forward: its matrices, or none.
+std::span<const std::pair<LayerMatrix, DeviceMatrix DeviceLayer::*>> DensePartOf(
+    const LayerSpec& layer) {
+  static constexpr std::pair<LayerMatrix, DeviceMatrix DeviceLayer::*> kDense[] = {
+      {LayerMatrix::kGateUp, &DeviceLayer::gate_up}, {LayerMatrix::kDown, &DeviceLayer::down}};
+  static constexpr std::pair<LayerMatrix, DeviceMatrix DeviceLayer::*> kShared[] = {
+      {LayerMatrix::kSharedGateUp, &DeviceLayer::gate_up},
+      {LayerMatrix::kSharedDown, &DeviceLayer::down}};
+  if (layer.dense() != nullptr) return kDense;
+  if (layer.experts()->shared_intermediate > 0) return kShared;
+  return {};
+}
+
+// Rows of `width` elements, each followed by zeros up to `padded`.
+template <typename T>
+void PadRows(std::vector<T>& values, int64_t width, int64_t padded) {
+  if (width == padded) return;
+  const auto rows = static_cast<int64_t>(values.size()) / width;
+  std::vector<T> out(static_cast<size_t>(rows * padded), T{});
+  for (int64_t row = 0; row < rows; ++row) {
+    std::copy_n(values.begin() + row * width, width, out.begin() + row * padded);
+  }
+  values = std::move(out);
 }
 
 class Loader {
@@ -50,19 +79,22 @@ class Loader {
         scratch_(scratch),
         stream_(stream) {}
 
-  Status Matrix(Role role, int layer, const DeviceMatrix& to) {
-    const TensorDecl& tensor = table_.Get(role, layer);
+  // Where `to` has more inputs, the rest are zeros.
+  Status Matrix(Role role, int layer, const DeviceMatrix& to, int expert = -1) {
+    const TensorDecl& tensor = table_.Get(role, layer, expert);
     const std::string& name = tensor.name;
-    const int64_t count = int64_t{to.outputs} * to.inputs;
-    if (const auto random = source_.RandomStream(name)) {
+    const int64_t count = static_cast<int64_t>(tensor.num_elements());
+    const bool padded = tensor.shape[1] != to.inputs;
+    if (const auto random = source_.RandomStream(name); random.has_value() && !padded) {
       OSCAR_RETURN_IF_ERROR(LaunchRandomWeights(
           random->first, random->second, to.is_fp8() ? scratch_ : to.weights, count, stream_));
       if (!to.is_fp8()) return {};
       return LaunchQuantize(scratch_, to.codes, to.scales, to.outputs, to.inputs, stream_);
     }
-    if (to.is_fp8()) return Fp8Matrix(name, to);
+    if (to.is_fp8()) return Fp8Matrix(tensor, to);
     staged_.resize(static_cast<size_t>(count));
     OSCAR_RETURN_IF_ERROR(source_.LoadBf16(name, tensor.shape, staged_));
+    PadRows(staged_, tensor.shape[1], to.inputs);
     return Upload<Bf16>(to.weights, staged_);
   }
   // Nothing where the model has no such tensor.
@@ -76,7 +108,10 @@ class Loader {
   Status Layer(int index, DeviceLayer& layer);
 
  private:
-  Status Fp8Matrix(const std::string& name, const DeviceMatrix& to);
+  Status Fp8Matrix(const TensorDecl& tensor, const DeviceMatrix& to);
+  Status Experts(int index, const float* norm, const DeviceExperts& experts);
+  Status PortableExpert(std::span<const Role> parts, int layer, int expert,
+                        const PortableMatrix& to);
   Status ValueAndOutput(int index, DeviceLayer& layer);
   Status UploadRounded(std::span<const float> values, Bf16* to) {
     staged_.resize(values.size());
@@ -96,13 +131,16 @@ class Loader {
   std::vector<float> floats_;
 };
 
-Status Loader::Fp8Matrix(const std::string& name, const DeviceMatrix& to) {
+Status Loader::Fp8Matrix(const TensorDecl& tensor, const DeviceMatrix& to) {
+  const std::string& name = tensor.name;
+  const int64_t inputs = tensor.shape[1];
   OSCAR_ASSIGN_OR_RETURN(const std::optional<Fp8Tiles> blocks,
-                         source_.Fp8Of(name, to.outputs, to.inputs));
-  const auto columns = static_cast<size_t>(blocks->NumColumns(to.inputs));
-  codes_.resize(static_cast<size_t>(to.outputs) * static_cast<size_t>(to.inputs));
+                         source_.Fp8Of(name, to.outputs, inputs));
+  const auto columns = static_cast<size_t>(blocks->NumColumns(inputs));
+  codes_.resize(tensor.num_elements());
   floats_.resize(static_cast<size_t>(blocks->NumRows(to.outputs)) * columns);
-  OSCAR_RETURN_IF_ERROR(source_.LoadFp8(name, to.outputs, to.inputs, codes_, floats_));
+  OSCAR_RETURN_IF_ERROR(source_.LoadFp8(name, to.outputs, inputs, codes_, floats_));
+  PadRows(codes_, inputs, to.inputs);
   for (size_t i = 0; i < codes_.size(); i += 4) {
     uint32_t word = 0;
     std::memcpy(&word, &codes_[i], sizeof(word));
@@ -112,14 +150,84 @@ Status Loader::Fp8Matrix(const std::string& name, const DeviceMatrix& to) {
   OSCAR_RETURN_IF_ERROR(
       CudaStatus(cudaMemcpy(to.codes, codes_.data(), codes_.size(), cudaMemcpyHostToDevice),
                  "copying weights to the device"));
-  // Every `scale_rows` outputs have their own on the device.
+  // Every `scale_rows` outputs have their own on the device; one of a whole row, where others are
+  // of blocks, is the same in each.
   std::vector<float> scales;
   for (int64_t row = 0; row < to.outputs; row += to.scale_rows) {
-    const auto from = floats_.begin() +
-                      static_cast<ptrdiff_t>(row / blocks->rows) * static_cast<ptrdiff_t>(columns);
-    scales.insert(scales.end(), from, from + static_cast<ptrdiff_t>(columns));
+    const size_t from = static_cast<size_t>(row / blocks->rows) * columns;
+    for (int column = 0; column < to.scale_columns; ++column) {
+      scales.push_back(floats_[from + (columns == 1 ? 0 : static_cast<size_t>(column))]);
+    }
   }
   return Upload<float>(to.scales, scales);
+}
+
+Status Loader::PortableExpert(std::span<const Role> parts, int layer, int expert,
+                              const PortableMatrix& to) {
+  int64_t first = 0;  // row
+  for (const Role role : parts) {
+    const TensorDecl& tensor = table_.Get(role, layer, expert);
+    const int64_t outputs = tensor.shape[0], inputs = tensor.shape[1];
+    if (to.codes == nullptr) {
+      staged_.resize(tensor.num_elements());
+      OSCAR_RETURN_IF_ERROR(source_.LoadBf16(tensor.name, tensor.shape, staged_));
+      OSCAR_RETURN_IF_ERROR(Upload<Bf16>(to.weights + first * inputs, staged_));
+    } else {
+      OSCAR_ASSIGN_OR_RETURN(const std::optional<Fp8Tiles> tiles,
+                             source_.Fp8Of(tensor.name, outputs, inputs));
+      const int64_t segments = tiles->NumColumns(inputs);
+      codes_.resize(tensor.num_elements());
+      floats_.resize(static_cast<size_t>(tiles->NumRows(outputs) * segments));
+      OSCAR_RETURN_IF_ERROR(source_.LoadFp8(tensor.name, outputs, inputs, codes_, floats_));
+      OSCAR_RETURN_IF_ERROR(Upload<uint8_t>(to.codes + first * inputs, codes_));
+      std::vector<float> by_row(static_cast<size_t>(outputs * segments));
+      for (int64_t row = 0; row < outputs; ++row) {
+        std::copy_n(floats_.begin() + row / tiles->rows * segments, segments,
+                    by_row.begin() + row * segments);
+      }
+      OSCAR_RETURN_IF_ERROR(Upload<float>(to.scales + first * segments, by_row));
+    }
+    first += outputs;
+  }
+  return {};
+}
+
+// `norm`: the weights of the norm before, on the device.
+Status Loader::Experts(int index, const float* norm, const DeviceExperts& experts) {
+  const TensorDecl& router = table_.Get(Role::kRouter, index);
+  std::vector<float> weights(router.num_elements());
+  OSCAR_RETURN_IF_ERROR(source_.Load(router.name, router.shape, weights));
+  const auto hidden = static_cast<size_t>(spec_.hidden);
+  const bool portable = experts.gate_up_table != nullptr;
+  if (!portable) {
+    std::vector<float> factors(hidden);
+    OSCAR_RETURN_IF_ERROR(
+        CudaStatus(cudaMemcpy(factors.data(), norm, hidden * sizeof(float), cudaMemcpyDeviceToHost),
+                   "reading a norm"));
+    for (size_t i = 0; i < weights.size(); ++i) weights[i] *= factors[i % hidden];
+  }
+  OSCAR_RETURN_IF_ERROR(Upload<float>(experts.router, weights));
+  OSCAR_RETURN_IF_ERROR(Vector(Role::kRouterBias, index, experts.choice_bias));
+  const ExpertsSpec& spec = *spec_.layer(index).experts();
+  const int middle = spec.intermediate;
+  for (int e = 0; e < spec.num_experts; ++e) {
+    const auto at = static_cast<size_t>(e);
+    if (portable) {
+      OSCAR_RETURN_IF_ERROR(PortableExpert(kExpertGateUp, index, e, experts.portable_gate_up[at]));
+      OSCAR_RETURN_IF_ERROR(PortableExpert(kExpertDown, index, e, experts.portable_down[at]));
+      continue;
+    }
+    const int64_t first = int64_t{e} * 2 * middle;
+    OSCAR_RETURN_IF_ERROR(
+        Matrix(Role::kExpertGate, index, Part(experts.gate_up, first, middle), e));
+    OSCAR_RETURN_IF_ERROR(
+        Matrix(Role::kExpertUp, index, Part(experts.gate_up, first + middle, middle), e));
+    OSCAR_RETURN_IF_ERROR(Matrix(Role::kExpertDown, index,
+                                 Part(experts.down, int64_t{e} * spec_.hidden, spec_.hidden), e));
+  }
+  if (!portable) return {};
+  OSCAR_RETURN_IF_ERROR(Upload<PortableMatrix>(experts.gate_up_table, experts.portable_gate_up));
+  return Upload<PortableMatrix>(experts.down_table, experts.portable_down);
 }
 
 Status Loader::Rotation(const SideTransform& transform, DeviceLayer& layer) {
@@ -185,10 +293,17 @@ Status Loader::Layer(int index, DeviceLayer& layer) {
     OSCAR_RETURN_IF_ERROR(Vector(Role::kKBias, index, layer.qkv_bias + q));
     OSCAR_RETURN_IF_ERROR(Vector(Role::kOBias, index, layer.o_bias));
   }
-  const int middle = layer.gate_up.outputs / 2;
-  OSCAR_RETURN_IF_ERROR(Matrix(Role::kGate, index, Part(layer.gate_up, 0, middle)));
-  OSCAR_RETURN_IF_ERROR(Matrix(Role::kUp, index, Part(layer.gate_up, middle, middle)));
-  OSCAR_RETURN_IF_ERROR(Matrix(Role::kDown, index, layer.down));
+  for (const auto& [which, matrix] : DensePartOf(spec)) {
+    int first = 0;
+    for (const Role role : PartsOf(which)) {
+      const auto outputs = static_cast<int>(table_.Get(role, index).shape[0]);
+      OSCAR_RETURN_IF_ERROR(Matrix(role, index, Part(layer.*matrix, first, outputs)));
+      first += outputs;
+    }
+  }
+  if (spec.experts() != nullptr) {
+    OSCAR_RETURN_IF_ERROR(Experts(index, layer.feed_forward_norm, layer.experts));
+  }
   if (spec.kv_slot < 0) return {};
   return Rotation(plan_.k(spec.kv_slot), layer);
 }
@@ -202,26 +317,13 @@ class Layout {
 
   // Scales of these tensors, one below the other, as kernels take them; null: they must be BF16.
   Result<std::optional<Fp8Tiles>> Common(std::span<const Role> roles, int layer) const {
-    std::optional<Fp8Tiles> common;
     const int64_t inputs = table_.Get(roles[0], layer).shape[1];
-    if (!keep_fp8_ || !FitsGemmKernels(static_cast<int>(inputs), /*fp8=*/true)) return common;
-    for (const Role role : roles) {
-      const TensorDecl& tensor = table_.Get(role, layer);
-      const int64_t outputs = tensor.shape[0];
-      OSCAR_ASSIGN_OR_RETURN(std::optional<Fp8Tiles> blocks,
-                             source_.Fp8Of(tensor.name, outputs, inputs));
-      if (!blocks.has_value()) return std::optional<Fp8Tiles>();
-      // Blocks that end inside a tensor, or differ, become rows; kernels know whole rows and 128.
-      blocks->columns = std::min<int64_t>(blocks->columns, inputs);
-      if (blocks->columns == inputs || outputs % blocks->rows != 0) blocks->rows = 1;
-      if (blocks->columns != inputs && blocks->columns != kScaleInputs) {
-        return std::optional<Fp8Tiles>();
-      }
-      if (!common.has_value()) common = blocks;
-      if (common->columns != blocks->columns) return std::optional<Fp8Tiles>();
-      if (common->rows != blocks->rows) common->rows = 1;
+    if (!keep_fp8_ || !FitsGemmKernels(static_cast<int>(inputs), /*fp8=*/true)) {
+      return std::optional<Fp8Tiles>();
     }
-    return common;
+    std::vector<const TensorDecl*> tensors;
+    for (const Role role : roles) tensors.push_back(&table_.Get(role, layer));
+    return CommonOf(tensors, /*repeats=*/false);
   }
   // One matrix of these tensors, as they are stored or in BF16.
   DeviceMatrix Take(std::span<const Role> roles, int layer, const std::optional<Fp8Tiles>& blocks) {
@@ -239,21 +341,111 @@ class Layout {
     return size == 0 ? nullptr : carver_.Take<float>(size);
   }
   float* TakeVector(Role role, int layer) { return TakeVector({&role, 1}, layer); }
+  Status TakeExperts(int layer, const ExpertsSpec& spec, DeviceExperts& experts) {
+    const TensorDecl& router = table_.Get(Role::kRouter, layer);
+    experts.router = carver_.Take<float>(router.num_elements());
+    weights_.matrix_bytes += router.num_elements() * sizeof(float);
+    experts.choice_bias = TakeVector(Role::kRouterBias, layer);
+    const uint64_t before = weights_.matrix_bytes;
+    if (keep_fp8_) {
+      OSCAR_ASSIGN_OR_RETURN(experts.gate_up, TakeAll(kExpertGateUp, layer, spec.num_experts));
+      OSCAR_ASSIGN_OR_RETURN(experts.down, TakeAll(kExpertDown, layer, spec.num_experts));
+    } else {
+      OSCAR_RETURN_IF_ERROR(TakePortable(kExpertGateUp, layer, spec.num_experts,
+                                         experts.portable_gate_up, experts.gate_up_table));
+      OSCAR_RETURN_IF_ERROR(TakePortable(kExpertDown, layer, spec.num_experts,
+                                         experts.portable_down, experts.down_table));
+    }
+    experts.bytes_each = (weights_.matrix_bytes - before) / static_cast<uint64_t>(spec.num_experts);
+    weights_.unrouted_bytes +=
+        experts.bytes_each * static_cast<uint64_t>(spec.num_experts - spec.experts_per_token);
+    return {};
+  }
 
  private:
-  DeviceMatrix Take(int outputs, int inputs, const std::optional<Fp8Tiles>& blocks) {
+  // `repeats`: a scale of a whole row may stand for each block of others.
+  Result<std::optional<Fp8Tiles>> CommonOf(std::span<const TensorDecl* const> tensors,
+                                           bool repeats) const {
+    std::optional<Fp8Tiles> common;
+    for (const TensorDecl* tensor : tensors) {
+      const int64_t outputs = tensor->shape[0], inputs = tensor->shape[1];
+      OSCAR_ASSIGN_OR_RETURN(std::optional<Fp8Tiles> blocks,
+                             source_.Fp8Of(tensor->name, outputs, inputs));
+      if (!blocks.has_value()) return std::optional<Fp8Tiles>();
+      // Blocks that end inside a tensor, or differ, become rows; kernels know whole rows and 128.
+      blocks->columns = std::min<int64_t>(blocks->columns, inputs);
+      if (blocks->columns == inputs || outputs % blocks->rows != 0) blocks->rows = 1;
+      if (blocks->columns != inputs && blocks->columns != kScaleInputs) {
+        return std::optional<Fp8Tiles>();
+      }
+      if (!common.has_value()) common = blocks;
+      if (common->columns != blocks->columns) {
+        if (!repeats) return std::optional<Fp8Tiles>();
+        common->columns = kScaleInputs;
+      }
+      if (common->rows != blocks->rows) common->rows = 1;
+    }
+    return common;
+  }
+  // A layer's experts as one matrix.
+  Result<DeviceMatrix> TakeAll(std::span<const Role> roles, int layer, int num_experts) {
+    std::vector<const TensorDecl*> tensors;
+    int64_t outputs = 0;
+    for (int e = 0; e < num_experts; ++e) {
+      for (const Role role : roles) {
+        tensors.push_back(&table_.Get(role, layer, e));
+        outputs += tensors.back()->shape[0];
+        weights_.largest_expert =
+            std::max<uint64_t>(weights_.largest_expert, tensors.back()->num_elements());
+      }
+    }
+    OSCAR_ASSIGN_OR_RETURN(const std::optional<Fp8Tiles> tiles,
+                           CommonOf(tensors, /*repeats=*/true));
+    const auto inputs = static_cast<int>(tensors[0]->shape[1]);
+    return Take(static_cast<int>(outputs), inputs, tiles, PaddedInputs(inputs, tiles.has_value()));
+  }
+  Status TakePortable(std::span<const Role> roles, int layer, int num_experts,
+                      std::vector<PortableMatrix>& matrices, PortableMatrix*& table) {
+    for (int e = 0; e < num_experts; ++e) {
+      std::vector<const TensorDecl*> tensors;
+      size_t outputs = 0;
+      for (const Role role : roles) {
+        tensors.push_back(&table_.Get(role, layer, e));
+        outputs += static_cast<size_t>(tensors.back()->shape[0]);
+      }
+      const auto inputs = static_cast<size_t>(tensors[0]->shape[1]);
+      OSCAR_ASSIGN_OR_RETURN(const int64_t scale_inputs, ScaleInputsOf(source_, tensors));
+      PortableMatrix& matrix = matrices.emplace_back();
+      matrix.scale_inputs = static_cast<int>(scale_inputs);
+      if (scale_inputs == 0) {
+        matrix.weights = carver_.Take<Bf16>(outputs * inputs);
+        weights_.matrix_bytes += outputs * inputs * sizeof(Bf16);
+        continue;
+      }
+      const auto each = static_cast<size_t>(scale_inputs);
+      const size_t scales = outputs * ((inputs + each - 1) / each);
+      // A null base only counts, but which form it is must be known.
+      matrix.codes = carver_.Take<uint8_t>(outputs * inputs);
+      matrix.scales = carver_.Take<float>(scales);
+      weights_.matrix_bytes += outputs * inputs + scales * sizeof(float);
+    }
+    table = carver_.Take<PortableMatrix>(matrices.size());
+    return {};
+  }
+  DeviceMatrix Take(int outputs, int width, const std::optional<Fp8Tiles>& blocks, int padded = 0) {
+    const int inputs = std::max(width, padded);
     DeviceMatrix matrix;
     matrix.outputs = outputs;
     matrix.inputs = inputs;
     const auto size = static_cast<size_t>(outputs) * static_cast<size_t>(inputs);
     if (blocks.has_value()) {
       matrix.scale_rows = static_cast<int>(blocks->rows);
-      matrix.scale_columns = static_cast<int>(blocks->NumColumns(inputs));
+      matrix.scale_columns = static_cast<int>(blocks->NumColumns(width));
       matrix.codes = carver_.Take<uint32_t>(size / 4);
       const size_t scales = static_cast<size_t>(outputs / matrix.scale_rows) *
                             static_cast<size_t>(matrix.scale_columns);
       matrix.scales = carver_.Take<float>(scales);
-      weights_.largest_fp8 = std::max<uint64_t>(weights_.largest_fp8, size);
+      if (padded == 0) weights_.largest_fp8 = std::max<uint64_t>(weights_.largest_fp8, size);
       weights_.matrix_bytes += size + scales * sizeof(float);
     } else {
       matrix.weights = carver_.Take<Bf16>(size);
@@ -301,10 +493,12 @@ Result<DeviceWeights> CarveWeights(const ModelSpec& spec, const KvPlan& plan,
       OSCAR_ASSIGN_OR_RETURN(const auto o, layout.Common(PartsOf(LayerMatrix::kO), i));
       layer.o = layout.Take(PartsOf(LayerMatrix::kO), i, rotates ? std::nullopt : o);
     }
-    for (const auto& [which, to] : {std::pair(LayerMatrix::kGateUp, &layer.gate_up),
-                                    std::pair(LayerMatrix::kDown, &layer.down)}) {
+    for (const auto& [which, to] : DensePartOf(spec.layer(i))) {
       OSCAR_ASSIGN_OR_RETURN(const auto tiles, layout.Common(PartsOf(which), i));
-      *to = layout.Take(PartsOf(which), i, tiles);
+      layer.*to = layout.Take(PartsOf(which), i, tiles);
+    }
+    if (const ExpertsSpec* experts = spec.layer(i).experts()) {
+      OSCAR_RETURN_IF_ERROR(layout.TakeExperts(i, *experts, layer.experts));
     }
     layer.attention_norm = layout.TakeVector(Role::kAttentionNorm, i);
     layer.feed_forward_norm = layout.TakeVector(Role::kFeedForwardNorm, i);
@@ -323,7 +517,10 @@ Result<DeviceWeights> CarveWeights(const ModelSpec& spec, const KvPlan& plan,
       }
     }
   }
-  weights.bytes_per_step = weights.matrix_bytes - (spec.tied_head ? 0 : weights.embedding.bytes());
+  weights.bytes_per_step = weights.matrix_bytes - weights.unrouted_bytes -
+                           (spec.tied_head ? 0 : weights.embedding.bytes());
+  // One expert at a time is quantised there.
+  weights.largest_fp8 = std::max(weights.largest_fp8, weights.largest_expert);
   return weights;
 }
 

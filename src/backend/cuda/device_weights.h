@@ -17,13 +17,35 @@
 
 namespace oscar::cuda {
 
+// Of one expert, as portable passes take it: BF16, or FP8 codes with a scale for each output and
+// `scale_inputs` inputs.
+struct PortableMatrix {
+  Bf16* weights = nullptr;   // [outputs, inputs]; or
+  uint8_t* codes = nullptr;  // [outputs, inputs], with
+  float* scales = nullptr;   // [outputs, inputs / scale_inputs, rounded up]
+  int scale_inputs = 0;
+};
+
+// The routed experts of a layer.
+struct DeviceExperts {
+  float* router = nullptr;       // [experts, hidden], times the norm's weights; portable: without
+  float* choice_bias = nullptr;  // [experts], or null
+  // Rows of all experts, one expert after another, inputs padded (PaddedInputs): gates and ups of
+  // each; or, where passes are portable, each by itself, and the same in device memory.
+  DeviceMatrix gate_up, down;
+  std::vector<PortableMatrix> portable_gate_up, portable_down;
+  PortableMatrix *gate_up_table = nullptr, *down_table = nullptr;
+  uint64_t bytes_each = 0;  // of an expert's matrices
+};
+
 struct DeviceLayer {
   // q, k and v rows [(heads + 2 kv_heads) D, hidden], v where it is stored as q and k are; else
   // `v` [kv_heads D, hidden] has outputs.
   DeviceMatrix qkv, v;
   DeviceMatrix o;        // [hidden, heads D]
-  DeviceMatrix gate_up;  // [2 intermediate, hidden]
-  DeviceMatrix down;     // [hidden, intermediate]
+  DeviceMatrix gate_up;  // [2 intermediate, hidden]; of the shared part, where a layer has experts
+  DeviceMatrix down;     // [hidden, intermediate], likewise
+  DeviceExperts experts;
   float *attention_norm = nullptr, *feed_forward_norm = nullptr;
   float *q_norm = nullptr, *k_norm = nullptr, *qkv_bias = nullptr, *o_bias = nullptr;  // or null
   RotationKind rotation = RotationKind::kNone;
@@ -40,7 +62,9 @@ struct DeviceWeights {
   std::vector<DeviceLayer> layers;
   uint64_t matrix_bytes = 0;    // of all matrices, embedding and head included
   uint64_t bytes_per_step = 0;  // of the matrices that one token reads
-  uint64_t largest_fp8 = 0;     // weights of the largest FP8 matrix
+  uint64_t unrouted_bytes = 0;  // of the experts that one token does not go to
+  uint64_t largest_fp8 = 0;     // weights of the largest FP8 matrix that is multiplied out
+  uint64_t largest_expert = 0;  // weights of an expert's largest matrix
 };
 
 // Hands out pieces of one block of memory; with a null base it only counts.

@@ -70,8 +70,133 @@ TEST_P(GpuFamilyTest, TapIsTheCpus) {
             TappedRows(*exact.model, *exact.pool, ids));
 }
 
-INSTANTIATE_TEST_SUITE_P(Families, GpuFamilyTest, testing::Values("qwen2", "mistral"),
+INSTANTIATE_TEST_SUITE_P(Families, GpuFamilyTest,
+                         testing::Values("qwen2", "mistral", "qwen3_moe", "qwen3_moe_fp8",
+                                         "glm4_moe", "glm4_moe_fp8", "minimax_m2",
+                                         "minimax_m2_fp8"),
                          [](const auto& item) { return std::string(item.param); });
+
+// --- Batches ------------------------------------------------------------------------------------
+
+class GpuBatchTest : public testing::TestWithParam<const char*> {};
+
+// One kernel for any number of rows: prompts cut anywhere and sequences beside others give the bits
+// that they give alone.
+TEST_P(GpuBatchTest, InvariantBatchesDoNotShow) {
+  const TinyCheckpoint checkpoint(ConfigOf(GetParam()));
+  BackendOptions options = Sized(128, 4);
+  options.batch_invariant = true;
+  TinyGpu tiny(checkpoint.path(), SmallWindows(), options);
+  ASSERT_TRUE(tiny.status.ok()) << tiny.status.ToString();
+  const std::vector<int32_t> ids = SomeIds(90);
+  const std::vector<float> whole = tiny.Logits(ids);
+  EXPECT_EQ(tiny.Logits(ids, 7), whole);
+  EXPECT_EQ(tiny.Logits(ids, 64), whole);
+  const auto vocab = static_cast<size_t>(tiny.spec.vocab_size);
+  // Three sequences, two of which generate while one reads, in one pass.
+  const size_t lengths[] = {30, 41, 50};
+  const auto make = [&](size_t i) {
+    SequenceCache cache(tiny.plan->cache(), *tiny.pool);
+    const std::vector<int32_t> prompt = SomeIds(lengths[i], i);
+    const ForwardItem item{&cache, prompt, true, 0};
+    EXPECT_TRUE(tiny.model->Forward({&item, 1}, {}).ok());
+    return cache;
+  };
+  const std::vector<int32_t> next = SomeIds(20, 77);
+  const auto item_of = [&](SequenceCache& cache, size_t i) {
+    return ForwardItem{&cache, std::span(next).first(i == 2 ? 20 : 1), i == 2, 1};
+  };
+  std::vector<SequenceCache> caches;
+  for (size_t i = 0; i < 3; ++i) caches.push_back(make(i));
+  std::vector<ForwardItem> items;
+  for (size_t i = 0; i < 3; ++i) items.push_back(item_of(caches[i], i));
+  std::vector<float> together(3 * vocab), alone(vocab);
+  ASSERT_TRUE(tiny.model->Forward(items, together).ok());
+  for (size_t i = 0; i < 3; ++i) {
+    SequenceCache cache = make(i);
+    const ForwardItem item = item_of(cache, i);
+    ASSERT_TRUE(tiny.model->Forward({&item, 1}, alone).ok());
+    EXPECT_TRUE(std::equal(alone.begin(), alone.end(),
+                           together.begin() + static_cast<ptrdiff_t>(i * vocab)))
+        << i;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Experts, GpuBatchTest,
+                         testing::Values("qwen3_moe", "minimax_m2", "minimax_m2_fp8"),
+                         [](const auto& item) { return std::string(item.param); });
+
+// --- Shapes that no golden has ------------------------------------------------------------------
+
+class GpuShapeTest : public testing::TestWithParam<TinyShape> {};
+
+TEST_P(GpuShapeTest, MatchesTheCpu) {
+  const TinyShape& shape = GetParam();
+  const TinyCheckpoint checkpoint(ConfigFor(shape));
+  TinyGpu exact(checkpoint.path(), TinyModel::Bf16(), Portable());
+  if (!exact.status.ok()) {
+    EXPECT_EQ(exact.status.code(), StatusCode::kUnimplemented);
+    if (!CheckDeviceFeatures(Device::kCuda, exact.spec).ok()) return;
+    // A shared part of a width that is no multiple of 4.
+    EXPECT_THAT(exact.status.message(), ::testing::HasSubstr("intermediate size"));
+    EXPECT_NE(shape.shared * shape.width % 4, 0);
+    return;
+  }
+  TinyModel cpu(checkpoint.path(), TinyModel::Bf16(), 2, Portable());
+  const std::vector<int32_t> ids = SomeIds(40);
+  const std::vector<float> expected = cpu.Logits(ids);
+  EXPECT_EQ(exact.Logits(ids), expected);
+  TinyGpu gpu(checkpoint.path());
+  ASSERT_TRUE(gpu.status.ok()) << gpu.status.ToString();
+  const std::vector<float> logits = gpu.Logits(ids);
+  const auto vocab = static_cast<size_t>(gpu.spec.vocab_size);
+  std::vector<double> rms;
+  for (size_t at = 0; at < logits.size(); at += vocab) {
+    double squares = 0.0;
+    for (size_t j = at; j < at + vocab; ++j) {
+      squares += std::pow(static_cast<double>(logits[j]) - expected[j], 2);
+    }
+    rms.push_back(std::sqrt(squares / static_cast<double>(vocab)));
+  }
+  std::ranges::sort(rms);
+  // Where a token nearly goes to other experts, rounding decides.
+  EXPECT_LE(rms[rms.size() / 2], BudgetOf("bf16").rms);
+  EXPECT_LE(rms[rms.size() * 3 / 4], BudgetOf("bf16").gap);
+  // Decode reads the routed experts and no others; padded rows of recorded steps read none.
+  const ExpertTraffic before = gpu.model->backend().expert_traffic();
+  Generator generator(*gpu.model, *gpu.pool);
+  ASSERT_TRUE(generator.Prefill(ids, 1, [](int64_t, std::span<const float>) {}).ok());
+  const ExpertTraffic prompt = gpu.model->backend().expert_traffic();
+  ASSERT_TRUE(generator.Step(7).has_value());
+  const ExpertTraffic after = gpu.model->backend().expert_traffic();
+  const uint64_t layers = after.layers - prompt.layers;
+  EXPECT_GT(layers, 0u);
+  EXPECT_EQ(prompt.layers - before.layers, layers);
+  EXPECT_EQ(after.experts - prompt.experts, layers * static_cast<uint64_t>(shape.chosen));
+  const uint64_t each = (after.bytes - prompt.bytes) / (after.experts - prompt.experts);
+  EXPECT_EQ(gpu.model->weight_bytes() - gpu.model->weight_bytes_per_step(),
+            (gpu.spec.tied_head ? 0
+                                : static_cast<uint64_t>(gpu.spec.vocab_size) *
+                                      static_cast<uint64_t>(gpu.spec.hidden) * 2) +
+                layers * static_cast<uint64_t>(shape.experts - shape.chosen) * each);
+}
+
+INSTANTIATE_TEST_SUITE_P(Shapes, GpuShapeTest, testing::ValuesIn(kTinyShapes), NameOfShape);
+
+TEST(GpuFamilies, FaultsAreNamed) { ExpectNamedFaults(Device::kCuda); }
+
+// FP8 experts stay FP8: their bytes, padding of odd widths apart, are half of BF16's.
+TEST(GpuFamilies, Fp8ExpertsStayFp8) {
+  const TinyCheckpoint bf16(ConfigOf("minimax_m2")), fp8(ConfigOf("minimax_m2_fp8"));
+  TinyGpu first(bf16.path()), second(fp8.path());
+  ASSERT_TRUE(second.status.ok()) << second.status.ToString();
+  const auto bytes_of = [](TinyGpu& tiny) {
+    EXPECT_FALSE(tiny.Logits(SomeIds(9)).empty());
+    const ExpertTraffic traffic = tiny.model->backend().expert_traffic();
+    return static_cast<double>(traffic.bytes) / static_cast<double>(traffic.experts);
+  };
+  EXPECT_NEAR(bytes_of(second) / bytes_of(first), 0.5, 0.03);
+}
 
 }  // namespace
 }  // namespace oscar

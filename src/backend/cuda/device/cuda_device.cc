@@ -5,6 +5,7 @@
 #include "cuda/attention/decode_attention.h"
 #include "cuda/cuda_backend.h"
 #include "cuda/device/cuda_status.h"
+#include "cuda/experts/routing.h"
 #include "cuda/kv/device_pages.h"
 #include "cuda/step_kernels.h"
 
@@ -82,7 +83,11 @@ Status CheckCudaPlan(const ModelSpec& spec, const KvPlan& plan) {
         attention.num_heads, attention.num_kv_heads, cuda::kMaxGroupSize));
   }
   for (const LayerSpec& layer : spec.layers) {
-    const int middle = layer.dense()->intermediate;
+    int middle = layer.dense() != nullptr ? layer.dense()->intermediate : 0;
+    if (const ExpertsSpec* experts = layer.experts()) {
+      OSCAR_RETURN_IF_ERROR(cuda::CheckExperts(*experts));
+      middle = experts->shared_intermediate;
+    }
     if (spec.hidden % 4 == 0 && spec.hidden <= cuda::kMaxNormWidth && middle % 4 == 0) continue;
     return Unimplemented(
         fmt::format("hidden size {}, intermediate size {}: the GPU takes multiples of 4, hidden "

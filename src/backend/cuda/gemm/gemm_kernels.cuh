@@ -64,6 +64,23 @@ __device__ __forceinline__ uint4 RaiseForFp8(const uint4& pairs) {
                     RaiseForFp8(pairs.w));
 }
 
+// Sixteen codes a lane of rows `lo` and `hi`: four steps.
+template <int kNTiles>
+__device__ __forceinline__ void MultiplyFp8(float (&sums)[kNTiles][4], const uint4& lo,
+                                            const uint4& hi, const uint4 (&b)[kNTiles][2]) {
+  const uint32_t lo_words[4] = {lo.x, lo.y, lo.z, lo.w}, hi_words[4] = {hi.x, hi.y, hi.z, hi.w};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const uint32_t a0 = FirstPair(lo_words[i]), a1 = FirstPair(hi_words[i]);
+    const uint32_t a2 = SecondPair(lo_words[i]), a3 = SecondPair(hi_words[i]);
+#pragma unroll
+    for (int n = 0; n < kNTiles; ++n) {
+      const uint4& x = b[n][i / 2];
+      MmaBf16(sums[n], a0, a1, a2, a3, i % 2 == 0 ? x.x : x.z, i % 2 == 0 ? x.y : x.w);
+    }
+  }
+}
+
 __device__ __forceinline__ float SiluMul(float gate, float up) {
   return gate / (1.0f + __expf(-gate)) * up;
 }

@@ -17,6 +17,7 @@ class PortableBackend final : public DeviceBackend {
   using DeviceBackend::DeviceBackend;
 
   Status Linear(const LinearOp& op) override;
+  Status Experts(int index) override;
   Status WriteKv(int index, int slot) override;
   Status Attend(int index, int slot) override;
   Status ReadQkv(int index, std::span<float> out) override;
@@ -49,16 +50,25 @@ class PortableBackend final : public DeviceBackend {
                   int rows, bool add = false);
 
   std::optional<PortableAttention> kernel_, mixed_kernel_;
-  float* normed_ = nullptr;    // [rows, hidden]
-  float* attended_ = nullptr;  // [rows, q]
-  float* gated_ = nullptr;     // [rows, intermediate]
-  bool turned_ = false;        // qkv_ has been through NormAndRope
+  float* normed_ = nullptr;          // [rows, hidden]
+  float* attended_ = nullptr;        // [rows, q]
+  float* gated_ = nullptr;           // [rows, intermediate]
+  float* expert_gate_up_ = nullptr;  // [expert_pairs_, 2 intermediate], by place
+  float* expert_gated_ = nullptr;    // [expert_pairs_, intermediate]
+  bool turned_ = false;              // qkv_ has been through NormAndRope
 };
 
 void PortableBackend::CarveActivations(DeviceCarver& carver, size_t rows, size_t logit_rows) {
   normed_ = carver.Take<float>(std::max(rows, logit_rows) * static_cast<size_t>(spec_.hidden));
   attended_ = carver.Take<float>(rows * static_cast<size_t>(attention_.q_width()));
   gated_ = carver.Take<float>(rows * static_cast<size_t>(spec_.max_intermediate()));
+  size_t middle = 0;
+  for (const LayerSpec& layer : spec_.layers) {
+    if (layer.experts() == nullptr) continue;
+    middle = std::max(middle, static_cast<size_t>(layer.experts()->intermediate));
+  }
+  expert_gate_up_ = carver.Take<float>(expert_pairs_ * 2 * middle);
+  expert_gated_ = carver.Take<float>(expert_pairs_ * middle);
 }
 
 Status PortableBackend::Multiply(const DeviceMatrix& matrix, const float* x, const float* bias,
@@ -101,6 +111,44 @@ Status PortableBackend::Linear(const LinearOp& op) {
         LaunchPortableSiluMul(gate_up_, gated_ + int64_t{first} * middle, rows, middle, stream_));
   }
   return {};
+}
+
+Status PortableBackend::Experts(int index) {
+  const ExpertsSpec& experts = *spec_.layer(index).experts();
+  const DeviceExperts& weights = layer(index).experts;
+  const int rows = pass_.rows, hidden = spec_.hidden, middle = experts.intermediate;
+  const int pairs = rows * experts.experts_per_token;
+  OSCAR_RETURN_IF_ERROR(LaunchPortableNorm(x_, layer(index).feed_forward_norm, spec_.norm_eps,
+                                           nullptr, normed_, rows, hidden, stream_));
+  OSCAR_RETURN_IF_ERROR(LaunchPortableScores(normed_, weights.router, experts.score, router_logits_,
+                                             rows, hidden, experts.num_experts, stream_));
+  OSCAR_RETURN_IF_ERROR(LaunchChoose(experts, router_logits_, /*are_scores=*/true,
+                                     weights.choice_bias, pass_.positions, rows, routing_,
+                                     stream_));
+  OSCAR_RETURN_IF_ERROR(
+      LaunchSort(experts, rows, kPortableTileRows, routing_, expert_counts_ + index, stream_));
+  PortableGroupedGemm gemm;
+  gemm.tiles = routing_.tiles;
+  gemm.num_tiles = routing_.num_tiles;
+  gemm.max_tiles = MaxTiles(pairs, experts.num_experts, kPortableTileRows);
+  gemm.experts = weights.gate_up_table;
+  gemm.outputs = 2 * middle;
+  gemm.inputs = hidden;
+  gemm.x = normed_;
+  gemm.x_rows = routing_.rows;
+  gemm.out = expert_gate_up_;
+  OSCAR_RETURN_IF_ERROR(LaunchPortableGroupedGemm(gemm, stream_));
+  OSCAR_RETURN_IF_ERROR(
+      LaunchPortableSiluMul(expert_gate_up_, expert_gated_, pairs, middle, stream_));
+  gemm.experts = weights.down_table;
+  gemm.outputs = hidden;
+  gemm.inputs = middle;
+  gemm.x = expert_gated_;
+  gemm.x_rows = nullptr;
+  gemm.out = expert_outputs_;
+  OSCAR_RETURN_IF_ERROR(LaunchPortableGroupedGemm(gemm, stream_));
+  return LaunchCombine(routing_, expert_outputs_, x_, rows, hidden, experts.experts_per_token,
+                       stream_);
 }
 
 Status PortableBackend::NormAndRope(int index) {

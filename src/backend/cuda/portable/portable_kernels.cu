@@ -9,6 +9,7 @@
 #include "cuda/device/ptx.cuh"
 #include "cuda/kv/head_row.cuh"
 #include "cuda/portable/portable_kernels.h"
+#include "cuda/portable/portable_math.cuh"
 
 namespace oscar::cuda {
 namespace {
@@ -23,8 +24,7 @@ __device__ float RowFactor(const Value& x, int width, float epsilon, int lane) {
     const float v = x(i);
     sum = fmaf(v, v, sum);
   }
-#pragma unroll
-  for (int offset = 8; offset > 0; offset /= 2) sum += __shfl_xor_sync(~0u, sum, offset);
+  sum = SumOfLanes16(sum);
   return 1.0f / sqrtf(sum / static_cast<float>(width) + epsilon);
 }
 
@@ -92,21 +92,6 @@ __global__ void __launch_bounds__(kGemmThreads) GemmKernel(const PortableGemm p)
   }
 }
 
-// Exp2 of simd/lanes16-inl.h.
-__device__ float Exp2(float x) {
-  const float clamped = fmaxf(x, -126.0f);
-  const float n = rintf(clamped), f = clamped - n;
-  float p = 1.5403530393381608e-4f;
-  p = fmaf(p, f, 1.3333558146428443e-3f);
-  p = fmaf(p, f, 9.6181291076284772e-3f);
-  p = fmaf(p, f, 5.5504108664821580e-2f);
-  p = fmaf(p, f, 2.4022650695910071e-1f);
-  p = fmaf(p, f, 6.9314718055994531e-1f);
-  p = fmaf(p, f, 1.0f);
-  const float scaled = __int_as_float(__float_as_int(p) + (static_cast<int>(n) << 23));
-  return x >= -126.0f ? scaled : 0.0f;
-}
-
 __global__ void SiluMulKernel(const float* gate_up, float* out, int64_t count, int width) {
   constexpr float kLog2E = 1.4426950408889634f;
   for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < count;
@@ -114,7 +99,7 @@ __global__ void SiluMulKernel(const float* gate_up, float* out, int64_t count, i
     const float* at = gate_up + i / width * 2 * width + i % width;
     // A gate that is not a number stays so.
     const float gate = at[0] < -87.0f ? -87.0f : at[0];
-    out[i] = gate / (1.0f + Exp2(gate * -kLog2E)) * at[width];
+    out[i] = gate / (1.0f + CpuExp2(gate * -kLog2E)) * at[width];
   }
 }
 

@@ -8,6 +8,8 @@
 
 #include "base/half.h"
 #include "cuda/attention/cache_view.h"
+#include "cuda/device_weights.h"
+#include "cuda/experts/routing.h"
 #include "oscar/status.h"
 
 namespace oscar::cuda {
@@ -27,6 +29,24 @@ struct PortableGemm {
   bool add = false;  // to what is there
 };
 Status LaunchPortableGemm(const PortableGemm& product, Stream stream);
+
+// The same of a layer's experts, each with the rows that go to it (Routing).
+struct PortableGroupedGemm {
+  const PortableMatrix* experts = nullptr;  // [experts], device: [outputs, inputs] each
+  int outputs = 0, inputs = 0;
+  const float* x = nullptr;           // [*, inputs]
+  const int32_t* x_rows = nullptr;    // of x, by place; null: the place itself
+  const ExpertTile* tiles = nullptr;  // of at most kPortableTileRows
+  const int32_t* num_tiles = nullptr;
+  int max_tiles = 0;
+  float* out = nullptr;  // [places, outputs]
+};
+inline constexpr int kPortableTileRows = 64;
+Status LaunchPortableGroupedGemm(const PortableGroupedGemm& product, Stream stream);
+
+// A router's scores [rows, experts] of normed rows: logits, then softmax or sigmoid.
+Status LaunchPortableScores(const float* x, const float* router, RouterScore kind, float* scores,
+                            int rows, int hidden, int num_experts, Stream stream);
 
 // out[r][i] = silu(gate_up[r][i]) * gate_up[r][width + i].
 Status LaunchPortableSiluMul(const float* gate_up, float* out, int rows, int width, Stream stream);

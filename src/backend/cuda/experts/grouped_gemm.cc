@@ -1,0 +1,26 @@
+#include "cuda/experts/grouped_gemm.h"
+
+namespace oscar::cuda {
+
+int TileRowsFor(const ExpertsSpec& experts, int rows, bool fp8, bool invariant) {
+  // A tile of 8 holds all rows that any expert may have.
+  if (rows <= 8) return 8;
+  const int mean = rows * experts.experts_per_token / experts.num_experts;
+  // Up to 16 rows per expert the weights are read about once; beyond, the skinny kernel reads them
+  // once for every 16, out of the L2 as a rule, while tiles of 64 waste at most 3 of 4 MMAs.
+  if (invariant || mean <= kSkinnyTileRows) return kSkinnyTileRows;
+  return !fp8 && mean >= 96 ? 128 : 64;
+}
+
+Status LaunchGroupedGemm(const GroupedGemm& args, int tile_rows, Stream stream) {
+  if (args.max_tiles <= 0) return {};
+  const bool fp8 = args.matrix.is_fp8();
+  if (args.num_experts < 1 || args.matrix.outputs % args.num_experts != 0 ||
+      args.matrix.inputs != PaddedInputs(args.matrix.inputs, fp8) || args.out_stride % 2 != 0) {
+    return InvalidArgument("a GEMM of experts takes matrices of one shape with padded inputs");
+  }
+  return tile_rows <= kSkinnyTileRows ? LaunchGroupedSkinny(args, tile_rows, stream)
+                                      : LaunchGroupedTiles(args, tile_rows, stream);
+}
+
+}  // namespace oscar::cuda

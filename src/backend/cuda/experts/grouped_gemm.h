@@ -1,0 +1,54 @@
+// GEMMs of a layer's experts, each with the rows that go to it: one launch for all of them, whose
+// work is read from the device (Routing). A row's result depends on the row, its expert and the
+// kernel alone.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/experts/routing.h"
+#include "cuda/gemm/gemm_arguments.h"
+#include "oscar/status.h"
+
+namespace oscar::cuda {
+
+// Inputs of an expert's matrix are padded with zeros to a multiple of this: whole steps of kernels.
+constexpr int PaddedInputs(int inputs, bool fp8) {
+  const int unit = fp8 ? kScaleInputs : 64;
+  return (inputs + unit - 1) / unit * unit;
+}
+
+struct GroupedGemm {
+  // Rows of all experts, one expert after another. kSiluMul: an expert's gates, then its ups.
+  DeviceMatrix matrix;
+  int num_experts = 0;
+  const Bf16* x = nullptr;          // [*, matrix.inputs]; FP8 matrices: times 2^60
+  const int32_t* x_rows = nullptr;  // of x, by place; null: the place itself
+  const ExpertTile* tiles = nullptr;
+  const int32_t* num_tiles = nullptr;
+  int max_tiles = 0;  // no more than that
+  void* out =
+      nullptr;  // [places, out_stride]: kFloat, or kSiluMul in BF16, zeros beyond the outputs
+  int out_stride = 0;
+  bool raise = false;  // kSiluMul: times 2^60
+  GemmOutput output = GemmOutput::kFloat;
+
+  int outputs() const {
+    const int rows = matrix.outputs / num_experts;
+    return output == GemmOutput::kSiluMul ? rows / 2 : rows;
+  }
+};
+
+// Rows of a tile that suit so many pairs: at most kSkinnyTileRows for LaunchGroupedSkinny, else for
+// LaunchGroupedTiles. `invariant`: one order of sums for any number of rows.
+inline constexpr int kSkinnyTileRows = 16;
+int TileRowsFor(const ExpertsSpec& experts, int rows, bool fp8, bool invariant);
+
+// By the kernel that tile_rows says. Asynchronous; may be captured.
+Status LaunchGroupedGemm(const GroupedGemm& args, int tile_rows, Stream stream);
+
+// Few rows per expert, at the speed of reading the weights of those that are touched.
+Status LaunchGroupedSkinny(const GroupedGemm& args, int tile_rows, Stream stream);
+// Tiles of 64 rows, or 128 of BF16 weights, on tensor cores.
+Status LaunchGroupedTiles(const GroupedGemm& args, int tile_rows, Stream stream);
+
+}  // namespace oscar::cuda
