@@ -193,10 +193,12 @@ int64_t CountTokens(const std::vector<std::vector<int32_t>>& sequences) {
   return count;
 }
 
-KvPlanOptions ErrorPlan(const std::string& method, int group_dims) {
+KvPlanOptions ErrorPlan(const ModelSpec& spec, const std::string& method, int group_dims) {
   KvPlanOptions options;
   options.method = method;
-  options.sink = 0, options.recent = 0;  // every token counts
+  // Every token counts, but for those that layers with a window see open.
+  options.sink = 0;
+  options.recent = static_cast<int>(PagesOf(spec.max_window()) * kPageTokens);
   if (group_dims > 0) options.group_dims = group_dims;
   return options;
 }
@@ -224,7 +226,7 @@ Status MeasureErrors(LoadedModel& model, const std::vector<std::vector<int32_t>>
                          LayerErrorProbe::Capture(model, ErrorSequences(sequences)));
   const auto measure = [&](const std::string& label, const std::string& method,
                            bool rotated) -> Status {
-    KvPlanOptions options = ErrorPlan(method, group_dims);
+    KvPlanOptions options = ErrorPlan(model.spec(), method, group_dims);
     if (rotated) options.rotation = out.rotation;
     OSCAR_ASSIGN_OR_RETURN(const std::unique_ptr<KvPlan> plan,
                            KvPlan::Make(model.spec(), options, simd::WriteBlock));
@@ -253,7 +255,8 @@ Result<Calibration> Calibrate(const CalibrateOptions& options) {
   // A group that pages do not have is better found before the fit than after.
   OSCAR_ASSIGN_OR_RETURN(
       const std::unique_ptr<KvPlan> plan,
-      KvPlan::Make(model->spec(), ErrorPlan("naive", options.group_dims), simd::WriteBlock));
+      KvPlan::Make(model->spec(), ErrorPlan(model->spec(), "naive", options.group_dims),
+                   simd::WriteBlock));
   OSCAR_ASSIGN_OR_RETURN(const Tokenizer tokenizer, Tokenizer::Load(model->directory()));
   Result<ChatTemplate> chat = ChatTemplate::Load(model->directory());
   if (!chat.has_value() && chat.error().code() != StatusCode::kNotFound) {

@@ -221,7 +221,7 @@ void PrefixStore::Remember(File file) {
   pages_[added.hash] = std::prev(files_.end());
   uint64_t parent = added.parent;
   for (int64_t left = added.index; left > 0; --left) {
-    const auto at = pages_.find(parent);
+    const auto at = FindPage(parent);
     if (at == pages_.end()) break;
     files_.splice(files_.end(), files_, at->second);
     parent = at->second->parent;
@@ -296,10 +296,12 @@ void PrefixStore::Flush() {
 }
 
 Status PrefixStore::Write(const PageRecord& record) {
-  if (record.index > 0 && !pages_.contains(record.parent)) {
+  if (record.index > 0 && FindPage(record.parent) == pages_.end()) {
     // Nothing would ever lead to it. Where its parent may come again, so may it.
     const std::lock_guard lock(mutex_);
-    if (!known_.contains(record.parent)) known_.erase(record.hash);
+    if (!known_.contains(record.parent) && !known_.contains(record.parent ^ kWindowPage)) {
+      known_.erase(record.hash);
+    }
     return {};
   }
   const std::string bytes = FormatPageFile(record, options_.format.key);

@@ -79,6 +79,11 @@ class PrefixStore {
     uint64_t hash = 0;
     int64_t index = 0;
   };
+  // The file of the page with this hash, sealed or else open (kWindowPage).
+  std::unordered_map<uint64_t, std::list<File>::iterator>::iterator FindPage(uint64_t hash) {
+    const auto found = pages_.find(hash);
+    return found != pages_.end() ? found : pages_.find(hash ^ kWindowPage);
+  }
   void Remember(File file);
   // Back to the limit; `written` is the page that was just written, if any.
   void Trim(uint64_t written);

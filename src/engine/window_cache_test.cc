@@ -24,13 +24,14 @@ std::string Config() {
 }
 
 struct WindowModel {
-  explicit WindowModel(const std::string& kv = "oscar+", uint64_t memory = uint64_t{1} << 28) {
+  explicit WindowModel(const std::string& kv = "oscar+", uint64_t memory = uint64_t{1} << 28,
+                       int recent = 64) {
     ModelOptions options;
     options.model = checkpoint.path();
     options.kv = kv;
     options.device = Device::kCpu;
     options.prefill_cell = 128;
-    if (kv != "bf16") options.recent = 64;
+    if (kv != "bf16") options.recent = recent;
     options.kv_memory = memory;
     options.num_threads = 2;
     auto made = LoadedModel::Load(options);
@@ -179,6 +180,26 @@ TEST(WindowCache, PrefixesAreFoundWhereTheWindowIsKept) {
       EXPECT_GE(cached, 320);
       EXPECT_LE(cached, 331);  // rows of a page that the one before left open
     }
+  }
+  std::filesystem::remove_all(folder);
+}
+
+// Pages that were open where a sequence ended, between the sealed ones and what windows see.
+TEST(WindowCache, OpenPagesSurviveARestart) {
+  const auto folder = std::filesystem::path(testing::TempDir()) /
+                      ("oscar_window_open_" + std::to_string(::getpid()));
+  const std::vector<int32_t> prompt = Ids(430, 3);
+  std::vector<int32_t> next;
+  for (const bool restarted : {false, true}) {
+    WindowModel model("oscar+", uint64_t{1} << 28, /*recent=*/192);
+    EngineServiceOptions options;
+    options.prefix_dir = folder;
+    auto service = MakeEngineService(model.loaded->model(), model.loaded->pool(),
+                                     model.loaded->threads(), options);
+    const Answer answer = Collect(**service->Submit(Greedy(restarted ? next : prompt, 90)));
+    ASSERT_TRUE(answer.finished) << answer.status.ToString();
+    EXPECT_EQ(answer.cached_tokens, restarted ? 512 : 0);
+    next = Join(Join(prompt, answer.tokens), Ids(20, 4));
   }
   std::filesystem::remove_all(folder);
 }
