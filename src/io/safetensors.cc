@@ -12,6 +12,7 @@
 
 #include "base/error_text.h"
 #include "base/json.h"
+#include "io/limits.h"
 
 namespace oscar {
 namespace {
@@ -19,7 +20,6 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr std::string_view kMetadataKey = "__metadata__";
-constexpr size_t kMaxRank = 32;
 constexpr uint64_t kMaxIndexBytes = 64 << 20;
 constexpr size_t kLengthBytes = 8;
 

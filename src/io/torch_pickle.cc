@@ -12,13 +12,13 @@
 #include <utility>
 
 #include "base/error_text.h"
+#include "io/limits.h"
 #include "io/utf8.h"
 
 namespace oscar {
 namespace {
 
 constexpr size_t kMaxStack = 1 << 20;
-constexpr size_t kMaxRank = 32;
 constexpr size_t kMaxKeyBytes = 200;
 
 enum class GlobalKind : uint8_t { kRebuildV2, kRebuildV3, kOrderedDict, kStorage, kDType };

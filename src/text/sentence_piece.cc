@@ -5,6 +5,8 @@
 #include <initializer_list>
 #include <nlohmann/json.hpp>
 
+#include "text/json_keys.h"
+
 namespace oscar {
 namespace {
 
@@ -15,19 +17,6 @@ constexpr std::string_view kMark = "\xE2\x96\x81";  // U+2581
 std::string TypeOf(const json& node) {
   const auto it = node.is_object() ? node.find("type") : node.end();
   return node.is_object() && it != node.end() && it->is_string() ? it->get<std::string>() : "";
-}
-
-Status CheckKeys(const json& node, std::string_view where,
-                 std::initializer_list<std::string_view> known) {
-  for (const auto& [key, value] : node.items()) {
-    bool found = false;
-    for (const std::string_view name : known) found = found || name == key;
-    if (!found) {
-      return Unimplemented(
-          fmt::format("{}: \"{}\" is not a setting this version knows", where, key));
-    }
-  }
-  return {};
 }
 
 // The steps of a Sequence, a single step, or none.

@@ -12,6 +12,7 @@
 
 #include "base/error_text.h"
 #include "base/json.h"
+#include "text/json_keys.h"
 #include "text/unicode.h"
 
 namespace oscar {
@@ -22,20 +23,6 @@ using nlohmann::json;
 constexpr size_t kMaxAddedTokens = 65536;
 constexpr size_t kMaxAddedTokenBytes = 1024;
 constexpr int kMaxDepth = 8;
-
-Status CheckKeys(const json& object, std::string_view where,
-                 std::initializer_list<std::string_view> known) {
-  if (!object.is_object()) {
-    return DataLoss(fmt::format("{} must be an object, not {}", where, object.type_name()));
-  }
-  for (const auto& [key, value] : object.items()) {
-    if (std::find(known.begin(), known.end(), key) == known.end()) {
-      return Unimplemented(
-          fmt::format("{}: \"{}\" is not a setting this version knows", where, key));
-    }
-  }
-  return {};
-}
 
 // A missing key and null read as `fallback`.
 Result<bool> Bool(const json& object, const char* key, bool fallback, std::string_view where) {

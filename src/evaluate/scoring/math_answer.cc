@@ -11,8 +11,6 @@ namespace {
 
 constexpr size_t kMaxLine = 1024;  // of a statement of the answer
 
-bool IsSpace(char c) { return c == ' ' || c == '\n' || c == '\t' || c == '\r'; }
-
 char At(std::string_view text, size_t at) { return at < text.size() ? text[at] : '\0'; }
 
 bool EqualsIgnoringCase(std::string_view text, std::string_view lower) {
@@ -197,11 +195,11 @@ void VisitFormulas(std::string_view text, const Visit& visit) {
     const char after = At(text, i + width);
     const bool is_open = open != std::string_view::npos && closer == '$';
     // Display formulas may stand on lines of their own.
-    if (is_open && (width == 2 || (!IsSpace(text[i - 1]) && !IsMathDigit(after)))) {
+    if (is_open && (width == 2 || (!IsMathSpace(text[i - 1]) && !IsMathDigit(after)))) {
       const Formula formula{StripSpace(text.substr(open, i - open)), i + width};
       open = std::string_view::npos;
       if (!formula.inside.empty() && !visit(formula)) return;
-    } else if (after != '\0' && (width == 2 || !IsSpace(after))) {
+    } else if (after != '\0' && (width == 2 || !IsMathSpace(after))) {
       open = i + width;
       closer = '$';
     }
@@ -353,12 +351,12 @@ std::optional<std::string> LastBoxed(std::string_view output) {
   size_t last = 0;                     // after the last byte that is no space
   for (size_t i = 0; i < output.size(); ++i) {
     const char c = output[i];
-    if (IsSpace(c)) continue;
+    if (IsMathSpace(c)) continue;
     const std::string_view before = output.substr(0, last);
     last = i + 1;
     const bool starts = c == '{' || IsMathDigit(c);
     const bool is_box = starts && (before.ends_with("\\boxed") || before.ends_with("\\fbox"));
-    if (c == '\\' && i + 1 < output.size() && !IsSpace(output[i + 1])) {
+    if (c == '\\' && i + 1 < output.size() && !IsMathSpace(output[i + 1])) {
       last = ++i + 1;
     } else if (c == '{') {
       braces.push_back({i + 1, is_box});

@@ -11,8 +11,6 @@ namespace {
 // Stands where text between two parts of a formula was: what is left is no expression.
 constexpr char kGap = '\x01';
 
-bool IsSpace(char c) { return c == ' ' || c == '\n' || c == '\t' || c == '\r'; }
-
 void ReplaceAll(std::string& text, std::string_view from, std::string_view to) {
   for (size_t at = text.find(from); at != std::string::npos; at = text.find(from, at + to.size())) {
     text.replace(at, from.size(), to);
@@ -187,7 +185,7 @@ void ResolveScales(std::string& text) {
 
 // Whether what stands at `at` would go on a formula without a sign between.
 bool StartsOperand(std::string_view text, size_t at) {
-  while (at < text.size() && IsSpace(text[at])) ++at;
+  while (at < text.size() && IsMathSpace(text[at])) ++at;
   if (at >= text.size()) return false;
   if (IsMathDigit(text[at]) || IsMathLetter(text[at]) || text[at] == '.') return true;
   for (const std::string_view name : {"\\frac", "\\dfrac", "\\sqrt", "\\pi"}) {
@@ -272,7 +270,7 @@ std::string TakeModulus(std::string& text) {
     if (at == std::string::npos || at == 0) continue;
     std::string modulus;
     for (char c : std::string_view(text).substr(at + name.size())) {
-      if (!IsSpace(c) && c != '{' && c != '}' && c != '(' && c != ')') modulus += c;
+      if (!IsMathSpace(c) && c != '{' && c != '}' && c != '(' && c != ')') modulus += c;
     }
     text.resize(at);
     ReplaceCommand(text, "\\equiv", "=");
@@ -330,8 +328,8 @@ void StripWords(std::string& text) {
   const size_t equals = text.find('=');
   if (equals == std::string::npos || text.find('=', equals + 1) != std::string::npos) return;
   const std::string_view left = StripSpace(std::string_view(text).substr(0, equals));
-  if (HasWord(left) &&
-      std::all_of(left.begin(), left.end(), [](char c) { return IsMathLetter(c) || IsSpace(c); })) {
+  if (HasWord(left) && std::all_of(left.begin(), left.end(),
+                                   [](char c) { return IsMathLetter(c) || IsMathSpace(c); })) {
     text.erase(0, equals + 1);
   }
 }
@@ -339,8 +337,8 @@ void StripWords(std::string& text) {
 }  // namespace
 
 std::string_view StripSpace(std::string_view text) {
-  while (!text.empty() && IsSpace(text.front())) text.remove_prefix(1);
-  while (!text.empty() && IsSpace(text.back())) text.remove_suffix(1);
+  while (!text.empty() && IsMathSpace(text.front())) text.remove_prefix(1);
+  while (!text.empty() && IsMathSpace(text.back())) text.remove_suffix(1);
   return text;
 }
 

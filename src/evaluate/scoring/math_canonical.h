@@ -11,6 +11,9 @@ namespace oscar {
 
 inline constexpr size_t kMaxMathAnswer = 4096;
 
+// The spaces of TeX.
+inline bool IsMathSpace(char c) { return c == ' ' || c == '\n' || c == '\t' || c == '\r'; }
+
 struct CanonicalMath {
   std::string text;
   std::string without_unit;  // text less a unit of one letter ("5 m"), which may be a variable

@@ -9,8 +9,6 @@
 namespace oscar {
 namespace {
 
-bool IsSpace(char c) { return c == ' ' || (c >= '\t' && c <= '\r'); }
-
 // The first match of (?i)Answer\s*:\s*([A-D]), the published pattern.
 std::string ChosenLetter(std::string_view text) {
   std::string upper(text);

@@ -15,7 +15,6 @@ namespace {
 constexpr size_t kMaxWords = 2000;
 constexpr size_t kMaxCodeLine = 4096;
 
-bool IsSpace(char c) { return c == ' ' || (c >= '\t' && c <= '\r'); }
 bool IsDigit(char c) { return c >= '0' && c <= '9'; }
 bool IsPunctuation(char c) {
   return (c >= '!' && c <= '/') || (c >= ':' && c <= '@') || (c >= '[' && c <= '`') ||

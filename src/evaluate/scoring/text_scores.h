@@ -9,6 +9,8 @@
 
 namespace oscar {
 
+inline bool IsSpace(char c) { return c == ' ' || (c >= '\t' && c <= '\r'); }
+
 // F1 over words in lower case without punctuation and articles.
 double TokenF1(std::string_view prediction, std::string_view reference);
 // F of the longest common subsequences of sentences, over sets of words, as the Python package

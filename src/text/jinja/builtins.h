@@ -17,6 +17,9 @@ namespace oscar::jinja {
 
 class Interpreter;
 
+// Text that is decoded and looked at, character by character: what a step pays for.
+inline constexpr size_t kReadBytesPerStep = 4;
+
 struct Arguments {
   std::vector<Value> positional;
   std::vector<std::pair<std::string, Value>> keywords;

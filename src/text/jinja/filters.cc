@@ -15,9 +15,6 @@
 namespace oscar::jinja {
 namespace {
 
-// Text that is decoded and looked at, character by character.
-constexpr size_t kReadBytesPerStep = 4;
-
 using Args = std::vector<std::optional<Value>>;
 
 Result<Value> Text(Interpreter& in, const Value& input, const Arguments& arguments,

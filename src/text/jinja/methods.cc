@@ -16,7 +16,6 @@ namespace {
 constexpr int64_t kMaxRange = 100'000;  // the sandbox's own limit
 
 constexpr size_t kCopiedBytesPerStep = 64;
-constexpr size_t kReadBytesPerStep = 4;  // decoded and looked at, character by character
 
 bool Contains(std::initializer_list<std::string_view> names, std::string_view name) {
   return std::find(names.begin(), names.end(), name) != names.end();
