@@ -156,7 +156,9 @@ Result<DecodeBenchRow> RunDecodeBench(LoadedModel& loaded, int64_t context, int 
     row.experts_per_layer =
         static_cast<double>(experts) / static_cast<double>(after.layers - before.layers);
   }
-  row.kv_bytes = static_cast<uint64_t>(batch) * kv.StoredBytes(context);
+  // A state is read and written.
+  row.kv_bytes =
+      static_cast<uint64_t>(batch) * (kv.StoredBytes(context) + 2 * kv.cache().state.bytes());
   row.bytes_per_second = static_cast<double>(row.bytes()) / row.seconds_per_step;
   return row;
 }

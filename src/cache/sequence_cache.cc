@@ -62,6 +62,13 @@ Status SequenceCache::Reserve(int64_t num_tokens) {
   return {};
 }
 
+Status SequenceCache::ImportState(const SequenceCache& from) {
+  OSCAR_CHECK(state_ && !state_.shared() && from.state_ && from.length_ == length_);
+  std::vector<std::byte> bytes(config_->state.bytes());
+  OSCAR_RETURN_IF_ERROR(from.pool_->Read(from.state_, bytes));
+  return pool_->Write(state_, bytes);
+}
+
 void SequenceCache::KeepSnapshot() {
   OSCAR_CHECK(state_ && (snapshots_.empty() || snapshots_.back().length < length_));
   snapshots_.push_back({length_, state_.Share()});

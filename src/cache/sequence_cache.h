@@ -111,6 +111,10 @@ class SequenceCache {
   // Drops those of at most `length` tokens.
   void ForgetSnapshots(int64_t length);
 
+  // Takes over the state of a sequence of as many tokens, from whatever memory it lies in; one of
+  // the same size. REQUIRES: after Reserve; not where it is shared.
+  Status ImportState(const SequenceCache& from);
+
   // Makes room for positions [length, length + num_tokens): allocates open pages, and gives the
   // sequence its own copy of a partly filled page, and of a state, that it shares. On
   // kResourceExhausted nothing has changed.

@@ -61,7 +61,9 @@ ordered_json ConfigToJson(const ModelConfig& config) {
   };
   if (!config.quantization_method.empty()) out["quantization"] = config.quantization_method;
   // What one token of context costs: the number people plan memory with.
-  const double elements = 2.0 * config.num_layers * config.num_kv_heads * config.head_dim;
+  const auto layers = static_cast<double>(config.num_layers) -
+                      static_cast<double>(config.linear.layers.size());  // those with a KV cache
+  const double elements = 2.0 * layers * config.num_kv_heads * config.head_dim;
   out["kv_bytes_per_token_bf16"] = elements * 2;
   out["kv_bytes_per_token_int2"] = elements * (2 + 32.0 / config.head_dim) / 8;
   return out;

@@ -76,21 +76,38 @@ Status Generator::Run(std::span<const int32_t> prompt, int64_t num_logits,
     return Exhausted(total, total);
   }
   Progress progress("reading the prompt", static_cast<uint64_t>(total - cache_.length()), "tokens");
-  PromptReader reader(model_, cache_, prompt, num_logits, chunk_);
-  while (!reader.done()) {
-    if (cancelled_.load(std::memory_order_relaxed)) return {StatusCode::kCancelled, "cancelled"};
-    const Status status = reader.ReadChunk();
-    if (status.code() == StatusCode::kResourceExhausted) return Exhausted(total, total);
-    OSCAR_RETURN_IF_ERROR(status);
-    tokens_.insert(tokens_.end(), reader.chunk().begin(), reader.chunk().end());
-    progress.Add(reader.chunk().size());
-    if (on_logits && !reader.logits().empty()) {
-      const size_t rows = reader.logits().size() / static_cast<size_t>(model_.spec().vocab_size);
-      on_logits(cache_.length() - static_cast<int64_t>(rows), reader.logits());
+  const auto read = [&](int64_t end, int64_t logits) -> Status {
+    PromptReader reader(model_, cache_, prompt.first(static_cast<size_t>(end)), logits, chunk_);
+    while (!reader.done()) {
+      if (cancelled_.load(std::memory_order_relaxed)) return {StatusCode::kCancelled, "cancelled"};
+      Status status = reader.ReadChunk();
+      if (status.code() == StatusCode::kResourceExhausted && DropSnapshots()) continue;
+      if (status.code() == StatusCode::kResourceExhausted) return Exhausted(total, total);
+      OSCAR_RETURN_IF_ERROR(status);
+      tokens_.insert(tokens_.end(), reader.chunk().begin(), reader.chunk().end());
+      progress.Add(reader.chunk().size());
+      if (on_logits && !reader.logits().empty()) {
+        const size_t rows = reader.logits().size() / static_cast<size_t>(model_.spec().vocab_size);
+        on_logits(cache_.length() - static_cast<int64_t>(rows), reader.logits());
+      }
     }
+    logits_ = reader.TakeLogits();
+    return {};
+  };
+  // A state cannot lose tokens: one is kept where the next prompt may differ, before the answer.
+  const int64_t whole = (total - 1) / kPageTokens * kPageTokens;
+  if (cache_.config().has_state() && whole > cache_.length()) {
+    OSCAR_RETURN_IF_ERROR(read(whole, std::max<int64_t>(0, num_logits - (total - whole))));
+    DropSnapshots();
+    cache_.KeepSnapshot();
   }
-  logits_ = reader.TakeLogits();
-  return {};
+  return read(total, num_logits);
+}
+
+bool Generator::DropSnapshots() {
+  if (cache_.snapshots().empty()) return false;
+  cache_.ForgetSnapshots(cache_.length());
+  return true;
 }
 
 Status Generator::Prefill(std::span<const int32_t> prompt, int64_t num_logits,
@@ -115,7 +132,10 @@ Result<std::span<const float>> Generator::Step(int32_t token) {
 
 Status Generator::Append(int32_t token, const std::optional<SampleParams>& sample) {
   const ForwardItem item{&cache_, {&token, 1}, /*is_prompt=*/false, /*num_logits=*/1};
-  const Status status = pass_.Run({&item, 1}, {&sample, 1});
+  Status status = pass_.Run({&item, 1}, {&sample, 1});
+  if (status.code() == StatusCode::kResourceExhausted && DropSnapshots()) {
+    status = pass_.Run({&item, 1}, {&sample, 1});
+  }
   return status.code() == StatusCode::kResourceExhausted
              ? Exhausted(cache_.length(), cache_.length() + 1)
              : status;

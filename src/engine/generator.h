@@ -69,6 +69,7 @@ class Generator {
 
  private:
   Status Run(std::span<const int32_t> prompt, int64_t num_logits, const OnLogits& on_logits);
+  bool DropSnapshots();  // false: there were none
   int64_t ReusePrefix(std::span<const int32_t> prompt, int64_t num_logits);
   // Why `total` tokens, the first `prompt` of them read as a prompt, do not fit the budget.
   Status Exhausted(int64_t prompt, int64_t total) const;

@@ -140,6 +140,23 @@ TEST_P(HybridTest, TheStateCountsAgainstTheBudget) {
   EXPECT_FALSE(tiny.model->CanReadByLayer());
 }
 
+// `oscar chat` with a template that rewrites the last answer: what lies before it is not read
+// again.
+TEST_P(HybridTest, AGeneratorGoesBackToThePromptsLastWholePage) {
+  TinyModel tiny(checkpoint_.path(), SmallWindows());
+  Generator generator(*tiny.model, *tiny.pool);
+  GenerateRequest request;
+  request.prompt = SomeIds(150);
+  request.sampling.temperature = 0.0f;
+  request.max_tokens = 20;
+  ASSERT_TRUE(generator.Generate(request).has_value());
+  request.prompt = Joined(FirstOf(request.prompt, 140), SomeIds(30, 8));
+  const auto second = generator.Generate(request);
+  ASSERT_TRUE(second.has_value());
+  EXPECT_EQ(second->reused_tokens, 128);
+  EXPECT_EQ(second->tokens, tiny.Greedy(request.prompt, 20));
+}
+
 // The next turn of a chat computes its new tokens and the one that was never computed, and answers
 // as if the conversation had not been interrupted.
 TEST_P(HybridTest, AFollowUpComputesOnlyWhatIsNew) {

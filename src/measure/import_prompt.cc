@@ -82,7 +82,7 @@ Status ImportPrompt(const SequenceCache& from, const KvPlan& plan, int num_layer
     OSCAR_RETURN_IF_ERROR(to.pool().Write(to.page(start / kPageTokens), written));
     to.Advance(count);
   }
-  return {};
+  return to.config().has_state() && to.length() > 0 ? to.ImportState(from) : Status();
 }
 
 }  // namespace oscar

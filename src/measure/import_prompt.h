@@ -10,7 +10,8 @@
 namespace oscar {
 
 // Copies a shared prompt into an empty cache of another plan: rows are rotated as the plan says and
-// rounded to BF16 once more. Values that the plan's weights would give rotated are rotated here.
+// rounded to BF16 once more. Values that the plan's weights would give rotated are rotated here. A
+// recurrent state comes as it is.
 Status ImportPrompt(const SequenceCache& from, const KvPlan& plan, int num_layers, int kv_heads,
                     int head_dim, ThreadPool& threads, SequenceCache& to);
 
