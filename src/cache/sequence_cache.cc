@@ -266,12 +266,11 @@ int64_t SequenceCache::Trim(int64_t length) {
       if (TrimmedLength(length) == length) break;
       length = TrimmedLength(length);
     }
-    if (length == 0) {
-      snapshots_.clear();
-      state_.Reset();
-    } else {
-      state_ = snapshots_.back().state.Share();
-    }
+    if (length > 0) state_ = snapshots_.back().state.Share();
+  }
+  if (length == 0) {  // also one that was reserved and never used
+    snapshots_.clear();
+    state_.Reset();
   }
   const auto kept = static_cast<size_t>(PagesOf(length));
   pages_.resize(kept);
