@@ -176,6 +176,8 @@ TEST_P(HybridTest, AFollowUpComputesOnlyWhatIsNew) {
     request.sampling.temperature = 0.0f;
     request.max_tokens = 30;
     EXPECT_EQ(answer.tokens, uninterrupted.Generate(request)->tokens) << turn;
+    // Figures are published when the step is over, which is after its answer.
+    ASSERT_TRUE(Eventually([&] { return service->Stats().running == 0; }));
     const uint64_t sum = service->Stats().batch_tokens.sum;
     EXPECT_EQ(sum - computed, turn + answer.tokens.size() - 1 + (known == 0 ? 0 : 1)) << turn;
     computed = sum;
