@@ -11,7 +11,7 @@
 #include "engine/loaded_model.h"
 #include "engine/page_budget.h"
 #include "engine/scheduler.h"
-#include "engine/tiny_checkpoint.h"
+#include "engine/tiny_model.h"
 
 namespace oscar {
 namespace {
@@ -259,6 +259,27 @@ TEST(WindowCache, ATightPoolGivesTheSameAnswers) {
       EXPECT_LE(model.loaded->pool().peak_bytes(), budget);
     }
   }
+}
+
+// A cell that goes through one layer after the other gives the same tokens.
+TEST(WindowCache, ReadingByLayerIsTheSame) {
+  const TinyCheckpoint checkpoint(Config());
+  KvPlanOptions kv;
+  kv.recent = 64;
+  kv.prefill_cell = 1024;
+  TinyModel roomy(checkpoint.path(), kv);
+  ASSERT_TRUE(roomy.status.ok()) << roomy.status.ToString();
+  const CacheConfig& config = roomy.plan->cache();
+  const std::vector<int32_t> ids = Ids(1500, 5);
+  const uint64_t peak = PeakBytes(config, 1500, 1520, Reading::kByLayer);
+  ASSERT_LT(peak, PeakBytes(config, 1500, 1520));
+  TinyModel tight(checkpoint.path(), kv, 2, {}, false, peak);
+  auto service = MakeEngineService(*tight.model, *tight.pool, tight.threads, {});
+  const Answer answer = Collect(**service->Submit(Greedy(ids, 20)));
+  EXPECT_TRUE(answer.finished) << answer.status.ToString();
+  EXPECT_EQ(answer.tokens, roomy.Greedy(ids, 20));
+  EXPECT_LE(tight.pool->peak_bytes(), peak);
+  EXPECT_TRUE(Eventually([&] { return service->Stats().cells_by_layer == 2; }));
 }
 
 // A rotation for the layers that quantise, with gaps in its ids, and one for all of them.
