@@ -104,7 +104,8 @@ TEST(HeadBlocks, SayWhereAPageHasThem) {
   EXPECT_EQ(heads[2].k, BlockKind::kInt3);
   EXPECT_EQ(heads[2].v, BlockKind::kInt4);
   const cuda::AttentionShape shape{.num_q_heads = 12, .num_kv_heads = 3};
-  EXPECT_EQ(cuda::LargestBlock(shape, std::vector<cuda::HeadBlocks>{heads}), 64 * 128 * 7 / 8 + 512);
+  EXPECT_EQ(cuda::LargestBlock(shape, std::vector<cuda::HeadBlocks>{heads}),
+            64 * 128 * 7 / 8 + 512);
   EXPECT_TRUE(cuda::CheckHeads(shape, heads).ok());
   EXPECT_FALSE(cuda::CheckHeads({}, heads).ok());
 }
@@ -171,6 +172,21 @@ TEST(CudaPageBudget, FitsTheBytesItWasMadeFrom) {
   }
 }
 
+ExpertsSpec ExpertsOf(int count, int per_token, int shared) {
+  ExpertsSpec experts;
+  experts.num_experts = count;
+  experts.experts_per_token = per_token;
+  experts.intermediate = 31;  // any width
+  experts.shared_intermediate = shared;
+  return experts;
+}
+
+TEST(CheckCudaPlan, TakesExperts) {
+  ModelSpec spec = Spec();
+  spec.layers[1].feed_forward = ExpertsOf(512, 32, 64);
+  EXPECT_TRUE(Check(spec, "oscar+").ok());
+}
+
 // --device auto goes to the CPU with these, in place of failing when half of the model is loaded.
 TEST(CheckCudaPlan, RefusesWhatNoKernelTakes) {
   struct Case {
@@ -183,6 +199,11 @@ TEST(CheckCudaPlan, RefusesWhatNoKernelTakes) {
       {[](ModelSpec* s) { s->hidden = 18432; }, "hidden size 18432"},
       {[](ModelSpec* s) { s->hidden = 1026; }, "hidden size 1026"},
       {[](ModelSpec* s) { s->layers[2].feed_forward = DenseSpec{4098}; }, "intermediate size 4098"},
+      {[](ModelSpec* s) { s->layers[2].feed_forward = ExpertsOf(513, 8, 0); }, "513 experts"},
+      {[](ModelSpec* s) { s->layers[2].feed_forward = ExpertsOf(64, 33, 0); },
+       "33 experts per token"},
+      {[](ModelSpec* s) { s->layers[2].feed_forward = ExpertsOf(64, 8, 4098); },
+       "intermediate size 4098"},
   };
   for (const Case& item : cases) {
     ModelSpec spec = Spec();
