@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstdlib>
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -508,7 +509,7 @@ Status CheckOptions(const ServeBenchOptions& options, const std::set<std::string
     }
     return {};
   };
-  const bool is_remote = given.contains("--url"), is_open = given.contains("--rate");
+  const bool is_remote = !options.url.empty(), is_open = !options.rates.empty();
   OSCAR_RETURN_IF_ERROR(refuse_if(is_remote, of_own_server, "for a server of its own, not --url"));
   OSCAR_RETURN_IF_ERROR(refuse_if(!is_remote, {"--api-key", "--served-model"}, "only with --url"));
   OSCAR_RETURN_IF_ERROR(refuse_if(is_open, {"--clients", "--rounds"},
@@ -517,7 +518,8 @@ Status CheckOptions(const ServeBenchOptions& options, const std::set<std::string
   OSCAR_RETURN_IF_ERROR(refuse_if(options.workload.dataset != Dataset::kRandom,
                                   {"--prompt-tokens", "--max-tokens"},
                                   "the lengths of sharegpt-like are its own; leave it out"));
-  return refuse_if(!given.contains("--beside"), {"--beside-max-tokens"}, "only with --beside");
+  return refuse_if(options.beside_prompt_tokens == 0, {"--beside-max-tokens"},
+                   "only with --beside");
 }
 
 constexpr char kFooter[] = R"(Examples:
@@ -653,7 +655,10 @@ void AddServeBench(CLI::App& bench, RunFunction& run) {
   command->callback([options, command, of_own_server, &run] {
     std::set<std::string> given;
     for (const CLI::Option* option : command->get_options()) {
-      if (option->count() > 0) given.insert(option->get_name());
+      // A variable is for every command, and may be meant for another one.
+      const std::string variable = option->get_envname();
+      const bool is_set = !variable.empty() && std::getenv(variable.c_str()) != nullptr;
+      if (option->count() > 0 && !is_set) given.insert(option->get_name());
     }
     run = [options, given, of_own_server]() -> Status {
       OSCAR_RETURN_IF_ERROR(CheckOptions(*options, given, of_own_server));
