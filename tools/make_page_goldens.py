@@ -4,6 +4,8 @@ src/quant/row_quantizer.h by an implementation that shares no code with the proj
 
   python3 tools/make_page_goldens.py tests/data/pages
 
+Keys that are not rows (groups along tokens, codebooks) have files and a function of their own, form_page; V there is 2 bits, min/max.
+
 Rows are sums of four hashed integers over 64, exactly representable in BF16 and roughly Gaussian.
 K uses oscar+ (MSE fit, unbiased), V the quantile clip at 0.92.
 """
@@ -159,6 +161,113 @@ def page(bits, order, dim, group, v_bits=None):
     return out
 
 
+def store(words, width, order, dim, is_k, t, d, code):
+    w, shift = code_position(width, order, dim, is_k, t, d)
+    words[w] |= np.uint32(code << shift)
+
+
+def store_code(parts_of_side, bits, order, dim, is_k, t, d, code):
+    for target, (width, down) in zip(parts_of_side, parts(bits)):
+        store(target, width, order, dim, is_k, t, d, int(code) >> down & (2**width - 1))
+
+
+def quantise_affine(x, bits, rule):
+    """quant/affine_group.h: codes, scale, min of one group."""
+    top = F(2**bits - 1)
+    lo, hi = F(x.min()) + F(0), F(x.max()) + F(0)
+    if rule == "integer":
+        step = F(F(hi - lo) / top)
+        zero = np.rint(F(-lo / step))
+        codes = np.clip(np.rint((x * F(top / F(hi - lo))).astype(F) + zero), 0, top)
+        return codes.astype(np.uint32), fp16(step), fp16(F(-zero * step))
+    if rule == "floor":
+        return quantise_minmax(x, bits)
+    scale = max(fp16(F(F(hi - lo) / top)), np.float16(2.0**-24))
+    low = fp16(lo)
+    codes = np.rint(np.clip(((x - F(low)).astype(F) / F(scale)).astype(F), 0, top))
+    return codes.astype(np.uint32), scale, low
+
+
+LEVELS = {2: [38, 127], 3: [14, 45, 79, 127], 4: [6, 18, 31, 44, 58, 75, 96, 127]}
+UNITS = {2: 84.08267, 3: 59.01503, 4: 46.47586}
+# Lloyd-Max thresholds of N(0, 1): 0 and the positive ones, to six digits.
+THRESHOLDS = {2: [0, 0.981599], 3: [0, 0.500550, 1.049988, 1.747928]}
+
+
+def form_page(form, bits, rule, norm, group, order, dim, v_group):
+    """Blocks of one head, as many as are sealed together, joined. V is 2 bits, min/max."""
+    pages = 2 if group == 128 else 1
+    k = np.concatenate([rows(dim, 2 * p) for p in range(pages)])
+    values = [rows(dim, 2 * p + 1) for p in range(pages)]
+    boosted = dim // 8 if form == "mixed" else 0
+    words = [[np.zeros(TOKENS * dim * part // 32, dtype=np.uint32) for part, _ in parts(bits)] for _ in range(pages)]
+    boost = [np.zeros((boosted, TOKENS // 4), dtype=np.uint8) for _ in range(pages)]
+    k_meta = [b""] * pages
+    norms = [b""] * pages
+    if form == "codebook":
+        root = np.sqrt(F(dim))
+        for t in range(TOKENS):
+            n = np.sqrt(sum16((k[t] * k[t]).astype(F)))
+            u = ((k[t] / F(n + F(1e-8))).astype(F) * root).astype(F)
+            codes = sum((u > F(x)).astype(int) for x in THRESHOLDS[bits] + [-x for x in THRESHOLDS[bits][1:]])
+            level = np.array([-x for x in LEVELS[bits][::-1]] + LEVELS[bits])[codes]
+            fit = F(F(n * F(F(UNITS[bits]) * root)) / np.sqrt(F((level * level).sum())))
+            k_meta[0] += fp16(fit).tobytes()
+            for d in range(dim):
+                store_code(words[0], bits, order, dim, True, t, d, codes[d])
+    else:
+        if norm:
+            for t in range(len(k)):
+                n = np.sqrt(sum16((k[t] * k[t]).astype(F)))
+                norms[t // TOKENS] += n.tobytes()
+                k[t] = (k[t] / n).astype(F)
+        index = [255] * dim
+        if boosted:
+            sums = np.zeros(dim, dtype=F)
+            for t in range(len(k)):
+                sums = (sums + np.abs(k[t])).astype(F)
+            largest = sorted(np.argsort(-sums, kind="stable")[:boosted])
+            for i, d in enumerate(largest):
+                index[d] = i
+        half = dim // pages
+        width = min(group, TOKENS * pages)
+        for first in range(0, len(k), width):
+            pairs = []
+            for d in range(dim):
+                q, scale, low = quantise_affine(k[first : first + width, d], 4 if index[d] < 255 else bits, rule)
+                pairs.append((scale, low))
+                for i, code in enumerate(q):
+                    page, t = divmod(first + i, TOKENS)
+                    store_code(words[page], bits, order, dim, True, t, d, int(code) & (2**bits - 1))
+                    if index[d] < 255:
+                        boost[page][index[d], t // 4] |= np.uint8(int(code) >> 2 << t % 4 * 2)
+            for page in range(pages) if pages > 1 else [first // TOKENS]:
+                mine = np.array(pairs[page * half : (page + 1) * half] if pages > 1 else pairs, dtype=np.float16)
+                k_meta[page] += np.ascontiguousarray(mine if order == "tc" else mine.T).tobytes()
+        if boosted:
+            for page in range(pages):
+                k_meta[page] += bytes(index[page * half : (page + 1) * half])
+    out = b""
+    for page in range(pages):
+        v_words = np.zeros(TOKENS * dim * 2 // 32, dtype=np.uint32)
+        v_meta = b""
+        for g in range(dim // v_group):
+            plane = np.zeros((TOKENS, 2), dtype=np.float16)
+            for t in range(TOKENS):
+                q, scale, low = quantise_minmax(values[page][t, g * v_group : (g + 1) * v_group], 2)
+                plane[t] = (scale, low)
+                for i, code in enumerate(q):
+                    store(v_words, 2, order, dim, False, t, g * v_group + i, int(code))
+            if order == "tc":
+                plane = plane.reshape(8, 8, 2).transpose(1, 0, 2)
+            else:
+                plane = plane.T
+            v_meta += np.ascontiguousarray(plane).tobytes()
+        out += b"".join(part.tobytes() for part in words[page]) + boost[page].tobytes() + v_words.tobytes()
+        out += k_meta[page] + norms[page] + v_meta
+    return out
+
+
 def main():
     directory = sys.argv[1]
     os.makedirs(directory, exist_ok=True)
@@ -171,6 +280,15 @@ def main():
         name = f"b{bits}" + "".join(f"v{b}" for b in v_bits)
         with open(f"{directory}/{name}_{order}_d{dim}_g{group}.bin", "wb") as f:
             f.write(page(bits, order, dim, group, *v_bits))
+    for name, *form in [
+        ("channels", 2, "real", False, 32, "cpu", 64, 32), ("channels", 2, "integer", True, 32, "tc", 64, 32),
+        ("channels", 3, "integer", False, 64, "cpu", 64, 64), ("channels", 2, "real", False, 128, "cpu", 64, 64),
+        ("channels", 4, "integer", True, 128, "tc", 64, 64), ("mixed", 2, "floor", False, 128, "cpu", 64, 64),
+        ("codebook", 3, "", False, 0, "cpu", 64, 64), ("codebook", 2, "", False, 0, "tc", 128, 128),
+    ]:
+        bits, _, norm, group, order, dim, _ = form
+        with open(f"{directory}/{name}{group or ''}{'_norm' if norm else ''}_b{bits}_{order}_d{dim}.bin", "wb") as f:
+            f.write(form_page(name, *form))
 
 
 main()

@@ -27,8 +27,7 @@ struct CacheReport {
   uint64_t bytes = 0;             // of K and V as stored
   uint64_t bf16_bytes = 0;        // what the same tokens take in BF16
   double bits_per_element = 0.0;  // windows and metadata counted
-  bool simulated = false;         // the method's bytes are counted, but attention read BF16 copies
-  std::string method;             // "oscar+ (Hadamard), real, ..."
+  std::string method;             // "oscar+ (Hadamard), 2.25 history bits"
 };
 
 struct Completion {

@@ -8,71 +8,12 @@
 #include <utility>
 
 #include "base/check.h"
+#include "cache/method_layout.h"
 #include "cache/sequence_cache.h"
 #include "numeric/hadamard.h"
 
 namespace oscar {
 namespace {
-
-// Methods whose bytes are not pages: rows are encoded and decoded by the method's own quantisers
-// and kept as BF16 for attention ("simulated"; what they would take is in KvMethod::StoredBytes).
-class SimulatedSealer : public HostPageSealer {
- public:
-  SimulatedSealer(const KvMethod& method, const CacheConfig& config)
-      : HostPageSealer(config), method_(method) {}
-
-  int Seal(int layer, std::span<const std::byte* const> open,
-           std::span<std::byte* const> sealed) const override {
-    const BlockLayout& layout = config_.sealed.block(layer, 0);  // BF16, as the open one
-    const int dim = layout.head_dim(), heads = config_.sealed.kv_heads();
-    int before = 0, held = 0;  // of the layers that have a history
-    for (int i = 0; i < config_.sealed.num_layers(); ++i) {
-      if (!config_.sealed.Holds(i)) continue;
-      ++held;
-      before += i < layer ? 1 : 0;
-    }
-    if (!method_.IsQuantizedLayer(before, held)) {
-      for (size_t i = 0; i < open.size(); ++i) {
-        std::copy_n(open[i], config_.open.LayerBytes(layer), sealed[i]);
-      }
-      return 0;
-    }
-    const TileShape tile{static_cast<int>(open.size()) * kPageTokens, heads, dim};
-    std::vector<float> rows(tile.elements());
-    int saturated = 0;
-    for (const bool is_v : {false, true}) {
-      const KvQuantizer& quantizer = is_v ? *method_.v_quantizer : *method_.k_quantizer;
-      const auto each_row = [&](const auto& pages, const auto& body) {
-        float* numbers = rows.data();
-        for (int t = 0; t < tile.tokens; ++t, numbers += dim * heads) {
-          const int token = t % kPageTokens;
-          auto* row = pages[static_cast<size_t>(t / kPageTokens)] +
-                      (is_v ? layout.VRow(token) : layout.KRow(token));
-          for (int h = 0; h < heads; ++h) body(row + h * layout.block_bytes(), numbers + h * dim);
-        }
-      };
-      each_row(open, [&](const std::byte* row, float* x) {
-        const auto* from = reinterpret_cast<const Bf16*>(row);
-        std::transform(from, from + dim, x, [](Bf16 number) { return ToFloat(number); });
-      });
-      std::vector<std::byte> bytes(quantizer.EncodedBytes(tile));
-      saturated += quantizer.Encode(tile, rows, bytes);
-      const Status decoded = quantizer.Decode(tile, bytes, rows);
-      OSCAR_CHECK(decoded.ok(), "{}", decoded.message());
-      each_row(sealed, [&](std::byte* row, const float* x) {
-        std::transform(x, x + dim, reinterpret_cast<Bf16*>(row), ToBf16);
-      });
-    }
-    return saturated;
-  }
-
- private:
-  KvMethod method_;
-};
-
-BlockKind KindOf(int bits) {
-  return bits == 2 ? BlockKind::kInt2 : bits == 3 ? BlockKind::kInt3 : BlockKind::kInt4;
-}
 
 // Bits of every head of a method that takes them; `meta` is what metadata adds to a number.
 Result<BitMap> MakeBitMap(const KvPlanOptions& options, int num_slots, int kv_heads, double meta) {
@@ -182,17 +123,15 @@ Result<std::unique_ptr<KvPlan>> KvPlan::Make(const ModelSpec& spec, const KvPlan
   std::unique_ptr<KvPlan> plan(new KvPlan);
   OSCAR_ASSIGN_OR_RETURN(plan->method_, MakeKvMethod(method_options));
   const KvMethod& method = plan->method_;
-  OSCAR_RETURN_IF_ERROR(CheckBlockShape(
-      head_dim, method.storage == KvStorage::kInt2Pages || method.storage == KvStorage::kInt4Pages
-                    ? method.k_rows.group_dims
-                    : head_dim));
+  OSCAR_RETURN_IF_ERROR(
+      CheckBlockShape(head_dim, method.is_quantized ? method.v.rows.group_dims : head_dim));
   plan->kv_heads_ = kv_heads;
   plan->head_dim_ = head_dim;
   plan->num_slots_ = num_slots;
   plan->num_history_ = num_history;
   plan->encoder_ = encoder;
-  plan->calibrated_ = method.k_rotation == RotationKind::kCalibrated ||
-                      method.v_rotation == RotationKind::kCalibrated;
+  plan->calibrated_ = method.k.rotation == RotationKind::kCalibrated ||
+                      method.v.rotation == RotationKind::kCalibrated;
   if (options.rotation.has_value()) {
     OSCAR_RETURN_IF_ERROR(CheckRotationFits(*options.rotation, history, head_dim, kv_heads,
                                             /*model_fingerprint=*/"", /*unused_ids=*/layers));
@@ -201,7 +140,7 @@ Result<std::unique_ptr<KvPlan>> KvPlan::Make(const ModelSpec& spec, const KvPlan
   OSCAR_ASSIGN_OR_RETURN(const KvMethodInfo info, FindKvMethod(options.method));
   if (info.takes_bits) {
     OSCAR_ASSIGN_OR_RETURN(plan->bit_map_, MakeBitMap(options, num_history, kv_heads,
-                                                      32.0 / method.k_rows.group_dims));
+                                                      32.0 / method.k.rows.group_dims));
     plan->has_sensitivities_ = options.sensitivities.has_value();
   } else if (options.bits.has_value()) {
     return Unexpected(InvalidArgument(fmt::format("--bits {}: the bits of {} are its own; leave it "
@@ -225,30 +164,27 @@ Result<std::unique_ptr<KvPlan>> KvPlan::Make(const ModelSpec& spec, const KvPlan
     const LayerRotation* rotation = options.rotation.has_value()
                                         ? options.rotation->Find(layers[static_cast<size_t>(slot)])
                                         : nullptr;
-    plan->k_.push_back(MakeTransform(method.k_rotation, method.hadamard_block,
+    plan->k_.push_back(MakeTransform(method.k.rotation, method.hadamard_block,
                                      rotation != nullptr ? &rotation->k : nullptr));
-    plan->v_.push_back(MakeTransform(method.v_rotation, method.hadamard_block,
+    plan->v_.push_back(MakeTransform(method.v.rotation, method.hadamard_block,
                                      rotation != nullptr ? &rotation->v : nullptr));
-    BlockKind kind = BlockKind::kBf16;
-    if (method.IsQuantizedLayer(index, num_history)) {
-      if (method.storage == KvStorage::kInt2Pages) kind = BlockKind::kInt2;
-      if (method.storage == KvStorage::kInt4Pages) kind = BlockKind::kInt4;
-    }
-    const int group = kind == BlockKind::kBf16 ? head_dim : method.k_rows.group_dims;
     std::vector<BlockLayout>& blocks = sealed_layouts.emplace_back();
     for (int head = 0; head < kv_heads; ++head) {
+      if (!method.IsQuantizedLayer(index, num_history)) {
+        blocks.emplace_back(BlockKind::kBf16, options.order, head_dim, head_dim);
+        continue;
+      }
       const HeadBits* bits =
           plan->bit_map_.empty()
               ? nullptr
               : &plan->bit_map_[static_cast<size_t>(index)][static_cast<size_t>(head)];
-      blocks.emplace_back(bits == nullptr ? kind : KindOf(bits->k),
-                          bits == nullptr ? kind : KindOf(bits->v), options.order, head_dim, group);
+      blocks.push_back(LayoutOf(method, bits == nullptr ? method.k.rows.bits : bits->k,
+                                bits == nullptr ? method.v.rows.bits : bits->v, options.order,
+                                head_dim));
     }
     std::vector<BlockRules>& layer_rules = rules.emplace_back();
     for (int head = 0; head < kv_heads; ++head) {
-      BlockRules& rule =
-          layer_rules.emplace_back(BlockRules{method.k_rows.rule, method.v_rows.rule,
-                                              method.k_rows.clip_ratio, method.v_rows.clip_ratio});
+      BlockRules& rule = layer_rules.emplace_back(RulesOf(method));
       // Ratios that came with the rotation, unless the command line sets its own.
       if (rotation != nullptr && rule.k_clip_ratio > 0.0f && !options.k_clip.has_value()) {
         rule.k_clip_ratio = rotation->k.ClipOf(head);
@@ -260,30 +196,28 @@ Result<std::unique_ptr<KvPlan>> KvPlan::Make(const ModelSpec& spec, const KvPlan
     ++index;
   }
   CacheConfig config{PageLayout(std::vector<BlockLayout>(layers.size(), open), kv_heads),
-                     PageLayout(sealed_layouts, has_history),
+                     PageLayout(sealed_layouts, has_history, method.k.norm == TokenNorm::kAllHeads),
                      method.sink_tokens,
                      method.recent_tokens,
                      options.prefill_cell,
-                     method.storage == KvStorage::kBf16 ? 0 : method.run_tokens / kPageTokens,
+                     !method.is_quantized ? 0 : method.run_tokens / kPageTokens,
                      PageLayout::OfBytes(spec.state_bytes()),
                      window};
-  if (method.storage == KvStorage::kBf16 && window > 0) {
+  if (!method.is_quantized && window > 0) {
     // Sealed pages of BF16: the rows of layers that see all.
     config.pages_together = 1;
     config.recent = static_cast<int>(PagesOf(window)) * kPageTokens;
   }
   plan->cache_ = std::make_unique<CacheConfig>(std::move(config));
   OSCAR_RETURN_IF_ERROR(plan->cache_->Validate());
-  if (method.storage == KvStorage::kSimulated) {
-    plan->host_sealer_ = std::make_unique<SimulatedSealer>(method, *plan->cache_);
-  } else if (plan->cache_->seals()) {
+  if (plan->cache_->seals()) {
     plan->host_sealer_ = std::make_unique<RuleSealer>(*plan->cache_, rules, encoder);
-    if (method.storage != KvStorage::kBf16) plan->rules_ = std::move(rules);
+    if (method.is_quantized) plan->rules_ = std::move(rules);
   }
-  if (options.token_windows && method.storage != KvStorage::kBf16) {
+  if (options.token_windows && method.is_quantized) {
     // A row can only be shown as stored when the rows it is stored with exist.
     const int together =
-        std::max(method.k_quantizer->tokens_per_run(), method.v_quantizer->tokens_per_run());
+        std::max(method.k.quantizer->tokens_per_run(), method.v.quantizer->tokens_per_run());
     if (together > 1 && method.recent_tokens < method.run_tokens) {
       return Unexpected(InvalidArgument(fmt::format(
           "a recent window of {} tokens that ends at the token: {} quantises {} tokens together; "
@@ -323,8 +257,7 @@ Result<std::unique_ptr<KvPlan>> KvPlan::WithBits(const BitMap& map) const {
     OSCAR_CHECK(std::cmp_equal(layer.size(), kv_heads_));
     const BlockLayout& any = places.front().layout;
     for (const HeadBits& bits : layer) {
-      heads.emplace_back(KindOf(bits.k), KindOf(bits.v), any.order(), any.head_dim(),
-                         any.group_dims());
+      heads.push_back(LayoutOf(method_, bits.k, bits.v, any.order(), any.head_dim()));
     }
   }
   plan->cache_ = std::make_unique<CacheConfig>(
@@ -335,9 +268,15 @@ Result<std::unique_ptr<KvPlan>> KvPlan::WithBits(const BitMap& map) const {
 }
 
 double KvPlan::HistoryBits() const {
-  if (bit_map_.empty()) return method_.HistoryBits(kv_heads_, head_dim_);
+  // Of quantised layers alone; where others stay BF16, Describe() says so.
   const PageLayout& page = cache_->sealed;
-  return 8.0 * static_cast<double>(page.bytes()) / static_cast<double>(page.elements());
+  double bits = 0.0, elements = 0.0;
+  for (int slot = 0; slot < num_slots_; ++slot) {
+    if (!page.Holds(slot) || page.block(slot, 0).is_bf16()) continue;
+    bits += 8.0 * static_cast<double>(page.LayerBytes(slot));
+    elements += 2.0 * kPageTokens * kv_heads_ * head_dim_;
+  }
+  return elements > 0.0 ? bits / elements : 16.0;
 }
 
 std::string KvPlan::Describe() const {
@@ -375,15 +314,13 @@ bool KvPlan::rotates_v() const {
 }
 
 uint64_t KvPlan::StoredBytes(int64_t tokens) const {
-  if (bit_map_.empty()) {
-    const auto windowed = static_cast<uint64_t>(num_slots_ - num_history_) *
-                          static_cast<uint64_t>(WindowedTokens(tokens));
-    return method_.StoredBytes(tokens, kv_heads_, head_dim_, num_history_) +
-           windowed * 2 * sizeof(Bf16) * static_cast<uint64_t>(kv_heads_ * head_dim_);
-  }
   const TokenSplit split = method_.Split(tokens);
-  const PageLayout& open = cache_->open;
-  return static_cast<uint64_t>(split.sink + split.newest) * (open.bytes() / kPageTokens) +
+  const uint64_t row = 2 * sizeof(Bf16) * static_cast<uint64_t>(kv_heads_ * head_dim_);
+  const auto exact =
+      static_cast<uint64_t>(split.sink + split.newest) * static_cast<uint64_t>(num_history_);
+  const auto windowed = static_cast<uint64_t>(WindowedTokens(tokens)) *
+                        static_cast<uint64_t>(num_slots_ - num_history_);
+  return (exact + windowed) * row +
          static_cast<uint64_t>(split.history / kPageTokens) * cache_->sealed.bytes();
 }
 

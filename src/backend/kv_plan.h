@@ -90,7 +90,7 @@ class KvPlan {
   int64_t token_window() const { return token_window_; }
   // The sink that goes with it, in tokens.
   int64_t token_sink() const { return method_.defined_sink; }
-  // "oscar+ (Hadamard), real, 2.3125 history bits, 1 of 32 sides at more than 2".
+  // "oscar+ (Hadamard), 2.3125 history bits, 1 of 32 sides at more than 2".
   std::string Describe() const;
   // Bits per K/V number as stored at a context length, windows and metadata counted. Of layers with
   // a sliding window, what they still hold counts, both as bits and as numbers.

@@ -1,5 +1,7 @@
 #include "bench/attention_bench.h"
 
+#include <fmt/core.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -7,6 +9,7 @@
 
 #include "base/rng.h"
 #include "cache/block_codec.h"
+#include "cache/method_layout.h"
 #include "simd/attention.h"
 #include "simd/block_writer.h"
 #include "simd/dispatch.h"
@@ -33,23 +36,68 @@ std::vector<float> RandomRow(size_t size, uint64_t stream) {
   return x;
 }
 
-// One block of random rows.
-std::vector<std::byte> RandomBlock(const BlockLayout& layout, uint64_t stream) {
-  const auto size = static_cast<size_t>(kPageTokens * layout.head_dim());
-  std::vector<Bf16> k(size), v(size);
-  const auto kf = RandomRow(size, 2 * stream), vf = RandomRow(size, 2 * stream + 1);
-  for (size_t i = 0; i < size; ++i) k[i] = ToBf16(kf[i]), v[i] = ToBf16(vf[i]);
-  std::vector<std::byte> block(layout.block_bytes());
-  simd::WriteBlock(layout, BlockRules{.k_clip_ratio = 0.96f, .v_clip_ratio = 0.92f}, k, v, block);
-  return block;
+// What a row measures.
+struct Format {
+  std::string name;
+  BlockLayout layout;
+  BlockRules rules;
+  bool token_norms = false;  // of all heads
+};
+
+Result<std::vector<Format>> FormatsOf(const AttentionBenchOptions& options) {
+  std::vector<Format> out;
+  for (const BlockKind kind : options.kinds) {
+    const char* const name = kind == BlockKind::kInt2   ? "int2"
+                             : kind == BlockKind::kInt4 ? "int4"
+                                                        : "bf16";
+    out.push_back({name,
+                   {kind, CodeOrder::kCpu, options.head_dim, options.group_dims},
+                   {.k_clip_ratio = 0.96f, .v_clip_ratio = 0.92f}});
+  }
+  for (const std::string& name : options.methods) {
+    OSCAR_ASSIGN_OR_RETURN(const KvMethod method,
+                           MakeKvMethod({.name = name, .head_dim = options.head_dim}));
+    if (!method.is_quantized) {
+      return Unexpected(InvalidArgument(
+          fmt::format("--kv {}: is measured anyhow; name methods that quantise", name)));
+    }
+    out.push_back({name, LayoutOf(method, CodeOrder::kCpu, options.head_dim), RulesOf(method),
+                   method.k.norm == TokenNorm::kAllHeads});
+  }
+  return out;
 }
 
-AttentionBenchRow MeasureRow(ThreadPool& pool, const AttentionBenchOptions& options, BlockKind kind,
-                             int64_t context) {
-  const BlockLayout layout(kind, CodeOrder::kCpu, options.head_dim, options.group_dims);
+// About what a token's keys have: of one head, which is as good as of several.
+float NormOf(const BlockLayout& layout) { return std::sqrt(static_cast<float>(layout.head_dim())); }
+
+// One head of as many pages as are sealed together, of random rows.
+std::vector<std::byte> RandomBlocks(const Format& format, uint64_t stream) {
+  const BlockLayout& layout = format.layout;
+  const auto size = static_cast<size_t>(kPageTokens * layout.head_dim());
+  const auto pages = static_cast<size_t>(layout.pages_together());
+  std::vector<std::vector<Bf16>> rows(2 * pages);
+  std::vector<const Bf16*> k, v;
+  std::vector<std::byte> bytes(pages * layout.block_bytes());
+  std::vector<std::byte*> blocks;
+  for (size_t i = 0; i < rows.size(); ++i) {
+    for (const float x : RandomRow(size, 4 * stream + i)) rows[i].push_back(ToBf16(x));
+    (i % 2 == 0 ? k : v).push_back(rows[i].data());
+  }
+  for (size_t i = 0; i < pages; ++i) blocks.push_back(bytes.data() + i * layout.block_bytes());
+  const std::vector<float> norms(pages * kPageTokens, NormOf(layout));
+  simd::WriteBlocks(layout, format.rules,
+                    {k, v, blocks, format.token_norms ? norms.data() : nullptr});
+  return bytes;
+}
+
+AttentionBenchRow MeasureRow(ThreadPool& pool, const AttentionBenchOptions& options,
+                             const Format& format, int64_t context) {
+  const BlockLayout& layout = format.layout;
   const auto heads = static_cast<size_t>(options.kv_heads);
-  const PageLayout shape({layout}, options.kv_heads);
-  const size_t page_bytes = layout.block_bytes() * heads;
+  const std::vector<std::vector<BlockLayout>> blocks_of_layer = {std::vector(heads, layout)};
+  const PageLayout shape(blocks_of_layer, format.token_norms);
+  const size_t page_bytes = shape.bytes();
+  const auto together = static_cast<size_t>(layout.pages_together());
   const auto num_pages = static_cast<size_t>(context / kPageTokens);
   const size_t layer_bytes = page_bytes * num_pages;
   const size_t layers =
@@ -57,15 +105,19 @@ AttentionBenchRow MeasureRow(ThreadPool& pool, const AttentionBenchOptions& opti
 
   // A handful of distinct blocks, repeated: the arithmetic does not look at the values.
   std::vector<std::vector<std::byte>> patterns;
-  for (uint64_t i = 0; i < 16; ++i) patterns.push_back(RandomBlock(layout, i));
+  for (uint64_t i = 0; i < 16; ++i) patterns.push_back(RandomBlocks(format, i));
   simd::AlignedBuffer<std::byte> memory(layer_bytes * layers);
-  const size_t blocks = num_pages * heads;
-  pool.ParallelFor(static_cast<int64_t>(layers * num_pages), [&](int64_t page, int) {
+  const std::vector<float> norms(kPageTokens, NormOf(layout));
+  pool.ParallelFor(static_cast<int64_t>(layers * num_pages), [&](int64_t index, int) {
+    const auto page = static_cast<size_t>(index);
+    std::byte* const to = memory.data() + page * page_bytes;
     for (size_t h = 0; h < heads; ++h) {
-      const size_t at = static_cast<size_t>(page) * heads + h;
-      std::memcpy(memory.data() + at * layout.block_bytes(), patterns[at % blocks % 13].data(),
+      const size_t run = page / together * heads + h;
+      std::memcpy(to + h * layout.block_bytes(),
+                  patterns[run % 13].data() + page % together * layout.block_bytes(),
                   layout.block_bytes());
     }
+    if (shape.has_norms(0)) std::memcpy(to + shape.NormOffset(0), norms.data(), 4 * norms.size());
   });
   std::vector<const std::byte*> pages(num_pages * layers);
   for (size_t i = 0; i < pages.size(); ++i) pages[i] = memory.data() + i * page_bytes;
@@ -77,6 +129,8 @@ AttentionBenchRow MeasureRow(ThreadPool& pool, const AttentionBenchOptions& opti
       .softmax_scale = 1.0f / std::sqrt(static_cast<float>(options.head_dim)),
       .open = BlockLayout(BlockKind::kBf16, CodeOrder::kCpu, options.head_dim, options.head_dim),
       .sealed = shape.blocks(0),
+      .norm_offset = shape.NormOffset(0),
+      .has_norms = shape.has_norms(0),
       .bf16_products = simd::DefaultGemmPath() != simd::GemmPath::kFma};
   const auto q = RandomRow(static_cast<size_t>(options.q_heads * options.head_dim), 999);
   std::vector<float> out(q.size());
@@ -92,7 +146,7 @@ AttentionBenchRow MeasureRow(ThreadPool& pool, const AttentionBenchOptions& opti
       times.push_back(SecondsSince(begin));
     }
   }
-  AttentionBenchRow row{kind, context, layer_bytes, Median(times), 0.0, 0.0, 0.0};
+  AttentionBenchRow row{format.name, context, layer_bytes, Median(times), 0.0, 0.0, 0.0};
   row.best_seconds = *std::min_element(times.begin(), times.end());
   row.bytes_per_second = static_cast<double>(layer_bytes) / row.best_seconds;
   return row;
@@ -130,18 +184,21 @@ double MeasureReadBandwidth(ThreadPool& pool, uint64_t bytes) {
   return sums[0] == 1 ? best * (1.0 + 1e-12) : best;
 }
 
-AttentionBenchReport RunAttentionBench(
+Result<AttentionBenchReport> RunAttentionBench(
     ThreadPool& pool, const AttentionBenchOptions& options,
     const std::function<void(const AttentionBenchReport&)>& on_row) {
+  OSCAR_ASSIGN_OR_RETURN(const std::vector<Format> formats, FormatsOf(options));
   AttentionBenchReport report;
   report.threads = pool.num_threads();
   report.target = simd::TargetName(simd::ActiveTarget());
   report.read_bytes_per_second = MeasureReadBandwidth(pool, options.footprint_bytes);
   for (const int64_t context : options.contexts) {
     double bf16_seconds = 0.0;  // best, as for the others
-    for (const BlockKind kind : options.kinds) {
-      AttentionBenchRow row = MeasureRow(pool, options, kind, context / kPageTokens * kPageTokens);
-      if (kind == BlockKind::kBf16) bf16_seconds = row.best_seconds;
+    for (const Format& format : formats) {
+      // Whole runs of pages.
+      const int64_t tokens = format.layout.pages_together() * kPageTokens;
+      AttentionBenchRow row = MeasureRow(pool, options, format, context / tokens * tokens);
+      if (format.layout.is_bf16()) bf16_seconds = row.best_seconds;
       row.speedup_vs_bf16 = bf16_seconds / row.best_seconds;
       report.rows.push_back(row);
       if (on_row) on_row(report);

@@ -1,6 +1,6 @@
-// Measures decode attention over INT2, INT4 and BF16 pages beside the machine's own read bandwidth,
-// all in one run. Layers are rotated through a footprint larger than the caches, as a model of many
-// layers does.
+// Measures decode attention over INT2, INT4 and BF16 pages, and those of methods, beside the
+// machine's own read bandwidth, all in one run. Layers are rotated through a footprint larger than
+// the caches, as a model of many layers does.
 #pragma once
 
 #include <cstdint>
@@ -10,6 +10,7 @@
 
 #include "base/thread_pool.h"
 #include "cache/block_layout.h"
+#include "oscar/status.h"
 
 namespace oscar {
 
@@ -20,12 +21,13 @@ struct AttentionBenchOptions {
   int group_dims = 128;
   std::vector<int64_t> contexts = {4096, 16384, 32768, 65536, 131072};  // tokens, all in pages
   std::vector<BlockKind> kinds = {BlockKind::kBf16, BlockKind::kInt4, BlockKind::kInt2};
+  std::vector<std::string> methods = {};  // --kv names whose pages are measured besides
   double seconds_per_row = 0.5;
   uint64_t footprint_bytes = uint64_t{256} << 20;  // rotate among layers until this is touched
 };
 
 struct AttentionBenchRow {
-  BlockKind kind;
+  std::string name;  // "bf16", "int2", or the method's
   int64_t context;
   uint64_t bytes;           // of one layer's pages, metadata included
   double seconds;           // one layer, the median of the repetitions
@@ -44,8 +46,9 @@ struct AttentionBenchReport {
 // Bytes per second of reading `bytes` of fresh memory with all threads; the best of five.
 double MeasureReadBandwidth(ThreadPool& pool, uint64_t bytes);
 
-// Calls `on_row` as rows come, if given.
-AttentionBenchReport RunAttentionBench(
+// Calls `on_row` as rows come, if given. kInvalidArgument for a method that is none, or that stores
+// nothing but BF16.
+Result<AttentionBenchReport> RunAttentionBench(
     ThreadPool& pool, const AttentionBenchOptions& options,
     const std::function<void(const AttentionBenchReport&)>& on_row = {});
 

@@ -6,6 +6,7 @@
 #include <array>
 #include <cmath>
 #include <limits>
+#include <string_view>
 
 #include "base/check.h"
 #include "base/rng.h"
@@ -93,6 +94,55 @@ std::vector<AttentionCase> BuildCases() {
   return cases;
 }
 
+std::vector<AttentionCase> BuildFormCases() {
+  using enum BlockKind;
+  const AttentionCase kivi{.group_dims = 32, .k_form = SideForm::kChannels, .group_tokens = 32};
+  AttentionCase oscar_su = kivi, wide = kivi, kitty = kivi, codebook = kivi;
+  oscar_su.norm = TokenNorm::kAllHeads;
+  wide.group_dims = 64, wide.group_tokens = 128;
+  kitty.group_dims = 64, kitty.group_tokens = 128;
+  kitty.k_form = SideForm::kMixed, kitty.boosted_dims = 16;
+  codebook.k_form = SideForm::kCodebook, codebook.group_tokens = 0;
+  codebook.kind = kInt3, codebook.group_dims = 64;
+  std::vector<AttentionCase> cases;
+  for (const AttentionCase& form : {kivi, oscar_su, wide, kitty, codebook}) {
+    for (const int dim : {64, 128, 256}) {
+      cases.push_back(form);
+      cases.back().head_dim = dim;
+    }
+    for (const int g : {1, 3, 7, 8}) {
+      cases.push_back(form);
+      cases.back().queries_per_kv = g;
+    }
+    for (const auto pattern : {AttentionPattern::kSharpLogits, AttentionPattern::kOneHugeLogit,
+                               AttentionPattern::kEqualLogits, AttentionPattern::kTinyScales,
+                               AttentionPattern::kLargeValues, AttentionPattern::kMixedScales,
+                               AttentionPattern::kOutlierQuery}) {
+      cases.push_back(form);
+      cases.back().pattern = pattern;
+      cases.back().sink_tokens = cases.back().recent_tokens = 0;
+    }
+    cases.push_back(form);
+    cases.back().kv_heads = 1, cases.back().num_pages = 66, cases.back().recent_tokens = 1;
+  }
+  // Other bits, groups and norms.
+  for (const BlockKind kind : {kInt3, kInt4}) {
+    for (AttentionCase c : {kivi, codebook}) {
+      c.kind = kind, c.v_kind = kInt2;
+      cases.push_back(c);
+    }
+    AttentionCase c = wide;
+    c.kind = kind, c.norm = TokenNorm::kPerHead;
+    cases.push_back(c);
+  }
+  AttentionCase middle = oscar_su, two = codebook;
+  middle.group_tokens = 64, middle.norm = TokenNorm::kPerHead;
+  two.kind = kInt2;
+  cases.push_back(middle);
+  cases.push_back(two);
+  return cases;
+}
+
 // Streams of one seed; a value's index is its flat position, so shapes that share a prefix share
 // its numbers.
 enum Stream : uint64_t { kQ = 1, kK = 2, kV = 3 };
@@ -100,14 +150,23 @@ enum Stream : uint64_t { kQ = 1, kK = 2, kV = 3 };
 }  // namespace
 
 std::string AttentionCase::Name() const {
-  return fmt::format("{}{}_d{}_g{}_h{}x{}_sink{}_pages{}_recent{}_{}", KindName(kind),
-                     v_kind.has_value() ? fmt::format("_{}", KindName(*v_kind)) : "", head_dim,
-                     group_dims, kv_heads, queries_per_kv, sink_tokens, num_pages, recent_tokens,
-                     PatternName(pattern));
+  constexpr std::string_view kForms[] = {"", "_channels", "_mixed", "_codebook"};
+  constexpr std::string_view kNorms[] = {"", "_norm", "_head_norm"};
+  return fmt::format("{}{}{}{}{}_d{}_g{}_h{}x{}_sink{}_pages{}_recent{}_{}", KindName(kind),
+                     v_kind.has_value() ? fmt::format("_{}", KindName(*v_kind)) : "",
+                     kForms[static_cast<size_t>(k_form)],
+                     group_tokens > 0 ? fmt::format("{}", group_tokens) : "",
+                     kNorms[static_cast<size_t>(norm)], head_dim, group_dims, kv_heads,
+                     queries_per_kv, sink_tokens, num_pages, recent_tokens, PatternName(pattern));
 }
 
 std::span<const AttentionCase> AttentionCases() {
   static const std::vector<AttentionCase> cases = BuildCases();
+  return cases;
+}
+
+std::span<const AttentionCase> FormCases() {
+  static const std::vector<AttentionCase> cases = BuildFormCases();
   return cases;
 }
 
@@ -167,6 +226,22 @@ AttentionInputs MakeAttentionInputs(const AttentionCase& c, CodeOrder order, uin
   const auto page = static_cast<size_t>(kPageTokens) * row;
   const size_t block = in.layout.block_bytes();
   in.blocks.resize(block * static_cast<size_t>(c.kv_heads * c.num_pages));
+  const auto together = static_cast<size_t>(in.layout.pages_together());
+  OSCAR_CHECK(static_cast<size_t>(c.num_pages) % together == 0);
+  // Of page `index` and the tokens that come before pages.
+  const auto page_at = [&](const std::vector<Bf16>& rows, int head, size_t index) {
+    return rows.data() + static_cast<size_t>(head) * head_elements +
+           static_cast<size_t>(c.sink_tokens) * row + index * page;
+  };
+  if (c.norm == TokenNorm::kAllHeads) {
+    in.norms.resize(static_cast<size_t>(c.num_pages * kPageTokens));
+    for (int p = 0; p < c.num_pages; ++p) {
+      std::vector<const Bf16*> heads;
+      for (int h = 0; h < c.kv_heads; ++h) heads.push_back(page_at(k, h, static_cast<size_t>(p)));
+      TokenNorms(heads, dims,
+                 std::span(in.norms).subspan(static_cast<size_t>(p * kPageTokens), kPageTokens));
+    }
+  }
   const BlockRules rules{.k_rule = RowRule::kMinMax,
                          .v_rule = RowRule::kMinMax,
                          .k_clip_ratio = 0.96f,
@@ -177,11 +252,17 @@ AttentionInputs MakeAttentionInputs(const AttentionCase& c, CodeOrder order, uin
     const size_t sink = static_cast<size_t>(c.sink_tokens) * row;
     in.sink_k.insert(in.sink_k.end(), hk, hk + sink);
     in.sink_v.insert(in.sink_v.end(), hv, hv + sink);
-    for (int p = 0; p < c.num_pages; ++p) {
-      const size_t at = sink + static_cast<size_t>(p) * page;
-      const std::span<std::byte> bytes{
-          in.blocks.data() + static_cast<size_t>(h * c.num_pages + p) * block, block};
-      EncodeBlock(in.layout, rules, {hk + at, page}, {hv + at, page}, bytes);
+    for (size_t p = 0; p < static_cast<size_t>(c.num_pages); p += together) {
+      std::vector<const Bf16*> k_pages, v_pages;
+      std::vector<std::byte*> blocks;
+      for (size_t i = p; i < p + together; ++i) {
+        k_pages.push_back(page_at(k, h, i));
+        v_pages.push_back(page_at(v, h, i));
+        blocks.push_back(in.blocks.data() + (static_cast<size_t>(h * c.num_pages) + i) * block);
+      }
+      EncodeBlocks(in.layout, rules,
+                   {k_pages, v_pages, blocks,
+                    in.norms.empty() ? nullptr : in.norms.data() + p * kPageTokens});
     }
     const size_t recent = sink + static_cast<size_t>(c.num_pages) * page;
     in.recent_k.insert(in.recent_k.end(), hk + recent, hk + head_elements);
@@ -204,8 +285,16 @@ DenseKv DecodeKvHead(const AttentionCase& c, const AttentionInputs& in, int kv_h
   const size_t block = in.layout.block_bytes();
   std::vector<float> page_k(static_cast<size_t>(kPageTokens) * row), page_v(page_k.size());
   for (int p = 0; p < c.num_pages; ++p) {
-    const size_t at = (h * static_cast<size_t>(c.num_pages) + static_cast<size_t>(p)) * block;
-    DecodeBlock(in.layout, {in.blocks.data() + at, block}, page_k, page_v);
+    const std::byte* const first = in.blocks.data() + h * static_cast<size_t>(c.num_pages) * block;
+    SealedBlock from{.block = first + static_cast<size_t>(p) * block};
+    if (in.layout.pages_together() > 1) {
+      from.pair[0] = first + static_cast<size_t>(p / 2 * 2) * block;
+      from.pair[1] = from.pair[0] + block;
+    }
+    if (!in.norms.empty()) {
+      from.norms = reinterpret_cast<const std::byte*>(in.norms.data() + p * kPageTokens);
+    }
+    DecodeBlock(in.layout, from, page_k, page_v);
     dense.k.insert(dense.k.end(), page_k.begin(), page_k.end());
     dense.v.insert(dense.v.end(), page_v.begin(), page_v.end());
   }

@@ -40,27 +40,40 @@ struct AttentionCase {
   AttentionPattern pattern = AttentionPattern::kGaussian;
   std::optional<BlockKind> v_kind = {};  // of V where it is not K's
   double budget = 1e-3;  // relative L2 of the output against ReferenceAttention, per query head
+  // Keys that are not rows. Pages that are sealed together are whole runs of num_pages.
+  SideForm k_form = SideForm::kRows;
+  int group_tokens = 0;
+  TokenNorm norm = TokenNorm::kNone;
+  int boosted_dims = 0;
 
   BlockLayout layout(CodeOrder order) const {
-    return BlockLayout(kind, v_kind.value_or(kind), order, head_dim, group_dims);
+    return BlockLayout({.kind = kind,
+                        .form = k_form,
+                        .group_tokens = group_tokens,
+                        .head_norms = norm == TokenNorm::kPerHead,
+                        .boosted_dims = boosted_dims},
+                       v_kind.value_or(kind), order, head_dim, group_dims);
   }
   int num_tokens() const { return sink_tokens + num_pages * kPageTokens + recent_tokens; }
   int q_heads() const { return kv_heads * queries_per_kv; }
   std::string Name() const;  // unique in AttentionCases(); letters, digits and underscores
 };
 
-// Every kind, head dim, group and g that kernels must serve, with each pattern and the edge shapes
-// (one token, no pages, no windows).
+// Every kind of rows, head dim, group and g that kernels must serve, with each pattern and the edge
+// shapes (one token, no pages, no windows).
 std::span<const AttentionCase> AttentionCases();
+// The same for keys that are not rows.
+std::span<const AttentionCase> FormCases();
 
 // One sequence. Rows are BF16, [kv_heads, tokens, head_dim]; blocks [kv_heads, num_pages,
-// block_bytes], encoded by EncodeBlock from BF16 rows of the same distribution.
+// block_bytes], encoded by EncodeBlocks from BF16 rows of the same distribution.
 struct AttentionInputs {
   BlockLayout layout;
   std::vector<float> q{};  // [q_heads, head_dim]; the softmax scale is not folded in
   std::vector<Bf16> sink_k{}, sink_v{};
   std::vector<Bf16> recent_k{}, recent_v{};
   std::vector<std::byte> blocks{};
+  std::vector<float> norms{};  // [num_pages, 64] where they are of all heads
   float softmax_scale = 1.0f;  // multiplies q.k, natural base
 };
 

@@ -144,5 +144,74 @@ TEST(BlockCodec, MatchesGoldenBytes) {
   }
 }
 
+// Keys that are not rows: groups along tokens, with four bits for some dims, codebooks.
+TEST(BlockCodec, MatchesGoldenBytesOfOtherForms) {
+  using enum BlockKind;
+  struct Golden {
+    const char* file;
+    KeyFormat k;
+    RowRule rule;
+    CodeOrder order;
+    int head_dim, group_dims;
+  };
+  constexpr auto kCpu = CodeOrder::kCpu, kTensorCore = CodeOrder::kTensorCore;
+  constexpr auto kChannels = SideForm::kChannels;
+  const Golden goldens[] = {
+      {"channels32_b2_cpu_d64", {kInt2, kChannels, 32}, RowRule::kRealMin, kCpu, 64, 32},
+      {"channels32_norm_b2_tc_d64",
+       {kInt2, kChannels, 32, true},
+       RowRule::kIntegerZero,
+       kTensorCore,
+       64,
+       32},
+      {"channels64_b3_cpu_d64", {kInt3, kChannels, 64}, RowRule::kIntegerZero, kCpu, 64, 64},
+      {"channels128_b2_cpu_d64", {kInt2, kChannels, 128}, RowRule::kRealMin, kCpu, 64, 64},
+      {"channels128_norm_b4_tc_d64",
+       {kInt4, kChannels, 128, true},
+       RowRule::kIntegerZero,
+       kTensorCore,
+       64,
+       64},
+      {"mixed128_b2_cpu_d64",
+       {kInt2, SideForm::kMixed, 128, false, 8},
+       RowRule::kMinMax,
+       kCpu,
+       64,
+       64},
+      {"codebook_b3_cpu_d64", {kInt3, SideForm::kCodebook}, RowRule::kMinMax, kCpu, 64, 64},
+      {"codebook_b2_tc_d128",
+       {kInt2, SideForm::kCodebook},
+       RowRule::kMinMax,
+       kTensorCore,
+       128,
+       128},
+  };
+  for (const Golden& golden : goldens) {
+    const int dim = golden.head_dim;
+    const BlockLayout layout(golden.k, kInt2, golden.order, dim, golden.group_dims);
+    const auto pages = static_cast<size_t>(layout.pages_together());
+    std::vector<std::vector<Bf16>> rows(2 * pages);
+    std::vector<const Bf16*> k, v;
+    std::vector<std::byte> bytes(pages * layout.block_bytes());
+    std::vector<std::byte*> blocks;
+    for (size_t side = 0; side < rows.size(); ++side) {
+      for (int t = 0; t < kPageTokens; ++t) {
+        for (int d = 0; d < dim; ++d) {
+          rows[side].push_back(ToBf16(GoldenElement(dim, static_cast<int>(side), t, d)));
+        }
+      }
+      (side % 2 == 0 ? k : v).push_back(rows[side].data());
+    }
+    for (size_t page = 0; page < pages; ++page) {
+      blocks.push_back(bytes.data() + page * layout.block_bytes());
+    }
+    EncodeBlocks(layout, {.k_rule = golden.rule, .v_rule = RowRule::kMinMax}, {k, v, blocks});
+    auto file = ReadFile(std::string(OSCAR_TEST_DATA "/pages/") + golden.file + ".bin", 1 << 20);
+    ASSERT_TRUE(file.has_value()) << file.error().ToString();
+    ASSERT_EQ(file->size(), bytes.size()) << golden.file;
+    EXPECT_EQ(std::memcmp(file->data(), bytes.data(), bytes.size()), 0) << golden.file;
+  }
+}
+
 }  // namespace
 }  // namespace oscar

@@ -3,7 +3,12 @@
 // bulk copy brings it in. docs/cache-format.md is the normative text; writer, readers, kernels and
 // tests use this class and compute no offsets themselves.
 //
-// A block is   K codes | V codes | K meta planes | V meta planes.
+// A block is   K codes | V codes | K metadata | V metadata.
+//
+// V is rows: (scale, min) per token and group of dims. K is any SideForm (quant/page_shape.h):
+// rows, too, or groups along tokens, with two more bits for some dims or none, or a codebook.
+// Groups of 128 tokens span two blocks, of consecutive pages that are sealed together: each has the
+// metadata of one half of the dims.
 //
 // Codes are 2, 3, 4 or 16 (BF16) bits; K and V of a block may differ in 2, 3 and 4. Codes of 3 bits
 // are two parts: the low two bits as codes of 2 bits, then the high bits. Two orders exist for the
@@ -38,6 +43,15 @@ struct CodePosition {
   uint32_t shift;
 };
 
+// The keys of a block, where they are not rows with the groups of V.
+struct KeyFormat {
+  BlockKind kind = BlockKind::kInt2;
+  SideForm form = SideForm::kRows;
+  int group_tokens = 0;     // kChannels: 32, 64 or 128; kMixed: 128
+  bool head_norms = false;  // kChannels: one norm per token, of this KV head
+  int boosted_dims = 0;     // kMixed: a multiple of 8, below 128
+};
+
 class BlockLayout {
  public:
   // Bumped whenever any byte of any block means something else.
@@ -56,6 +70,16 @@ class BlockLayout {
         head_dim_(static_cast<uint16_t>(head_dim)),
         group_dims_(static_cast<uint16_t>(k_kind == BlockKind::kBf16 ? head_dim : group_dims)) {}
 
+  // K as it says, V in rows.
+  OSCAR_HD constexpr BlockLayout(const KeyFormat& k, BlockKind v_kind, CodeOrder order,
+                                 int head_dim, int group_dims)
+      : BlockLayout(k.kind, v_kind, order, head_dim, group_dims) {
+    k_form_ = k.form;
+    k_group_tokens_ = static_cast<uint16_t>(k.group_tokens);
+    head_norms_ = k.head_norms;
+    boosted_dims_ = static_cast<uint8_t>(k.boosted_dims);
+  }
+
   // Head dims of kHeadDims; groups of 32, 64, 128 or the whole head where they divide it.
   OSCAR_HD static constexpr bool IsSupported(int head_dim, int group_dims) {
     const bool group_ok =
@@ -69,22 +93,86 @@ class BlockLayout {
   OSCAR_HD constexpr CodeOrder order() const { return order_; }
   OSCAR_HD constexpr int head_dim() const { return head_dim_; }
   OSCAR_HD constexpr int group_dims() const { return group_dims_; }
+  // Of V, and of K where that is in rows.
   OSCAR_HD constexpr int num_groups() const { return is_bf16() ? 0 : head_dim_ / group_dims_; }
+  OSCAR_HD constexpr SideForm k_form() const { return k_form_; }
+  OSCAR_HD constexpr bool is_rows() const { return k_form_ == SideForm::kRows; }
+  // Consecutive pages whose blocks are sealed together.
+  OSCAR_HD constexpr int pages_together() const {
+    return k_group_tokens_ > kPageTokens ? k_group_tokens_ / kPageTokens : 1;
+  }
   OSCAR_HD constexpr int k_bits() const { return BitsOf(kind_); }
   OSCAR_HD constexpr int v_bits() const { return BitsOf(v_kind_); }
 
-  OSCAR_HD constexpr uint32_t k_code_bytes() const { return SideBytes(k_bits()); }
+  OSCAR_HD constexpr uint32_t k_code_bytes() const { return SideBytes(k_bits()) + boost_bytes(); }
   OSCAR_HD constexpr uint32_t v_code_bytes() const { return SideBytes(v_bits()); }
   // One metadata plane: (scale, min) in fp16 for the 64 rows of one group.
   static constexpr uint32_t kMetaPlaneBytes = kPageTokens * 4;
-  // Metadata of K alone (V's is as much).
+  // Metadata of V alone, and of K where it is in rows.
   OSCAR_HD constexpr uint32_t meta_bytes() const {
     return static_cast<uint32_t>(num_groups()) * kMetaPlaneBytes;
+  }
+  OSCAR_HD constexpr uint32_t k_meta_bytes() const {
+    switch (k_form_) {
+      case SideForm::kRows:
+        break;
+      case SideForm::kChannels:
+      case SideForm::kMixed:
+        return static_cast<uint32_t>(channel_groups() * channel_dims() * 4) + index_bytes() +
+               norm_bytes();
+      case SideForm::kCodebook:
+        return kPageTokens * 2;
+    }
+    return meta_bytes();
+  }
+
+  // ---- keys whose groups run along tokens ----
+
+  OSCAR_HD constexpr int group_tokens() const { return k_group_tokens_; }
+  // Token groups that begin in this page or hold all of it.
+  OSCAR_HD constexpr int channel_groups() const {
+    return k_group_tokens_ < kPageTokens ? kPageTokens / k_group_tokens_ : 1;
+  }
+  // Dims whose metadata this block holds: those from `half` times as many on in block `half` of
+  // pages_together().
+  OSCAR_HD constexpr int channel_dims() const { return head_dim_ / pages_together(); }
+  // fp16 scale and min of the `i`-th of them.
+  OSCAR_HD constexpr uint32_t KChannelScale(int group, int i) const {
+    return ChannelMeta(group, i, 0);
+  }
+  OSCAR_HD constexpr uint32_t KChannelMin(int group, int i) const {
+    return ChannelMeta(group, i, 1);
+  }
+  OSCAR_HD constexpr int boosted_dims() const { return boosted_dims_; }
+  // The upper two bits of the `i`-th dim that has four: those of token t at bits [2 (t mod 4), ...)
+  // of byte t / 4.
+  OSCAR_HD constexpr uint32_t KBoost(int i) const {
+    return SideBytes(k_bits()) + static_cast<uint32_t>(i * kBoostBytes);
+  }
+  // Which of those the `i`-th dim of channel_dims() is, one byte; no other value than below
+  // boosted_dims(): it has two bits.
+  OSCAR_HD constexpr uint32_t KIndex(int i) const {
+    return k_meta_offset() + static_cast<uint32_t>(channel_groups() * channel_dims() * 4 + i);
+  }
+  static constexpr int kBoostBytes = kPageTokens * 2 / 8;
+  OSCAR_HD constexpr bool has_head_norms() const { return head_norms_; }
+  // fp32 norm of a token.
+  OSCAR_HD constexpr uint32_t KNorm(int token) const {
+    return v_meta_offset() - norm_bytes() + static_cast<uint32_t>(token * 4);
+  }
+  // Norms of the 64 tokens of a page.
+  static constexpr uint32_t kNormBytes = kPageTokens * 4;
+
+  // ---- keys that name levels ----
+
+  // The fp16 norm of a token's key (CodebookFactor of quant/turboquant.h).
+  OSCAR_HD constexpr uint32_t KRowNorm(int token) const {
+    return k_meta_offset() + static_cast<uint32_t>(token * 2);
   }
 
   // ---- blocks whose K and V are of one kind, for readers that know no others ----
 
-  OSCAR_HD constexpr bool is_uniform() const { return kind_ == v_kind_; }
+  OSCAR_HD constexpr bool is_uniform() const { return kind_ == v_kind_ && is_rows(); }
   OSCAR_HD constexpr BlockKind kind() const { return kind_; }
   OSCAR_HD constexpr int bits() const { return k_bits(); }
   // Codes of K alone (V's are as many).
@@ -102,7 +190,7 @@ class BlockLayout {
   OSCAR_HD constexpr uint32_t k_codes_offset() const { return 0; }
   OSCAR_HD constexpr uint32_t v_codes_offset() const { return k_code_bytes(); }
   OSCAR_HD constexpr uint32_t k_meta_offset() const { return k_code_bytes() + v_code_bytes(); }
-  OSCAR_HD constexpr uint32_t v_meta_offset() const { return k_meta_offset() + meta_bytes(); }
+  OSCAR_HD constexpr uint32_t v_meta_offset() const { return k_meta_offset() + k_meta_bytes(); }
   OSCAR_HD constexpr uint32_t block_bytes() const { return v_meta_offset() + meta_bytes(); }
   // Bits per stored number, metadata included, windows not: 2.25 for INT2 with one group of 128.
   OSCAR_HD constexpr double bits_per_element() const {
@@ -177,12 +265,16 @@ class BlockLayout {
     return SideBytes(LowBits(v_bits())) / static_cast<uint32_t>(head_dim_ / 16);
   }
 
-  // Identifies the byte meaning of a block on disk: version, kinds, order, head dim, group. The
-  // kind of V is there as what it differs by, so that blocks of one kind have the ids they had.
+  // Identifies the byte meaning of a block on disk: version, kinds, order, head dim, group, and of
+  // keys that are not rows their form, norms, tokens of a group and boosted dims. The kind of V is
+  // there as what it differs by, so that blocks of one kind have the ids they had.
   OSCAR_HD constexpr uint64_t id() const {
     const auto k = static_cast<uint64_t>(kind_), v = static_cast<uint64_t>(v_kind_);
-    return (uint64_t{kFormatVersion} << 48) | ((k | (k ^ v) << 4) << 40) |
-           (static_cast<uint64_t>(order_) << 32) | (uint64_t{head_dim_} << 16) | group_dims_;
+    const auto form = static_cast<uint64_t>(k_form_);
+    return (uint64_t{kFormatVersion} << 48) | ((k | form << 2 | (k ^ v) << 4) << 40) |
+           (uint64_t{head_norms_} << 46) | (static_cast<uint64_t>(order_) << 32) |
+           (uint64_t{k_group_tokens_} / 32 << 33) | (uint64_t{boosted_dims_} << 25) |
+           (uint64_t{head_dim_} << 16) | group_dims_;
   }
   OSCAR_HD friend constexpr bool operator==(const BlockLayout& a, const BlockLayout& b) {
     return a.id() == b.id();
@@ -194,6 +286,20 @@ class BlockLayout {
   }
   // Bits of a code that lie together.
   OSCAR_HD static constexpr int LowBits(int bits) { return bits == 3 ? 2 : bits; }
+
+  OSCAR_HD constexpr uint32_t boost_bytes() const {
+    return static_cast<uint32_t>(boosted_dims_) * kBoostBytes;
+  }
+  OSCAR_HD constexpr uint32_t index_bytes() const {
+    return k_form_ == SideForm::kMixed ? static_cast<uint32_t>(channel_dims()) : 0;
+  }
+  OSCAR_HD constexpr uint32_t norm_bytes() const { return head_norms_ ? kNormBytes : 0; }
+  // A group's plane: all scales, then all mins; in tensor-core order pairs of them.
+  OSCAR_HD constexpr uint32_t ChannelMeta(int group, int i, int which) const {
+    const int dims = channel_dims();
+    const int at = order_ == CodeOrder::kTensorCore ? i * 2 + which : which * dims + i;
+    return k_meta_offset() + static_cast<uint32_t>((group * dims * 2 + at) * 2);
+  }
 
   // Codes of `bits` bits from `base` on; all of them, or the parts of codes of 3.
   OSCAR_HD constexpr CodePosition KPart(uint32_t base, int bits, int token, int dim) const {
@@ -268,8 +374,30 @@ class BlockLayout {
   BlockKind kind_;  // of K
   BlockKind v_kind_;
   CodeOrder order_;
+  SideForm k_form_ = SideForm::kRows;
+  bool head_norms_ = false;
+  uint8_t boosted_dims_ = 0;
+  uint16_t k_group_tokens_ = 0;
   uint16_t head_dim_;
   uint16_t group_dims_;
+};
+
+// A block as a reader needs it: with those it was sealed with, and the norms its keys were divided
+// by.
+struct SealedBlock {
+  const std::byte* block = nullptr;
+  // The first and the second of the pair, `block` being one of them; null where blocks are sealed
+  // alone.
+  const std::byte* pair[2] = {nullptr, nullptr};
+  const std::byte* norms = nullptr;  // PageLayout::NormOffset; null: none, or the head's own
+
+  // Where the (scale, min) of a dim lie: a block, and which of its channel_dims() it is.
+  OSCAR_HD const std::byte* MetaBlock(const BlockLayout& layout, int dim) const {
+    return pair[0] == nullptr ? block : pair[dim / layout.channel_dims()];
+  }
+  OSCAR_HD const std::byte* Norms(const BlockLayout& layout) const {
+    return layout.has_head_norms() ? block + layout.KNorm(0) : norms;
+  }
 };
 
 // body.operator()<kDim, kGroup>() for a head dim and group that blocks have, else `otherwise`.
@@ -303,5 +431,17 @@ static_assert(BlockLayout(BlockKind::kInt4, CodeOrder::kTensorCore, 128, 128).bl
 static_assert(BlockLayout(BlockKind::kBf16, CodeOrder::kTensorCore, 128, 128).block_bytes() ==
               32768);
 static_assert(BlockLayout(BlockKind::kInt2, CodeOrder::kCpu, 128, 128).bits_per_element() == 2.25);
+static_assert(BlockLayout({.form = SideForm::kChannels, .group_tokens = 32}, BlockKind::kInt2,
+                          CodeOrder::kCpu, 128, 32)
+                  .bits_per_element() == 3.0);
+static_assert(BlockLayout({.form = SideForm::kChannels, .group_tokens = 128}, BlockKind::kInt2,
+                          CodeOrder::kCpu, 128, 128)
+                  .bits_per_element() == 2.25);
+static_assert(BlockLayout({.form = SideForm::kMixed, .group_tokens = 128, .boosted_dims = 16},
+                          BlockKind::kInt2, CodeOrder::kCpu, 128, 128)
+                  .block_bytes() == 4928);
+static_assert(BlockLayout({.kind = BlockKind::kInt3, .form = SideForm::kCodebook}, BlockKind::kInt3,
+                          CodeOrder::kCpu, 128, 128)
+                  .block_bytes() == 6528);
 
 }  // namespace oscar

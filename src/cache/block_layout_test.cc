@@ -26,6 +26,71 @@ std::vector<BlockLayout> AllLayouts() {
   return layouts;
 }
 
+// Keys that are not rows.
+std::vector<BlockLayout> FormLayouts() {
+  std::vector<BlockLayout> layouts;
+  using enum BlockKind;
+  for (CodeOrder order : {CodeOrder::kTensorCore, CodeOrder::kCpu}) {
+    for (int dim : {64, 128, 256}) {
+      for (const BlockKind kind : {kInt2, kInt3, kInt4}) {
+        for (const int tokens : {32, 64, 128}) {
+          for (const bool norms : {false, true}) {
+            layouts.emplace_back(KeyFormat{kind, SideForm::kChannels, tokens, norms}, kInt2, order,
+                                 dim, 32);
+          }
+        }
+        layouts.emplace_back(KeyFormat{.kind = kind, .form = SideForm::kCodebook}, kInt3, order,
+                             dim, dim);
+      }
+      for (const int boosted : {8, dim / 4}) {
+        layouts.emplace_back(
+            KeyFormat{.form = SideForm::kMixed, .group_tokens = 128, .boosted_dims = boosted},
+            kInt2, order, dim, 64);
+      }
+    }
+  }
+  return layouts;
+}
+
+TEST(BlockLayout, EveryBitOfBlocksWhoseKeysAreNotRowsHasExactlyOneOwner) {
+  for (const BlockLayout& layout : FormLayouts()) {
+    std::vector<int> owners(layout.block_bytes() * 8, 0);
+    const auto claim = [&](uint32_t byte, uint32_t shift, int bits) {
+      for (int b = 0; b < bits; ++b) ++owners.at(byte * 8 + shift + static_cast<uint32_t>(b));
+    };
+    const auto claim_code = [&](int bits, CodePosition code, CodePosition high) {
+      claim(code.offset, code.shift, bits == 3 ? 2 : bits);
+      if (bits == 3) claim(high.offset, high.shift, 1);
+    };
+    for (int t = 0; t < kPageTokens; ++t) {
+      for (int d = 0; d < layout.head_dim(); ++d) {
+        claim_code(layout.k_bits(), layout.KCode(t, d), layout.KHighBit(t, d));
+        claim_code(layout.v_bits(), layout.VCode(t, d), layout.VHighBit(t, d));
+      }
+      for (int g = 0; g < layout.num_groups(); ++g) {
+        claim(layout.VScale(t, g), 0, 16);
+        claim(layout.VMin(t, g), 0, 16);
+      }
+      if (layout.has_head_norms()) claim(layout.KNorm(t), 0, 32);
+      if (layout.k_form() == SideForm::kCodebook) claim(layout.KRowNorm(t), 0, 16);
+    }
+    if (layout.k_form() != SideForm::kCodebook) {
+      for (int i = 0; i < layout.channel_dims(); ++i) {
+        for (int g = 0; g < layout.channel_groups(); ++g) {
+          claim(layout.KChannelScale(g, i), 0, 16);
+          claim(layout.KChannelMin(g, i), 0, 16);
+        }
+        if (layout.k_form() == SideForm::kMixed) claim(layout.KIndex(i), 0, 8);
+      }
+    }
+    for (int i = 0; i < layout.boosted_dims(); ++i) {
+      claim(layout.KBoost(i), 0, 8 * BlockLayout::kBoostBytes);
+    }
+    for (int owner : owners) ASSERT_EQ(owner, 1) << std::hex << layout.id();
+    EXPECT_EQ(layout.block_bytes() % 32, 0u);
+  }
+}
+
 TEST(BlockLayout, EveryBitOfEveryBlockHasExactlyOneOwner) {
   for (const BlockLayout& layout : AllLayouts()) {
     std::vector<int> owners(layout.block_bytes() * 8, 0);
@@ -64,7 +129,8 @@ TEST(BlockLayout, IdsStayWhatTheyWere) {
 }
 
 TEST(BlockLayout, IdsAreDistinct) {
-  const auto layouts = AllLayouts();
+  auto layouts = AllLayouts();
+  for (const BlockLayout& layout : FormLayouts()) layouts.push_back(layout);
   for (size_t i = 0; i < layouts.size(); ++i) {
     for (size_t j = 0; j < i; ++j) {
       // A BF16 page has no groups, so its group does not distinguish it.

@@ -35,6 +35,8 @@ struct CacheConfig {
   int page_run() const { return std::max(1, pages_together); }
   // The first position that a token at `length` sees in layers with a window.
   int64_t WindowStart(int64_t length) const { return std::max<int64_t>(0, length - window + 1); }
+  // The first of the pages that `page` is sealed with. REQUIRES: page is not of the sink.
+  int64_t FirstOfRun(int64_t page) const { return page - (page - sink / kPageTokens) % page_run(); }
   Status Validate() const;
 };
 

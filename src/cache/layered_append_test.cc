@@ -81,7 +81,7 @@ class LayeredAppendTest : public testing::TestWithParam<int> {
       1024,
       GetParam()};
   const RuleSealer sealer_{config_, std::vector(kLayers, std::vector<BlockRules>(kHeads)),
-                           EncodeBlock};
+                           EncodeBlocks};
   PagePool pool_{uint64_t{64} << 20, &sealer_};
   ThreadPool threads_{1};
 };

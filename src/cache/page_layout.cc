@@ -20,12 +20,14 @@ std::vector<std::vector<BlockLayout>> ForAllHeads(const std::vector<BlockLayout>
 PageLayout::PageLayout(const std::vector<BlockLayout>& layers, int kv_heads)
     : PageLayout(ForAllHeads(layers, kv_heads)) {}
 
-PageLayout::PageLayout(const std::vector<std::vector<BlockLayout>>& blocks)
-    : PageLayout(blocks, std::vector<bool>(blocks.size(), true)) {}
+PageLayout::PageLayout(const std::vector<std::vector<BlockLayout>>& blocks, bool token_norms)
+    : PageLayout(blocks, std::vector<bool>(blocks.size(), true), token_norms) {}
 
 PageLayout::PageLayout(const std::vector<std::vector<BlockLayout>>& blocks,
-                       const std::vector<bool>& held)
-    : held_(held), kv_heads_(blocks.empty() ? 1 : static_cast<int>(blocks[0].size())) {
+                       const std::vector<bool>& held, bool token_norms)
+    : held_(held),
+      kv_heads_(blocks.empty() ? 1 : static_cast<int>(blocks[0].size())),
+      token_norms_(token_norms) {
   OSCAR_CHECK(held_.size() == blocks.size());
   for (size_t i = 0; i < blocks.size(); ++i) {
     OSCAR_CHECK(std::cmp_equal(blocks[i].size(), kv_heads_) && kv_heads_ > 0);
@@ -35,6 +37,7 @@ PageLayout::PageLayout(const std::vector<std::vector<BlockLayout>>& blocks,
       bytes_ += layout.block_bytes();
       elements_ += uint64_t{2} * kPageTokens * static_cast<uint64_t>(layout.head_dim());
     }
+    if (has_norms(static_cast<int>(i))) bytes_ += BlockLayout::kNormBytes;
   }
 }
 

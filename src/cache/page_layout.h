@@ -26,7 +26,10 @@ class PageLayout {
   // One layout per layer, the same for all of its KV heads.
   PageLayout(const std::vector<BlockLayout>& layers, int kv_heads);
   // [layers][kv_heads]. REQUIRES: every layer has as many heads.
-  explicit PageLayout(const std::vector<std::vector<BlockLayout>>& blocks);
+  // `token_norms`: behind the blocks of every layer whose keys are quantised lie the norms of the
+  // page's tokens over all KV heads, one fp32 number each.
+  explicit PageLayout(const std::vector<std::vector<BlockLayout>>& blocks,
+                      bool token_norms = false);
   // Bytes without blocks.
   static PageLayout OfBytes(size_t bytes) {
     PageLayout layout({}, 1);
@@ -34,7 +37,8 @@ class PageLayout {
     return layout;
   }
   // Of the layers for which `held` says so; the others take no bytes. REQUIRES: one is held.
-  PageLayout(const std::vector<std::vector<BlockLayout>>& blocks, const std::vector<bool>& held);
+  PageLayout(const std::vector<std::vector<BlockLayout>>& blocks, const std::vector<bool>& held,
+             bool token_norms = false);
 
   int num_layers() const { return static_cast<int>(blocks_.size()) / kv_heads_; }
   int kv_heads() const { return kv_heads_; }
@@ -51,11 +55,19 @@ class PageLayout {
   size_t BlockOffset(int layer, int head) const {
     return blocks(layer)[static_cast<size_t>(head)].offset;
   }
-  // All KV heads of a layer, which lie together.
+  // All KV heads of a layer and its token norms, which lie together.
   size_t LayerBytes(int layer) const {
     if (!Holds(layer)) return 0;
+    return NormOffset(layer) + (has_norms(layer) ? BlockLayout::kNormBytes : 0) -
+           BlockOffset(layer, 0);
+  }
+  bool has_norms(int layer) const {
+    return token_norms_ && Holds(layer) && !block(layer, 0).is_bf16();
+  }
+  // Where a layer's token norms begin, or its blocks end.
+  size_t NormOffset(int layer) const {
     const BlockPlace& last = blocks(layer).back();
-    return last.offset + last.layout.block_bytes() - BlockOffset(layer, 0);
+    return last.offset + last.layout.block_bytes();
   }
   // Whether every block that the page holds is of one layout.
   bool is_uniform() const;
@@ -67,6 +79,7 @@ class PageLayout {
   std::vector<BlockPlace> blocks_;  // [layers][kv_heads]
   std::vector<bool> held_;          // [layers]
   int kv_heads_;
+  bool token_norms_ = false;
   size_t bytes_ = 0;
   uint64_t elements_ = 0;
 };

@@ -39,9 +39,8 @@ class HostPageSealer : public PageSealer {
   const CacheConfig& config_;
 };
 
-// For rules that fit pages: EncodeBlock or a bit-equal vectorised twin.
-using BlockEncoder = int (*)(const BlockLayout&, const BlockRules&, std::span<const Bf16>,
-                             std::span<const Bf16>, std::span<std::byte>);
+// EncodeBlocks or a bit-equal vectorised twin.
+using BlockEncoder = int (*)(const BlockLayout&, const BlockRules&, const BlockRun&);
 class RuleSealer : public HostPageSealer {
  public:
   // `rules` [layers][kv heads]. Layers whose sealed layout is BF16 are copied.

@@ -90,6 +90,24 @@ Bf16* SequenceCache::VRow(int layer, int head, int64_t position) const {
                                  config_->open.block(layer, 0).VRow(token));
 }
 
+SealedBlock SequenceCache::SealedBlockOf(int layer, int head, int64_t page) const {
+  OSCAR_CHECK(is_sealed(page));
+  const PageLayout& shape = config_->sealed;
+  const auto block_of = [&](int64_t index) {
+    return table_[static_cast<size_t>(index)] + shape.BlockOffset(layer, head);
+  };
+  SealedBlock out{.block = block_of(page)};
+  if (shape.block(layer, head).pages_together() > 1) {
+    const int64_t first = config_->FirstOfRun(page);
+    out.pair[0] = block_of(first);
+    out.pair[1] = block_of(first + 1);
+  }
+  if (shape.has_norms(layer)) {
+    out.norms = table_[static_cast<size_t>(page)] + shape.NormOffset(layer);
+  }
+  return out;
+}
+
 void SequenceCache::Advance(int64_t num_tokens) {
   length_ += num_tokens;
   OSCAR_CHECK(length_ <= num_pages() * kPageTokens);

@@ -87,6 +87,8 @@ class SequenceCache {
   const std::byte* const* page_table() const { return table_.data(); }
   const uint8_t* sealed_flags() const { return sealed_.data(); }
   const CacheConfig& config() const { return *config_; }
+  // A sealed page's block with what a reader needs of others. CPU order only.
+  SealedBlock SealedBlockOf(int layer, int head, int64_t page) const;
   PagePool& pool() const { return *pool_; }
 
   // For models whose page tables lie elsewhere: what they keep here, and the first page whose entry

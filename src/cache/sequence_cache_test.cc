@@ -69,7 +69,7 @@ class SequenceCacheTest : public testing::Test {
       256,
       1};
   RuleSealer sealer_{config_, std::vector(kLayers, std::vector<BlockRules>(kHeads, rules_)),
-                     EncodeBlock};
+                     EncodeBlocks};
   PagePool pool_{uint64_t{64} << 20, &sealer_};
   ThreadPool threads_{2};
 };

@@ -139,7 +139,7 @@ class SequenceOrdersTest : public testing::TestWithParam<std::tuple<int, int>> {
       kRecent,
       kCell,
       std::get<0>(GetParam())};
-  const RuleSealer sealer_{config_, std::vector(kLayers, std::vector<BlockRules>(1)), EncodeBlock};
+  const RuleSealer sealer_{config_, std::vector(kLayers, std::vector<BlockRules>(1)), EncodeBlocks};
   PagePool pool_{14 * config_.open.bytes(), &sealer_};
   ThreadPool threads_{1};
   std::vector<Sequence> sequences_;  // goes before the pool

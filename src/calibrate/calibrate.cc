@@ -229,7 +229,7 @@ Status MeasureErrors(LoadedModel& model, const std::vector<std::vector<int32_t>>
     KvPlanOptions options = ErrorPlan(model.spec(), method, group_dims);
     if (rotated) options.rotation = out.rotation;
     OSCAR_ASSIGN_OR_RETURN(const std::unique_ptr<KvPlan> plan,
-                           KvPlan::Make(model.spec(), options, simd::WriteBlock));
+                           KvPlan::Make(model.spec(), options, simd::WriteBlocks));
     OSCAR_ASSIGN_OR_RETURN(auto errors, probe.Measure(*plan));
     out.errors.emplace_back(label, std::move(errors));
     return {};
@@ -256,7 +256,7 @@ Result<Calibration> Calibrate(const CalibrateOptions& options) {
   OSCAR_ASSIGN_OR_RETURN(
       const std::unique_ptr<KvPlan> plan,
       KvPlan::Make(model->spec(), ErrorPlan(model->spec(), "naive", options.group_dims),
-                   simd::WriteBlock));
+                   simd::WriteBlocks));
   OSCAR_ASSIGN_OR_RETURN(const Tokenizer tokenizer, Tokenizer::Load(model->directory()));
   Result<ChatTemplate> chat = ChatTemplate::Load(model->directory());
   if (!chat.has_value() && chat.error().code() != StatusCode::kNotFound) {
@@ -294,7 +294,7 @@ Result<Calibration> Calibrate(const CalibrateOptions& options) {
   }
   CalibrateOptions fitted = options;
   fitted.fit.also_shared = true;
-  fitted.fit.clip.group_dims = plan->method().k_rows.group_dims;
+  fitted.fit.clip.group_dims = plan->method().k.rows.group_dims;
   fitted.fit.model_fingerprint = fmt::format("{:016x}", model->model().fingerprint());
   Capture capture(*model, fitted);
   OSCAR_RETURN_IF_ERROR(CheckFitOptions(fitted.fit, capture.shape()));

@@ -3,6 +3,7 @@
 
 #include <CLI/App.hpp>
 #include <CLI/Validators.hpp>
+#include <algorithm>
 #include <memory>
 #include <nlohmann/json.hpp>
 
@@ -22,10 +23,6 @@ struct AttentionOptions {
   std::string json;
 };
 
-const char* Name(BlockKind kind) {
-  return kind == BlockKind::kInt2 ? "int2" : kind == BlockKind::kInt4 ? "int4" : "bf16";
-}
-
 nlohmann::ordered_json ToJson(const AttentionOptions& options, const AttentionBenchReport& report) {
   nlohmann::ordered_json out = {{"q_heads", options.bench.q_heads},
                                 {"kv_heads", options.bench.kv_heads},
@@ -36,7 +33,7 @@ nlohmann::ordered_json ToJson(const AttentionOptions& options, const AttentionBe
                                 {"read_bytes_per_second", report.read_bytes_per_second},
                                 {"rows", nlohmann::ordered_json::array()}};
   for (const AttentionBenchRow& row : report.rows) {
-    out["rows"].push_back({{"kv", Name(row.kind)},
+    out["rows"].push_back({{"kv", row.name},
                            {"context", row.context},
                            {"bytes", row.bytes},
                            {"median_seconds", row.seconds},
@@ -56,31 +53,36 @@ Status RunAttention(const AttentionOptions& options) {
                                        bench.q_heads, bench.kv_heads));
   }
   for (const int64_t context : bench.contexts) {
-    if (context < kPageTokens || context > (int64_t{1} << 22)) {
+    if (context < kMaxGroupTokens || context > (int64_t{1} << 22)) {
       return InvalidArgument(fmt::format("--contexts {}: between {} and {} tokens", context,
-                                         kPageTokens, int64_t{1} << 22));
+                                         kMaxGroupTokens, int64_t{1} << 22));
     }
   }
   ThreadPool pool(options.threads);
   bool header = false;
-  const auto report = RunAttentionBench(pool, bench, [&](const AttentionBenchReport& so_far) {
-    if (!header) {
-      fmt::print(
-          "decode attention, one layer: {} query heads, {} KV heads, head dim {}, group {}\n"
-          "{} threads, {}; read bandwidth {:.1f} GB/s\n\n{:>9} {:>5} {:>10} {:>10} {:>10} "
-          "{:>9} {:>7} {:>8}\n",
-          bench.q_heads, bench.kv_heads, bench.head_dim, bench.group_dims, so_far.threads,
-          so_far.target, so_far.read_bytes_per_second / 1e9, "context", "kv", "MB", "best ms",
-          "median ms", "GB/s", "of roof", "vs bf16");
-      header = true;
-    }
-    const auto& row = so_far.rows.back();
-    fmt::print("{:>9} {:>5} {:>10.2f} {:>10.3f} {:>10.3f} {:>9.2f} {:>6.0f}% {:>7.2f}x\n",
-               row.context, Name(row.kind), static_cast<double>(row.bytes) / 1e6,
-               row.best_seconds * 1e3, row.seconds * 1e3, row.bytes_per_second / 1e9,
-               100.0 * row.bytes_per_second / so_far.read_bytes_per_second, row.speedup_vs_bf16);
-    std::fflush(stdout);
-  });
+  size_t width = 5;
+  for (const std::string& name : bench.methods) width = std::max(width, name.size());
+  OSCAR_ASSIGN_OR_RETURN(
+      const AttentionBenchReport report,
+      RunAttentionBench(pool, bench, [&](const AttentionBenchReport& so_far) {
+        if (!header) {
+          fmt::print(
+              "decode attention, one layer: {} query heads, {} KV heads, head dim {}, group {}\n"
+              "{} threads, {}; read bandwidth {:.1f} GB/s\n\n{:>9} {:>{}} {:>10} {:>10} {:>10} "
+              "{:>9} {:>7} {:>8}\n",
+              bench.q_heads, bench.kv_heads, bench.head_dim, bench.group_dims, so_far.threads,
+              so_far.target, so_far.read_bytes_per_second / 1e9, "context", "kv", width, "MB",
+              "best ms", "median ms", "GB/s", "of roof", "vs bf16");
+          header = true;
+        }
+        const auto& row = so_far.rows.back();
+        fmt::print("{:>9} {:>{}} {:>10.2f} {:>10.3f} {:>10.3f} {:>9.2f} {:>6.0f}% {:>7.2f}x\n",
+                   row.context, row.name, width, static_cast<double>(row.bytes) / 1e6,
+                   row.best_seconds * 1e3, row.seconds * 1e3, row.bytes_per_second / 1e9,
+                   100.0 * row.bytes_per_second / so_far.read_bytes_per_second,
+                   row.speedup_vs_bf16);
+        std::fflush(stdout);
+      }));
   if (!options.json.empty()) {
     return WriteFileAtomically(options.json, ToJson(options, report).dump(2) + "\n");
   }
@@ -106,6 +108,10 @@ void AddBenchCommand(CLI::App& app, RunFunction& run) {
       ->capture_default_str();
   command->add_option("--group", options->bench.group_dims, "Dims that share a scale and a minimum")
       ->capture_default_str();
+  command
+      ->add_option("--kv", options->bench.methods,
+                   "Cache methods whose pages are measured besides: oscar-su,kivi,...")
+      ->delimiter(',');
   command->add_option("--contexts", options->bench.contexts, "Context lengths, tokens")
       ->delimiter(',')
       ->capture_default_str();

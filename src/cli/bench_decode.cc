@@ -37,7 +37,7 @@ struct DecodeBenchOptions {
 // One line of the table: a cell of the grid, or as many sequences as fit the job's memory.
 struct Line {
   std::string method;
-  bool simulated = false, job = false;
+  bool job = false;
   DecodeBenchRow row;
   int fits = 0;               // a job's sequences; more than the batch where a step takes no more
   uint64_t needed_bytes = 0;  // of weights and pages
@@ -94,17 +94,16 @@ void DecodeBench::PrintHeader(const LoadedModel& loaded) {
 }
 
 void DecodeBench::PrintLine(const Line& line) const {
-  const std::string name = line.simulated ? line.method + " (sim)" : line.method;
   const DecodeBenchRow& row = line.row;
   if (row.seconds_per_step == 0.0) {
-    fmt::print("{:>14} {:>9} {:>6} {:>10}  needs {} of weights and pages\n", name, row.context,
-               row.batch, "-", FormatBytes(line.needed_bytes));
+    fmt::print("{:>14} {:>9} {:>6} {:>10}  needs {} of weights and pages\n", line.method,
+               row.context, row.batch, "-", FormatBytes(line.needed_bytes));
     return;
   }
   const auto base = bf16_.find({row.context, line.job ? 0 : row.batch, line.job});
   fmt::print(
-      "{:>14} {:>9} {:>6} {:>10.2f} {:>9.3f} {:>9.3f} {:>9.3f} {:>9} {:>7} {:>8}{}{}\n", name,
-      row.context, row.batch, row.tokens_per_second, row.seconds_per_step * 1e3,
+      "{:>14} {:>9} {:>6} {:>10.2f} {:>9.3f} {:>9.3f} {:>9.3f} {:>9} {:>7} {:>8}{}{}\n",
+      line.method, row.context, row.batch, row.tokens_per_second, row.seconds_per_step * 1e3,
       row.seconds_alone * 1e3, static_cast<double>(row.bytes()) / 1e9,
       roof_ > 0 ? fmt::format("{:.3f}", 1e3 * RoofSeconds(row)) : "-",
       roof_ > 0 ? fmt::format("{:.0f}%", 100 * RoofSeconds(row) / row.seconds_per_step) : "-",
@@ -123,7 +122,6 @@ Status DecodeBench::AddCell(LoadedModel& loaded, int64_t context, int sequences,
   Line line;
   line.fits = sequences;
   line.method = method_;
-  line.simulated = loaded.kv().method().is_simulated();
   line.job = job;
   line.row.context = context;
   line.row.batch = batch;
@@ -216,7 +214,6 @@ Status DecodeBench::WriteFiles() const {
       const DecodeBenchRow& row = line.row;
       if (row.seconds_per_step == 0.0) continue;
       rows.push_back({{"kv", line.method},
-                      {"simulated", line.simulated},
                       {"job", line.job},
                       {"context", row.context},
                       {"batch", row.batch},
@@ -233,7 +230,7 @@ Status DecodeBench::WriteFiles() const {
   }
   if (!options_.csv.empty()) {
     std::string csv =
-        "kv,simulated,job,context,batch,tokens_per_second,seconds_per_step,seconds_alone,"
+        "kv,job,context,batch,tokens_per_second,seconds_per_step,seconds_alone,"
         "weight_bytes,kv_bytes,roof_seconds,of_roof,needed_bytes\n";
     for (const Line& line : lines_) {
       const DecodeBenchRow& row = line.row;
@@ -247,8 +244,8 @@ Status DecodeBench::WriteFiles() const {
                                             RoofSeconds(row) / row.seconds_per_step)
                               : ",";
       }
-      csv += fmt::format("{},{},{},{},{},{},{}\n", line.method, line.simulated ? 1 : 0,
-                         line.job ? 1 : 0, row.context, row.batch, measured, line.needed_bytes);
+      csv += fmt::format("{},{},{},{},{},{}\n", line.method, line.job ? 1 : 0, row.context,
+                         row.batch, measured, line.needed_bytes);
     }
     OSCAR_RETURN_IF_ERROR(WriteFileAtomically(options_.csv, csv));
   }
@@ -267,8 +264,9 @@ Status DecodeBench::WriteFiles() const {
       } else if (options_.contexts.size() == 1) {
         // As in reports of oscar eval.
         const auto table = KvMethodTable();
-        line.color =
-            static_cast<int>(std::ranges::find(table, method, &KvMethodInfo::name) - table.begin());
+        line.color = static_cast<int>(
+            std::ranges::find(table, method.substr(0, method.find(':')), &KvMethodInfo::name) -
+            table.begin());
       }
       line.name = context < 1000 ? fmt::format("{} {}", method, context)
                                  : fmt::format("{} {}K", method, context / 1000);

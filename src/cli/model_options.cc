@@ -25,7 +25,8 @@ std::string MethodHelp() {
     names += fmt::format("{}{}", names.empty() ? "" : ", ", method.name);
   }
   return fmt::format(
-      "Cache method: {}. oscar+ is this project's own; oscar is OSCAR (arXiv 2605.17757) as "
+      "Cache method: {}. Some take switches, as in oscar-su:norm=head:bits=3 (docs/quantizers.md). "
+      "oscar+ is this project's own; oscar is OSCAR (arXiv 2605.17757) as "
       "published; oscar-su is "
       "OScaR (arXiv 2605.19660), another method of a similar name",
       names);

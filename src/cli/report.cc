@@ -25,7 +25,6 @@ nlohmann::ordered_json CacheToJson(const CacheReport& cache) {
           {"bf16_bytes", cache.bf16_bytes},
           {"quantized_tokens", cache.quantized_tokens},
           {"bits_per_element", cache.bits_per_element},
-          {"simulated", cache.simulated},
           {"method", cache.method}};
 }
 
@@ -35,9 +34,9 @@ std::string CacheLine(const CacheReport& cache) {
     return fmt::format("{} tokens cached in {} of BF16 pages; no 2-bit pages yet", cache.tokens,
                        FormatBytes(cache.bytes));
   }
-  return fmt::format("{} tokens cached in {} (BF16: {}), {:.2f} bits per element{}", cache.tokens,
+  return fmt::format("{} tokens cached in {} (BF16: {}), {:.2f} bits per element", cache.tokens,
                      FormatBytes(cache.bytes), FormatBytes(cache.bf16_bytes),
-                     cache.bits_per_element, cache.simulated ? ", simulated" : "");
+                     cache.bits_per_element);
 }
 
 std::string StatsLine(const Completion& c) {

@@ -120,14 +120,10 @@ Status PrintPlan(const ServeArguments& arguments) {
   OSCAR_ASSIGN_OR_RETURN(const auto bf16, LoadedModel::DryRun(plain));
   const MemoryPlan& memory = planned->memory();
   const int64_t tokens = std::min(arguments.plan_tokens, planned->max_context());
-  // A simulated method keeps BF16 pages, so that is what counts; its own bytes are told beside.
-  const bool is_simulated = planned->kv().method().is_simulated();
   const uint64_t state = planned->spec().state_bytes();
-  const uint64_t stored = planned->kv().StoredBytes(tokens) + state;
+  const uint64_t ours = planned->kv().StoredBytes(tokens) + state;
   const uint64_t theirs = bf16->kv().StoredBytes(tokens) + state;
-  const uint64_t ours = is_simulated ? theirs : stored;
-  const double stored_bits = planned->kv().StoredBits(tokens);
-  const double bits = is_simulated ? bf16->kv().StoredBits(tokens) : stored_bits;
+  const double bits = planned->kv().StoredBits(tokens);
   // While the last of them is being read, which takes more than keeping it.
   const auto fits = [&](const LoadedModel& model, Reading reading) {
     return Conversations(model.kv().cache(), tokens, memory.kv_bytes, reading);
@@ -155,10 +151,7 @@ Status PrintPlan(const ServeArguments& arguments) {
                          {"conversation_bytes_bf16", theirs},
                          {"conversations", fit},
                          {"conversations_bf16", fit_bf16},
-                         {"bits_per_element", bits},
-                         {"simulated", is_simulated},
-                         {"method_bytes", stored},
-                         {"method_bits_per_element", stored_bits}};
+                         {"bits_per_element", bits}};
     json["gpus"] = {{"memory_bytes", arguments.gpu_memory},
                     {"count", gpus.fits ? ordered_json(share.gpus) : ordered_json()},
                     {"weight_bytes_each", share.weight_bytes},
@@ -188,12 +181,6 @@ Status PrintPlan(const ServeArguments& arguments) {
         "recurrent state   {:>12}  of it, whatever its length: {:.0f} % here, {:.0f} % in BF16\n",
         FormatBytes(state), 100.0 * static_cast<double>(state) / static_cast<double>(ours),
         100.0 * static_cast<double>(state) / static_cast<double>(theirs));
-  }
-  if (is_simulated) {
-    fmt::print(
-        "simulated         {:>12}  is what the method itself would take, {:.2f} bits per "
-        "element; its pages are kept in BF16\n",
-        FormatBytes(stored), stored_bits);
   }
   fmt::print("conversations     {:>12}  at once, one of them being read; {} in BF16\n", fit,
              fit_bf16);

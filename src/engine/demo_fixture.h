@@ -46,7 +46,7 @@ struct DemoModel {
   }
 
   static std::unique_ptr<KvPlan> PlanOf(const KvPlanOptions& options) {
-    auto made = KvPlan::Make(DemoSpec(), options, simd::WriteBlock);
+    auto made = KvPlan::Make(DemoSpec(), options, simd::WriteBlocks);
     if (!made.has_value()) ADD_FAILURE() << made.error().ToString();
     return std::move(*made);
   }

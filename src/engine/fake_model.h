@@ -28,14 +28,15 @@ namespace oscar {
 // A sealed page keeps the signatures of its 64 rows, changed: it is not what was stored open.
 inline uint64_t SealedSignature(uint64_t open) { return open * 0x9E3779B97F4A7C15u + 1; }
 
-inline int FakeEncodePage(const BlockLayout& layout, const BlockRules&, std::span<const Bf16> k,
-                          std::span<const Bf16>, std::span<std::byte> block) {
+inline int FakeEncodePage(const BlockLayout& layout, const BlockRules&, const BlockRun& run) {
   const auto row = static_cast<size_t>(layout.head_dim());
-  for (size_t t = 0; t < kPageTokens; ++t) {
-    uint64_t signature = 0;
-    std::memcpy(&signature, k.data() + t * row, sizeof(signature));
-    signature = SealedSignature(signature);
-    std::memcpy(block.data() + t * sizeof(signature), &signature, sizeof(signature));
+  for (size_t page = 0; page < run.blocks.size(); ++page) {
+    for (size_t t = 0; t < kPageTokens; ++t) {
+      uint64_t signature = 0;
+      std::memcpy(&signature, run.k[page] + t * row, sizeof(signature));
+      signature = SealedSignature(signature);
+      std::memcpy(run.blocks[page] + t * sizeof(signature), &signature, sizeof(signature));
+    }
   }
   return 0;
 }

@@ -212,7 +212,7 @@ TEST(Generator, AMapsPagesHaveTheirTrueSize) {
 
 TEST(Generator, BitsThatCannotBeAreRefused) {
   const auto refusal = [](KvPlanOptions options) {
-    const auto plan = KvPlan::Make(DemoSpec(), options, simd::WriteBlock);
+    const auto plan = KvPlan::Make(DemoSpec(), options, simd::WriteBlocks);
     EXPECT_FALSE(plan.has_value());
     return plan.has_value() ? std::string() : std::string(plan.error().message());
   };
@@ -224,7 +224,7 @@ TEST(Generator, BitsThatCannotBeAreRefused) {
   options.bits = 2.5;
   EXPECT_NE(refusal(options).find("oscar calibrate"), std::string::npos);
   options.bits = 3.25;
-  EXPECT_TRUE(KvPlan::Make(DemoSpec(), options, simd::WriteBlock).has_value());
+  EXPECT_TRUE(KvPlan::Make(DemoSpec(), options, simd::WriteBlocks).has_value());
   options.method = "naive";
   EXPECT_NE(refusal(options).find("bits of naive are its own"), std::string::npos);
   options = {};

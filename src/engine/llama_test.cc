@@ -72,7 +72,7 @@ TEST_P(LlamaTest, ReferenceMatchesTransformers) {
   PagePool pool(uint64_t{1} << 26);
   KvPlanOptions options;
   options.method = "bf16";
-  const auto plan = KvPlan::Make(spec, options, simd::WriteBlock);
+  const auto plan = KvPlan::Make(spec, options, simd::WriteBlocks);
   auto backend = MakeReferenceBackend(spec, **source, **plan, threads);
   ASSERT_TRUE(backend.has_value()) << backend.error().ToString();
   const auto reference = Decoder::Make(std::move(*backend));
@@ -94,7 +94,7 @@ TEST_P(LlamaTest, EngineMatchesTransformers) {
   PagePool pool(uint64_t{1} << 26);
   KvPlanOptions options;
   options.method = "bf16";
-  const auto plan = KvPlan::Make(spec, options, simd::WriteBlock);
+  const auto plan = KvPlan::Make(spec, options, simd::WriteBlocks);
   ASSERT_TRUE(plan.has_value()) << plan.error().ToString();
   const auto model = LoadModel(Device::kCpu, spec, **source, **plan, threads);
   ASSERT_TRUE(model.has_value()) << model.error().ToString();

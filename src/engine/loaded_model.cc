@@ -269,7 +269,7 @@ Status LoadedModel::ChooseDevice(const ModelOptions& options, const KvPlanOption
     if (found.has_value()) {
       KvPlanOptions ordered = plan;
       ordered.order = OrderOf(Device::kCuda);
-      OSCAR_ASSIGN_OR_RETURN(plan_, KvPlan::Make(spec_, ordered, simd::WriteBlock));
+      OSCAR_ASSIGN_OR_RETURN(plan_, KvPlan::Make(spec_, ordered, simd::WriteBlocks));
       refused = CheckPlan(Device::kCuda, spec_, *plan_);
       if (refused.ok()) {
         device_ = Device::kCuda;
@@ -290,7 +290,7 @@ Status LoadedModel::ChooseDevice(const ModelOptions& options, const KvPlanOption
       LogWarning("running on the CPU: {}", refused.message());  // there is one, in vain
     }
   }
-  OSCAR_ASSIGN_OR_RETURN(plan_, KvPlan::Make(spec_, plan, simd::WriteBlock));
+  OSCAR_ASSIGN_OR_RETURN(plan_, KvPlan::Make(spec_, plan, simd::WriteBlocks));
   return {};
 }
 

@@ -46,7 +46,7 @@ Rotation Permutations(const ModelSpec& spec) {
 std::unique_ptr<KvPlan> MakePlan(const ModelSpec& spec, const std::string& method) {
   KvPlanOptions options = DemoModel::Method(method == "calibrated" ? "oscar+" : method);
   if (method == "calibrated") options.rotation = Permutations(spec);
-  auto plan = KvPlan::Make(spec, options, simd::WriteBlock);
+  auto plan = KvPlan::Make(spec, options, simd::WriteBlocks);
   EXPECT_TRUE(plan.has_value()) << plan.error().ToString();
   return std::move(*plan);
 }

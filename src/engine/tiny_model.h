@@ -53,7 +53,7 @@ struct TinyModel {
     }
     KvPlanOptions ordered = kv;
     ordered.order = OrderOf(device);
-    auto made = KvPlan::Make(spec, ordered, simd::WriteBlock);
+    auto made = KvPlan::Make(spec, ordered, simd::WriteBlocks);
     if (!made.has_value()) {
       status = made.error();
       return;

@@ -178,8 +178,8 @@ void Meter::AddProxy(int slot, int kv_head, std::span<const float> queries, Read
   std::vector<double> k_error(static_cast<size_t>(length)), v_error(k_error.size());
   for (int64_t t = first; t < end; ++t) {
     const auto i = static_cast<size_t>(t);
-    k_error[i] = RowError(plan.k(slot), plan.method().k_rows, kv_head, {k.data() + i * dim, dim});
-    v_error[i] = RowError(plan.v(slot), plan.method().v_rows, kv_head, {v.data() + i * dim, dim});
+    k_error[i] = RowError(plan.k(slot), plan.method().k.rows, kv_head, {k.data() + i * dim, dim});
+    v_error[i] = RowError(plan.v(slot), plan.method().v.rows, kv_head, {v.data() + i * dim, dim});
   }
   std::vector<double> p(static_cast<size_t>(length)), out(dim);
   double k_cost = 0, v_cost = 0;

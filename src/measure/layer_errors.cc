@@ -151,7 +151,8 @@ Result<std::vector<std::pair<double, double>>> LayerErrorProbe::Measure(const Kv
       const std::vector<double> moment = QueryMoment(layer, h, &plan.k(slot));
       for (int64_t page = 0; page < cache.num_pages(); ++page) {
         if (!cache.is_sealed(page)) continue;
-        DecodeBlock(config.sealed.block(slot, h), cache.page(page).Block(slot, h), k_page, v_page);
+        DecodeBlock(config.sealed.block(slot, h), cache.SealedBlockOf(slot, h, page), k_page,
+                    v_page);
         for (size_t t = 0; t < kPageTokens; ++t) {
           const size_t at =
               ((static_cast<size_t>(page) * kPageTokens + t) * static_cast<size_t>(kv_heads_) +

@@ -20,7 +20,7 @@ namespace {
 std::unique_ptr<KvPlan> Bf16Plan(const ModelSpec& spec) {
   KvPlanOptions options;
   options.method = "bf16";
-  auto plan = KvPlan::Make(spec, options, simd::WriteBlock);
+  auto plan = KvPlan::Make(spec, options, simd::WriteBlocks);
   EXPECT_TRUE(plan.has_value()) << plan.error().ToString();
   return std::move(*plan);
 }
@@ -194,7 +194,7 @@ void ExpectAsReference(const ModelSpec& spec) {
   KvPlanOptions options;
   options.sink = options.recent = 64;
   options.prefill_cell = 64;
-  auto int2 = KvPlan::Make(spec, options, simd::WriteBlock);
+  auto int2 = KvPlan::Make(spec, options, simd::WriteBlocks);
   ASSERT_TRUE(int2.has_value()) << int2.error().ToString();
   EXPECT_EQ((*int2)->cache().open.num_layers(), spec.num_kv_layers());
   const auto model = *LoadModel(Device::kCpu, spec, source, **int2, threads, portable);

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/check.h"
+
 namespace oscar {
 namespace {
 
@@ -33,16 +35,26 @@ void IntegerZero(float levels, MetaType meta, std::span<const float> x, float lo
 
 }  // namespace
 
-void QuantizeAffine(AffineRule rule, int bits, MetaType meta, std::span<const float> x,
+void QuantizeAffine(RowRule rule, int bits, MetaType meta, std::span<const float> x,
                     std::span<uint8_t> codes, float* scale, float* offset) {
-  const auto [lo, hi] = std::minmax_element(x.begin(), x.end());
+  const auto [least, largest] = std::minmax_element(x.begin(), x.end());
+  const float lo = *least + 0.0f, hi = *largest + 0.0f;  // -0 becomes +0
   const auto levels = static_cast<float>((1 << bits) - 1);
-  if (rule == AffineRule::kIntegerZero) {
-    IntegerZero(levels, meta, x, *lo, *hi, codes, scale, offset);
+  if (rule == RowRule::kIntegerZero) {
+    IntegerZero(levels, meta, x, lo, hi, codes, scale, offset);
     return;
   }
-  *scale = std::max(RoundMeta((*hi - *lo) / levels, meta), kMinScale);
-  *offset = RoundMeta(*lo, meta);
+  *offset = RoundMeta(lo, meta);
+  if (rule == RowRule::kMinMax) {
+    *scale = std::max(RoundMeta(std::max(hi - lo, kMinRange) / levels, meta), kMinScale);
+    for (size_t i = 0; i < x.size(); ++i) {
+      const float q = std::floor((x[i] - *offset) / *scale + 0.5f);
+      codes[i] = static_cast<uint8_t>(std::clamp(q, 0.0f, levels));
+    }
+    return;
+  }
+  OSCAR_DCHECK(rule == RowRule::kRealMin);
+  *scale = std::max(RoundMeta((hi - lo) / levels, meta), kMinScale);
   for (size_t i = 0; i < x.size(); ++i) {
     codes[i] =
         static_cast<uint8_t>(std::nearbyint(std::clamp((x[i] - *offset) / *scale, 0.0f, levels)));

@@ -9,7 +9,7 @@ namespace oscar {
 
 std::string AffineRows::description() const {
   return fmt::format("{} rows, {} bits, groups of {}, {} metadata",
-                     spec_.rule == AffineRule::kRealMin ? "min/max (half to even)" : "integer-zero",
+                     spec_.rule == RowRule::kRealMin ? "min/max (half to even)" : "integer-zero",
                      spec_.bits, spec_.group_dims, ToString(spec_.meta));
 }
 

@@ -11,7 +11,7 @@
 namespace oscar {
 
 struct AffineRowSpec {
-  AffineRule rule = AffineRule::kRealMin;
+  RowRule rule = RowRule::kRealMin;
   int bits = 2;  // 2, 3, 4 or 8
   int group_dims = 32;
   MetaType meta = MetaType::kFp16;

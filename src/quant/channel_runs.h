@@ -11,7 +11,7 @@
 namespace oscar {
 
 struct ChannelSpec {
-  AffineRule rule = AffineRule::kRealMin;
+  RowRule rule = RowRule::kRealMin;
   int bits = 2;
   int group_tokens = 32;  // a multiple of 16
   MetaType meta = MetaType::kFp16;

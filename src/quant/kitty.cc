@@ -7,38 +7,40 @@
 #include <numeric>
 
 #include "base/check.h"
+#include "quant/affine_group.h"
 #include "quant/byte_stream.h"
 
 namespace oscar {
 namespace {
 
-constexpr uint8_t kNotBoosted = 255;
-constexpr float kKittyMinRange = 1e-6f;
-
-// Position in the high plane of each channel, or kNotBoosted. The plane keeps channel order.
-std::vector<uint8_t> RankChannels(const TileShape& shape, std::span<const float> rows, int first,
-                                  int head, int boosted) {
+// Of each channel over the block, tokens in order.
+std::vector<float> ChannelSums(const TileShape& shape, std::span<const float> rows, int first,
+                               int head) {
   const auto dims = static_cast<size_t>(shape.head_dim);
-  std::vector<double> size(dims);
+  std::vector<float> sums(dims);
   for (size_t d = 0; d < dims; ++d) {
     for (const float v :
          GatherChannel(shape, rows, first, KittyKeys::kPage, head, static_cast<int>(d))) {
-      size[d] += std::fabs(v);
+      sums[d] += std::fabs(v);
     }
   }
-  std::vector<size_t> order(dims);
+  return sums;
+}
+
+}  // namespace
+
+std::vector<uint8_t> RankChannels(std::span<const float> sums, int boosted) {
+  std::vector<size_t> order(sums.size());
   std::iota(order.begin(), order.end(), size_t{0});
   std::stable_sort(order.begin(), order.end(),
-                   [&size](size_t a, size_t b) { return size[a] > size[b]; });
+                   [&sums](size_t a, size_t b) { return sums[a] > sums[b]; });
   std::sort(order.begin(), order.begin() + boosted);
-  std::vector<uint8_t> index(dims, kNotBoosted);
+  std::vector<uint8_t> index(sums.size(), kNotBoosted);
   for (int i = 0; i < boosted; ++i) {
     index[order[static_cast<size_t>(i)]] = static_cast<uint8_t>(i);
   }
   return index;
 }
-
-}  // namespace
 
 KittyKeys::KittyKeys(double boosted_fraction) : boosted_fraction_(boosted_fraction) {
   OSCAR_CHECK(boosted_fraction >= 0.0 && boosted_fraction < 1.0);
@@ -77,19 +79,15 @@ void KittyKeys::EncodeRun(const TileShape& shape, std::span<const float> rows, i
   const int boosted = Boosted(shape.head_dim);
   std::vector<uint8_t> low(dims * kPage), high(static_cast<size_t>(boosted) * kPage);
   std::vector<float> scale(dims), min(dims);
-  const auto index = RankChannels(shape, rows, first, head, boosted);
+  const auto index = RankChannels(ChannelSums(shape, rows, first, head), boosted);
+  std::vector<uint8_t> codes(kPage);
   for (size_t d = 0; d < dims; ++d) {
     const auto x = GatherChannel(shape, rows, first, kPage, head, static_cast<int>(d));
-    const auto [lo, hi] = std::minmax_element(x.begin(), x.end());
-    const float levels = index[d] == kNotBoosted ? 3.0f : 15.0f;
-    scale[d] = std::max(RoundMeta(std::max(*hi - *lo, kKittyMinRange) / levels, MetaType::kFp16),
-                        kMinScale);
-    min[d] = RoundMeta(*lo, MetaType::kFp16);
+    QuantizeAffine(RowRule::kMinMax, index[d] == kNotBoosted ? 2 : 4, MetaType::kFp16, x, codes,
+                   &scale[d], &min[d]);
     for (size_t t = 0; t < kPage; ++t) {
-      const float q = std::floor((x[t] - min[d]) / scale[d] + 0.5f);
-      const auto code = static_cast<uint8_t>(std::clamp(q, 0.0f, levels));
-      low[d * kPage + t] = code & 3;
-      if (index[d] != kNotBoosted) high[index[d] * size_t{kPage} + t] = code >> 2;
+      low[d * kPage + t] = codes[t] & 3;
+      if (index[d] != kNotBoosted) high[index[d] * size_t{kPage} + t] = codes[t] >> 2;
     }
   }
   writer.Codes(low, 2);

@@ -19,7 +19,7 @@ double KiviKeys::BitsPerElement(const TileShape&) const {
 }
 
 ChannelSpec KiviKeys::Channels() const {
-  return {AffineRule::kRealMin, bits_, group_tokens_, meta_};
+  return {RowRule::kRealMin, bits_, group_tokens_, meta_};
 }
 
 void KiviKeys::EncodeRun(const TileShape& shape, std::span<const float> rows, int first, int head,
@@ -34,7 +34,7 @@ Status KiviKeys::DecodeRun(const TileShape& shape, int first, int head, ByteRead
 }
 
 std::unique_ptr<KvQuantizer> MakeKiviValues(int bits, int group_dims, MetaType meta) {
-  return std::make_unique<AffineRows>(AffineRowSpec{AffineRule::kRealMin, bits, group_dims, meta});
+  return std::make_unique<AffineRows>(AffineRowSpec{RowRule::kRealMin, bits, group_dims, meta});
 }
 
 }  // namespace oscar

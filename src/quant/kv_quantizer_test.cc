@@ -300,12 +300,12 @@ TEST(AffineGroup, KiviRoundsHalfToEvenAndDefinesConstants) {
   const std::vector<float> x = {0.0f, 3.0f, 0.5f, 1.5f, 2.5f, 1.0f, 2.0f, 0.25f};
   std::vector<uint8_t> codes(x.size());
   float scale = 0.0f, offset = 0.0f;
-  QuantizeAffine(AffineRule::kRealMin, 2, MetaType::kFp16, x, codes, &scale, &offset);
+  QuantizeAffine(RowRule::kRealMin, 2, MetaType::kFp16, x, codes, &scale, &offset);
   EXPECT_EQ(scale, 1.0f);
   EXPECT_EQ(offset, 0.0f);
   EXPECT_THAT(codes, testing::ElementsAre(0, 3, 0, 2, 2, 1, 2, 0));
   const std::vector<float> same(8, 5.0f);
-  QuantizeAffine(AffineRule::kRealMin, 2, MetaType::kFp16, same, codes, &scale, &offset);
+  QuantizeAffine(RowRule::kRealMin, 2, MetaType::kFp16, same, codes, &scale, &offset);
   EXPECT_EQ(scale, kMinScale);
   EXPECT_EQ(offset, 5.0f);
   EXPECT_THAT(codes, testing::Each(0));
@@ -315,27 +315,27 @@ TEST(AffineGroup, IntegerZeroAsPublished) {
   std::vector<uint8_t> codes(4);
   float scale = 0.0f, offset = 0.0f;
   // min -1, max 2: s = 1, z = 1.
-  QuantizeAffine(AffineRule::kIntegerZero, 2, MetaType::kFp16, std::vector<float>{-1, 2, 0, 0.5f},
+  QuantizeAffine(RowRule::kIntegerZero, 2, MetaType::kFp16, std::vector<float>{-1, 2, 0, 0.5f},
                  codes, &scale, &offset);
   EXPECT_EQ(scale, 1.0f);
   EXPECT_EQ(offset, -1.0f);
   EXPECT_THAT(codes, testing::ElementsAre(0, 3, 1, 2));  // 1.5 to even: 2
   // min 10, max 13: z = -10 lies far outside 0..3 and is not clamped.
-  QuantizeAffine(AffineRule::kIntegerZero, 2, MetaType::kFp16, std::vector<float>{10, 13, 11, 12},
+  QuantizeAffine(RowRule::kIntegerZero, 2, MetaType::kFp16, std::vector<float>{10, 13, 11, 12},
                  codes, &scale, &offset);
   EXPECT_EQ(offset, 10.0f);
   EXPECT_THAT(codes, testing::ElementsAre(0, 3, 1, 2));
   // -min / s = 0.6: the zero moves to a whole step, so the ends are off by up to half a step.
-  QuantizeAffine(AffineRule::kIntegerZero, 2, MetaType::kFp32,
+  QuantizeAffine(RowRule::kIntegerZero, 2, MetaType::kFp32,
                  std::vector<float>{-0.6f, 2.4f, 0.0f, 1.0f}, codes, &scale, &offset);
   EXPECT_NEAR(offset, -1.0f, 1e-6f);
   // All zeros: the range [-1, 1], z = rint(1.5) = 2.
-  QuantizeAffine(AffineRule::kIntegerZero, 2, MetaType::kFp16, std::vector<float>{0, 0, 0, 0},
+  QuantizeAffine(RowRule::kIntegerZero, 2, MetaType::kFp16, std::vector<float>{0, 0, 0, 0},
                  codes, &scale, &offset);
   EXPECT_THAT(codes, testing::Each(2));
   EXPECT_EQ(2.0f * scale + offset, 0.0f);
   // A constant that is not 0.
-  QuantizeAffine(AffineRule::kIntegerZero, 2, MetaType::kFp16, std::vector<float>{7, 7, 7, 7},
+  QuantizeAffine(RowRule::kIntegerZero, 2, MetaType::kFp16, std::vector<float>{7, 7, 7, 7},
                  codes, &scale, &offset);
   EXPECT_THAT(codes, testing::Each(0));
   EXPECT_EQ(scale, 0.0f);

@@ -3,6 +3,7 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 
 #include "quant/affine_rows.h"
@@ -13,10 +14,22 @@ namespace oscar {
 namespace {
 
 ChannelSpec Channels(const OscarSuSpec& spec) {
-  return {AffineRule::kIntegerZero, spec.bits, spec.group_tokens, spec.meta};
+  return {RowRule::kIntegerZero, spec.bits, spec.group_tokens, spec.meta};
 }
 
 }  // namespace
+
+float TokenNormOf(std::span<const float> k, int head_dim) {
+  const auto dims = static_cast<size_t>(head_dim);
+  std::array<float, kMaxHeadDim> squares;
+  float sum = 0.0f;
+  for (size_t head = 0; head < k.size(); head += dims) {
+    for (size_t d = 0; d < dims; ++d) squares[d] = k[head + d] * k[head + d];
+    sum += Sum16({squares.data(), dims});
+  }
+  const float norm = std::sqrt(sum);
+  return norm > 0.0f ? norm : 1.0f;
+}
 
 std::string OscarSuKeys::description() const {
   const std::string_view norm = spec_.norm == TokenNorm::kNone       ? "no norm"
@@ -54,10 +67,7 @@ void OscarSuKeys::EncodeTile(const TileShape& shape, std::span<const float> rows
   std::vector<float> norm(static_cast<size_t>(shape.tokens) * norms);
   for (size_t i = 0; i < norm.size(); ++i) {
     const std::span<float> part{scaled.data() + i * (token_size / norms), token_size / norms};
-    double squares = 0.0;
-    for (const float v : part) squares += static_cast<double>(v) * v;
-    norm[i] = squares > 0.0 ? static_cast<float>(std::sqrt(squares)) : 1.0f;
-    if (!(norm[i] > 0.0f)) norm[i] = 1.0f;  // underflow to fp32
+    norm[i] = TokenNormOf(part, shape.head_dim);
     for (float& v : part) v /= norm[i];
   }
   ByteWriter writer(bytes);
@@ -92,8 +102,7 @@ Status OscarSuKeys::DecodeTile(const TileShape& shape, std::span<const std::byte
 }
 
 std::unique_ptr<KvQuantizer> MakeOscarSuValues(int bits, int group_dims, MetaType meta) {
-  return std::make_unique<AffineRows>(
-      AffineRowSpec{AffineRule::kIntegerZero, bits, group_dims, meta});
+  return std::make_unique<AffineRows>(AffineRowSpec{RowRule::kIntegerZero, bits, group_dims, meta});
 }
 
 }  // namespace oscar

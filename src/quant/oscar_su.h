@@ -2,10 +2,10 @@
 // token divided by its norm, then coded per channel; values in groups of 32 channels.
 //
 // K, after RoPE and the orthonormal Hadamard of the whole head (the recipe's part):
-//   n_t = sqrt(sum of k^2 over all KV heads and dims of token t), 1 where that is not positive; the
-//   ablation kPerHead takes one norm a (token, head), kNone none. k / n_t is coded per channel over
-//   blocks of 32 tokens by the kIntegerZero rule of quant/affine_group.h; decoding multiplies by
-//   n_t.
+//   n_t = TokenNormOf(k): sqrt(sum of k^2 over all KV heads and dims of token t), 1 where that is
+//   not positive; the ablation kPerHead takes one norm per (token, head), kNone none. k / n_t is
+//   coded per channel over blocks of 32 tokens by the kIntegerZero rule of quant/affine_group.h;
+//   decoding multiplies by n_t.
 // Block of 32 tokens:   norm fp32 [32] or [32, heads] | for each head: codes [D, 32] | scale [D] |
 //   offset [D]
 // Bits of K: 2 + 32 / 32 and 32 / (heads D) for the norm (32 / D per head); 3.03 with 8 heads of
@@ -19,11 +19,14 @@
 #include <memory>
 
 #include "quant/kv_quantizer.h"
+#include "quant/page_shape.h"
 #include "quant/row_quantizer.h"
 
 namespace oscar {
 
-enum class TokenNorm : uint8_t { kNone, kAllHeads, kPerHead };
+// The norm of the keys of one token, [heads, D] numbers: squares in fp32, each head summed by
+// Sum16, heads in order; 1 where that is not positive. REQUIRES: finite numbers within +-65504.
+float TokenNormOf(std::span<const float> k, int head_dim);
 
 struct OscarSuSpec {
   int bits = 2;

@@ -6,6 +6,7 @@
 #include <cstddef>
 
 #include "base/check.h"
+#include "quant/affine_group.h"
 
 namespace oscar {
 namespace {
@@ -168,6 +169,10 @@ int QuantizeRow(const RowSpec& spec, std::span<const float> row, std::span<uint8
       case RowRule::kMseFit:
       case RowRule::kMseFitUnbiased:
         QuantizeMseFit(spec, part, part_codes, &scale[g], &min[g]);
+        break;
+      case RowRule::kRealMin:
+      case RowRule::kIntegerZero:
+        QuantizeAffine(spec.rule, spec.bits, spec.meta, part, part_codes, &scale[g], &min[g]);
         break;
     }
   }

@@ -32,11 +32,13 @@
 //            flatten attention logits. Codes are not chosen again: nearest levels of the longer
 //            scale would undo the rescale.
 //
+//  kRealMin, kIntegerZero  as published by KIVI, and by QuaRot and OScaR: quant/affine_group.h.
+//
 // Stored scales are at least 2^-24, so that a reader may divide by them; a constant row codes to
-// its own value (to the rounding of min). The min of a fit may lie below every number of its group
-// (where no dim takes code 0) and saturates in fp16: groups beyond about +-24000 may come back
-// shifted. Groups whose spread is below about 1e-20 count as
-// constant in the fits (their squares underflow).
+// its own value (to the rounding of min; kIntegerZero may store a scale of 0 for it). The min of a
+// fit may lie below every number of its group (where no dim takes code 0) and saturates in fp16:
+// groups beyond about +-24000 may come back shifted. Groups whose spread is below about 1e-20 count
+// as constant in the fits (their squares underflow).
 #pragma once
 
 #include <array>
@@ -47,7 +49,14 @@
 
 namespace oscar {
 
-enum class RowRule : uint8_t { kMinMax, kSymmetric, kMseFit, kMseFitUnbiased };
+enum class RowRule : uint8_t {
+  kMinMax,
+  kSymmetric,
+  kMseFit,
+  kMseFitUnbiased,
+  kRealMin,
+  kIntegerZero,
+};
 enum class MetaType : uint8_t { kFp16, kBf16, kFp32 };
 
 inline constexpr int kMaxHeadDim = 256;

@@ -2,6 +2,7 @@
 
 #include <fmt/core.h>
 
+#include <array>
 #include <cmath>
 
 #include "base/check.h"
@@ -9,6 +10,25 @@
 #include "quant/lloyd_max.h"
 
 namespace oscar {
+
+float QuantizeCodebookRow(int bits, std::span<const float> row, std::span<uint8_t> codes) {
+  const size_t dims = row.size();
+  std::array<float, kMaxHeadDim> squares;
+  for (size_t i = 0; i < dims; ++i) squares[i] = row[i] * row[i];
+  const float norm = std::sqrt(Sum16({squares.data(), dims}));
+  const float root = std::sqrt(static_cast<float>(dims));
+  const GaussianCodebook& book = LloydMaxCodebook(bits);
+  int length = 0;  // |B|^2
+  for (size_t i = 0; i < dims; ++i) {
+    const float u = row[i] / (norm + 1e-8f) * root;
+    int code = 0;
+    for (const double t : book.thresholds) code += u > static_cast<float>(t) ? 1 : 0;
+    codes[i] = static_cast<uint8_t>(code);
+    length += ByteLevel(bits, code) * ByteLevel(bits, code);
+  }
+  const float fit = norm * (ByteLevelUnit(bits) * root) / std::sqrt(static_cast<float>(length));
+  return RoundMeta(fit, MetaType::kFp16);
+}
 
 TurboQuantKeys::TurboQuantKeys(int bits, bool renormalize)
     : bits_(bits), renormalize_(renormalize) {
@@ -36,6 +56,12 @@ void TurboQuantKeys::EncodeRun(const TileShape& shape, std::span<const float> ro
   const float root = std::sqrt(static_cast<float>(shape.head_dim));
   const auto row = rows.subspan(RowAt(shape, first, head), dims);
   std::vector<uint8_t> codes(dims);
+  if (renormalize_) {
+    const float norm = QuantizeCodebookRow(bits_, row, codes);
+    writer.Codes(codes, bits_);
+    writer.Meta(norm, MetaType::kFp16);
+    return;
+  }
   double squares = 0.0;
   for (const float v : row) squares += static_cast<double>(v) * v;
   const auto norm = static_cast<float>(std::sqrt(squares));
@@ -55,11 +81,15 @@ Status TurboQuantKeys::DecodeRun(const TileShape& shape, int first, int head, By
   const auto row = rows.subspan(RowAt(shape, first, head), dims);
   std::vector<uint8_t> codes(dims);
   reader.Codes(codes, bits_);
-  double squares = 0.0;
-  for (const uint8_t c : codes) squares += static_cast<double>(levels_[c]) * levels_[c];
-  const double length = renormalize_ ? std::sqrt(squares) : std::sqrt(shape.head_dim);
-  // No level is 0, so the length is positive.
-  const auto factor = static_cast<float>(reader.Meta(MetaType::kFp16) / length);
+  const float norm = reader.Meta(MetaType::kFp16);
+  if (renormalize_) {
+    const float factor = CodebookFactor(bits_, shape.head_dim, norm);
+    for (size_t i = 0; i < dims; ++i) {
+      row[i] = static_cast<float>(ByteLevel(bits_, codes[i])) * factor;
+    }
+    return {};
+  }
+  const auto factor = static_cast<float>(norm / std::sqrt(shape.head_dim));
   for (size_t i = 0; i < dims; ++i) row[i] = levels_[codes[i]] * factor;
   return {};
 }

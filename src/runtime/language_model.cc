@@ -42,19 +42,13 @@ class LoadedLanguageModel : public LanguageModel {
 
  private:
   CacheReport Report(const CacheUsage& usage) const {
-    const KvPlan& kv = loaded_->kv();
     CacheReport report;
     report.tokens = static_cast<int64_t>(usage.tokens);
     report.quantized_tokens = static_cast<int64_t>(usage.sealed_pages) * kPageTokens;
     report.bf16_bytes = usage.bf16_bytes;
     report.bytes = usage.bytes;
     report.bits_per_element = usage.bits_per_element;
-    report.simulated = kv.method().is_simulated();
-    if (report.simulated && report.tokens > 0) {
-      report.bytes = kv.StoredBytes(report.tokens);
-      report.bits_per_element = kv.StoredBits(report.tokens);
-    }
-    report.method = kv.Describe();
+    report.method = loaded_->kv().Describe();
     return report;
   }
 

@@ -32,6 +32,10 @@ struct AttentionLayer {
   std::span<const BlockPlace> sealed;
   size_t open_offset = 0;  // bytes from an open page's start to KV head 0's block of this layer
   size_t sealed_base = 0;  // the offset of `sealed` that pointers to sealed pages point to
+  // Token norms over all KV heads, where `has_norms`: as `sealed` counts.
+  size_t norm_offset = 0;
+  bool has_norms = false;
+  int64_t sink_pages = 0;  // pages that are sealed together are counted from here
   // Against BF16 pages, q and P are rounded to BF16 too (VDPBF16PS) where the processor can; fp32
   // otherwise. Goes with the BF16 paths of gemm.h, which round the same activations.
   bool bf16_products = false;
@@ -50,6 +54,21 @@ struct AttentionLayer {
     const auto head = static_cast<size_t>(kv_head);
     return page + (is_sealed ? sealed[head].offset - sealed_base
                              : open_offset + head * open.block_bytes());
+  }
+  // What a reader needs of sealed page `index` of a sequence.
+  SealedBlock Sealed(const std::byte* const* pages, int64_t index, int kv_head) const {
+    SealedBlock out{.block = Block(pages[index], /*is_sealed=*/true, kv_head)};
+    if (Stored(kv_head).pages_together() > 1) {
+      const int64_t first = index - IndexInRun(index);
+      out.pair[0] = Block(pages[first], true, kv_head);
+      out.pair[1] = Block(pages[first + 1], true, kv_head);
+    }
+    if (has_norms) out.norms = pages[index] + norm_offset - sealed_base;
+    return out;
+  }
+  // Place of a page among those it is sealed with; a page of the sink comes first.
+  int64_t IndexInRun(int64_t index) const {
+    return index < sink_pages ? 0 : (index - sink_pages) % kMaxPagesTogether;
   }
   // Every head has a layout, all of the same head dim, groups and order.
   bool IsValid() const;
@@ -81,6 +100,7 @@ struct TokenWindow {
   int64_t count = 0;
   int64_t sink = 0;
   int64_t tokens = 1;  // >= 1: a token always sees itself as it was written
+  size_t stride = 0;   // bytes between pages that are sealed together
 };
 
 // A run of consecutive prompt tokens of one sequence: token i, at position first_position + i, sees

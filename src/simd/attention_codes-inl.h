@@ -170,15 +170,14 @@ struct QueryCodes {
   ScaleLimits limits;
 };
 
-// values [16] in steps, |value| <= kPlaneLimit -> the two planes in code order.
+// Whole numbers [16], at most kPlaneLimit -> the two planes in code order.
 template <int kBits>
-HWY_INLINE void StorePlanes(const F16x& values, uint8_t* hi, uint8_t* lo) {
+HWY_INLINE void StoreIntPlanes(const I16x& n, uint8_t* hi, uint8_t* lo) {
   const hn::Full128<uint8_t> d8;
   alignas(16) static constexpr uint8_t kOrder2[16] = {0, 8,  1, 9,  2, 10, 3, 11,
                                                       4, 12, 5, 13, 6, 14, 7, 15};
   alignas(16) static constexpr uint8_t kOrder4[16] = {0, 4,  1, 5,  2,  6,  3,  7,
                                                       8, 12, 9, 13, 10, 14, 11, 15};
-  const I16x n = NearestInt(values);
   const auto order = hn::Load(d8, kBits == 4 ? kOrder4 : kOrder2);
   // n = 256 upper + lower with lower signed: its low byte is n's own.
 #if HWY_TARGET == HWY_AVX3
@@ -199,6 +198,11 @@ HWY_INLINE void StorePlanes(const F16x& values, uint8_t* hi, uint8_t* lo) {
 #endif
   hn::StoreU(hn::TableLookupBytes(high, order), d8, hi);
   hn::StoreU(hn::TableLookupBytes(low, order), d8, lo);
+}
+// Of numbers in steps.
+template <int kBits>
+HWY_INLINE void StorePlanes(const F16x& values, uint8_t* hi, uint8_t* lo) {
+  StoreIntPlanes<kBits>(NearestInt(values), hi, lo);
 }
 
 template <bool kVnni>
@@ -224,6 +228,20 @@ HWY_INLINE VI BroadcastWord(const uint8_t* p) {
   return hn::Set(DI(), word);
 }
 
+// ByteLevel() + 128 of codes of 2, 3 and 4 bits.
+struct ShiftedLevels {
+  alignas(16) uint8_t of[3][16];
+};
+inline constexpr ShiftedLevels kShiftedLevels = [] {
+  ShiftedLevels out{};
+  for (int bits = 2; bits <= 4; ++bits) {
+    for (int c = 0; c < 1 << bits; ++c) {
+      out.of[bits - 2][c] = static_cast<uint8_t>(ByteLevel(bits, c) + 128);
+    }
+  }
+  return out;
+}();
+
 // Where the codes of some tiles begin: of 3 bits the low two, whose high bits are elsewhere.
 struct TileCodes {
   const std::byte* codes;
@@ -246,14 +264,19 @@ HWY_INLINE VI HighBits(VI word) {
 }
 
 // sums[t][first + h] = codes of tile t (16 lanes) . plane words of head first + h, h < kHeads, over
-// `num_vectors` vectors.
-template <int kBits, int kTiles, int kHeads, bool kVnni, int kAllHeads>
+// `num_vectors` vectors. kBook: of the levels that codes name, plus 128; with VNNI alone, because
+// VPMADDUBSW saturates.
+template <int kBits, int kTiles, int kHeads, bool kVnni, bool kBook, int kAllHeads>
 HWY_INLINE void DotTilesOf(int first, const TileCodes& from, int num_vectors,
                            const Planes* HWY_RESTRICT planes, int plane_offset,
                            BlockPrefetch& prefetch, I16x (&sums)[kTiles][kAllHeads]) {
   constexpr int kLowBits = TileCodes::LowBits(kBits);
   constexpr int kPositions = 8 / kLowBits;
   constexpr int kMask = kLowBits == 2 ? 0x03030303 : 0x0f0f0f0f;
+  static_assert(kVnni || !kBook);
+  const hn::Repartition<uint8_t, DI> d8;
+  [[maybe_unused]] const auto levels =
+      hn::LoadDup128(d8, kShiftedLevels.of[static_cast<size_t>(kBits - 2)]);
   I16x hi[kTiles][kHeads], lo[kTiles][kHeads];
   OSCAR_UNROLL
   for (int t = 0; t < kTiles; ++t) {
@@ -286,6 +309,10 @@ HWY_INLINE void DotTilesOf(int first, const TileCodes& from, int num_vectors,
           if constexpr (kBits == 3) {
             part[t].v[i] = hn::Or(part[t].v[i], HighBits<p>(high[t].v[i]));
           }
+          if constexpr (kBook) {
+            const auto codes = hn::BitCast(d8, part[t].v[i]);
+            part[t].v[i] = hn::BitCast(DI(), hn::TableLookupBytes(levels, codes));
+          }
         }
       }
       OSCAR_UNROLL
@@ -316,15 +343,15 @@ HWY_INLINE void DotTilesOf(int first, const TileCodes& from, int num_vectors,
 }
 
 // All heads; on AVX2 two at a time, for which its registers last.
-template <int kBits, int kTiles, int kHeads, bool kVnni>
+template <int kBits, int kTiles, int kHeads, bool kVnni, bool kBook = false>
 HWY_INLINE void DotTiles(const TileCodes& codes, int num_vectors, const Planes* HWY_RESTRICT planes,
                          int plane_offset, BlockPrefetch& prefetch, I16x (&sums)[kTiles][kHeads]) {
   constexpr int kFirst = kParts == 1 || kHeads <= 2 ? kHeads : 2;
-  DotTilesOf<kBits, kTiles, kFirst, kVnni>(0, codes, num_vectors, planes, plane_offset, prefetch,
-                                           sums);
+  DotTilesOf<kBits, kTiles, kFirst, kVnni, kBook>(0, codes, num_vectors, planes, plane_offset,
+                                                  prefetch, sums);
   if constexpr (kFirst < kHeads) {
-    DotTilesOf<kBits, kTiles, kHeads - kFirst, kVnni>(kFirst, codes, num_vectors, planes,
-                                                      plane_offset, prefetch, sums);
+    DotTilesOf<kBits, kTiles, kHeads - kFirst, kVnni, kBook>(kFirst, codes, num_vectors, planes,
+                                                             plane_offset, prefetch, sums);
   }
 }
 

@@ -6,6 +6,7 @@
 
 #include "simd/attention.h"
 #include "simd/attention_amx-inl.h"
+#include "simd/attention_channels-inl.h"
 #include "simd/attention_codes-inl.h"
 #include "simd/attention_rows-inl.h"
 #include "simd/attention_words-inl.h"
@@ -47,6 +48,15 @@ WordPagesFunction ChooseWordPages(int heads) {
 }
 #endif
 
+using FormPageFunction = void (*)(const BlockLayout&, const SealedBlock&, int, const std::byte*,
+                                  const ScaledQuery&, float*, float*, float*);
+template <bool kVnni>
+FormPageFunction ChooseFormPage(int heads) {
+  constexpr FormPageFunction kTable[kMaxBlockHeads] = {&FormPage<1, kVnni>, &FormPage<2, kVnni>,
+                                                       &FormPage<3, kVnni>, &FormPage<4, kVnni>};
+  return kTable[heads - 1];
+}
+
 template <bool kBf16>
 RowPageFunction ChooseRowPage(int heads) {
   constexpr RowPageFunction kTable[kMaxBlockHeads] = {&RowPage<1, kBf16>, &RowPage<2, kBf16>,
@@ -68,7 +78,7 @@ void DecodeSplits(const AttentionLayer& layer, const DecodeQuery& query, int kv_
   constexpr bool kVnni = kPath != CodePath::kMadd;
   const int dims = layer.head_dim(), g = layer.q_heads / layer.kv_heads;
   const BlockLayout& stored = layer.Stored(kv_head);
-  const bool has_codes = !stored.is_bf16();
+  const bool has_codes = !stored.is_bf16(), has_rows = stored.is_rows();
   const bool int2 = stored.is_uniform() && stored.kind() == BlockKind::kInt2;
   const float scale = layer.softmax_scale * kLog2E;
   const auto is_sealed = [&](int64_t page) { return query.sequence.is_sealed[page] != 0; };
@@ -89,6 +99,7 @@ void DecodeSplits(const AttentionLayer& layer, const DecodeQuery& query, int kv_
     const int heads = g - base < kHeadsAtOnce ? g - base : kHeadsAtOnce;
     QueryCodes codes[kParts4];
     QueryRows rows[kParts4];
+    ScaledQuery scaled[kParts4];
 #if HWY_TARGET == HWY_AVX3
     WordQuery words;
     TileQuery tiles;
@@ -106,6 +117,12 @@ void DecodeSplits(const AttentionLayer& layer, const DecodeQuery& query, int kv_
       const int part = h / kMaxBlockHeads, at = h % kMaxBlockHeads;
       PrepareQueryRows(q, dims, scale, at, rows[part]);
       if (!has_codes) continue;
+      if (!has_rows) {
+        for (int i = 0; i < dims; i += 16) {
+          Store(Mul(Load(q + i), Set(scale)), scaled[part].q[at] + i);
+        }
+        continue;
+      }
 #if HWY_TARGET == HWY_AVX3
       if (kPath == CodePath::kTiles && int2) {
         PrepareTileQuery(q, stored, scale, h, QueryPart::kRounded, tiles);
@@ -170,7 +187,11 @@ void DecodeSplits(const AttentionLayer& layer, const DecodeQuery& query, int kv_
         for (int part = 0; part * kMaxBlockHeads < heads; ++part) {
           const int head = part * kMaxBlockHeads;
           const int count = heads - head < kMaxBlockHeads ? heads - head : kMaxBlockHeads;
-          if (sealed && has_codes) {
+          if (sealed && has_codes && !has_rows) {
+            ChooseFormPage<kVnni>(count)(layout, layer.Sealed(query.sequence.pages, page, kv_head),
+                                         visible_of(page), next, scaled[part], m + head, d + head,
+                                         o + head * dims);
+          } else if (sealed && has_codes) {
             ChooseCodePage<kVnni>(count)(layout, block, visible_of(page), next, codes[part],
                                          codes_rest[part], m + head, d + head, o + head * dims);
           } else {

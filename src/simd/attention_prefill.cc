@@ -421,11 +421,10 @@ void PrefillBlock(const AttentionLayer& layer, const PrefillQuery& query, int kv
       const F16x scaled = Mul(Load(source + j), Set(factor));
       if constexpr (kBf16) {
         StoreBf16(scaled, reinterpret_cast<Bf16*>(s.q_bf16) + r * dims + j);
-      } else {
-        Store(scaled, s.q + r * dims + j);
       }
+      if (!kBf16 || !stored.is_rows()) Store(scaled, s.q + r * dims + j);
     }
-    QueryToInt16<QueryPart::kRounded>(source, stored, factor, r, s);
+    if (stored.is_rows()) QueryToInt16<QueryPart::kRounded>(source, stored, factor, r, s);
   }
   // Rows for which 16 bits of q are not enough on a page, and those whose remainder is ready. Each
   // row for itself: its numbers depend on no other.
@@ -457,8 +456,9 @@ void PrefillBlock(const AttentionLayer& layer, const PrefillQuery& query, int kv
   const int64_t last_position = block_start + count - 1;
   // Rows of one page, in one of its forms. Token p sees positions of it up to p, less those that
   // `window` gives to the other form.
-  const auto read_page = [&](int64_t page, const std::byte* block, const BlockLayout& layout,
+  const auto read_page = [&](int64_t page, const SealedBlock& from, const BlockLayout& layout,
                              PageRows seen) HWY_ATTR {
+    const std::byte* const block = from.block;
     const int64_t page_start = page * kPageTokens;
     // Tokens before this page's start see nothing of it.
     const int skip = static_cast<int>(std::clamp<int64_t>(page_start - block_start, 0, count));
@@ -538,11 +538,21 @@ void PrefillBlock(const AttentionLayer& layer, const PrefillQuery& query, int kv
       }
       return;
     }
-    UnpackCodes(layout, block, s.k_pairs, s.v_pairs, s.meta);
-    const bool any_needed = find_needed(first_row);
+    UnpackValues(layout, block, s.v_pairs, s.meta);
+    bool any_needed = false;
+    if (layout.is_rows()) {
+      UnpackKeys(layout, block, s.k_pairs);
+      any_needed = find_needed(first_row);
+    } else {
+      FloatKeys(layout, from, s.k_pairs, s.k);
+    }
     for (int row = first_row; row < rows; row += kRowsAtOnce) {
       const int end = std::min(rows, row + kRowsAtOnce);
-      PackedLogits<kOp, QueryPart::kRounded>(layout, s, needed, row, end);
+      if (layout.is_rows()) {
+        PackedLogits<kOp, QueryPart::kRounded>(layout, s, needed, row, end);
+      } else {
+        PlainLogits<false>(dims, s, row, end);
+      }
       if (any_needed) PackedLogits<kOp, QueryPart::kRemainder>(layout, s, needed, row, end);
       mask(row, end);
       Softmax<Weights::kCodes>(s, row, end, groups);
@@ -559,7 +569,9 @@ void PrefillBlock(const AttentionLayer& layer, const PrefillQuery& query, int kv
        page * kPageTokens <= last_position; ++page) {
     const bool sealed = query.sequence.is_sealed[page] != 0;
     const BlockLayout& layout = sealed ? stored : layer.open;
-    const std::byte* block = layer.Block(query.sequence.pages[page], sealed, kv_head);
+    const SealedBlock block =
+        sealed ? layer.Sealed(query.sequence.pages, page, kv_head)
+               : SealedBlock{.block = layer.Block(query.sequence.pages[page], false, kv_head)};
     const std::byte* const twin = page < query.window.count ? query.window.pages[page] : nullptr;
     if (twin == nullptr) {
       read_page(page, block, layout, PageRows::kAll);
@@ -567,7 +579,15 @@ void PrefillBlock(const AttentionLayer& layer, const PrefillQuery& query, int kv
     }
     const size_t in_twin =
         layer.sealed[static_cast<size_t>(kv_head)].offset - layer.sealed[0].offset;
-    read_page(page, twin + in_twin, stored, PageRows::kBeforeWindow);
+    SealedBlock old{.block = twin + in_twin};
+    if (stored.pages_together() > 1) {
+      const std::byte* const first =
+          old.block - static_cast<size_t>(layer.IndexInRun(page)) * query.window.stride;
+      old.pair[0] = first;
+      old.pair[1] = first + query.window.stride;
+    }
+    if (layer.has_norms) old.norms = twin + (layer.norm_offset - layer.sealed[0].offset);
+    read_page(page, old, stored, PageRows::kBeforeWindow);
     read_page(page, block, layout, PageRows::kInWindow);
   }
   for (int r = 0; r < rows; ++r) {

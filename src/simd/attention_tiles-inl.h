@@ -13,9 +13,12 @@
 #define OSCAR_SIMD_ATTENTION_TILES_INL_H_
 #endif
 
+#include <algorithm>
 #include <cstring>
 
+#include "base/half.h"
 #include "cache/block_layout.h"
+#include "quant/turboquant.h"
 #include "simd/lanes16-inl.h"
 
 #if OSCAR_SIMD_TARGET
@@ -67,15 +70,115 @@ HWY_NOINLINE void UnpackSide(const std::byte* codes, const std::byte* high, int 
   }
 }
 
-// The codes themselves as 16-bit integers.
-inline void UnpackCodes(const BlockLayout& layout, const std::byte* block, int32_t* k, int32_t* v,
-                        const TileMeta& meta) {
+// The codes of K as 16-bit integers.
+inline void UnpackKeys(const BlockLayout& layout, const std::byte* block, int32_t* k) {
+  const auto unpack = layout.k_bits() == 2   ? &UnpackSide<2>
+                      : layout.k_bits() == 3 ? &UnpackSide<3>
+                                             : &UnpackSide<4>;
+  unpack(block, block + layout.k_high_offset(), kPageTokens / 16, layout.head_dim() / 2,
+         kPageTokens, k);
+}
+
+// Two bits of 16 tokens each, the first in the low bits.
+HWY_INLINE I16x ExpandBoost(uint32_t bits) {
+  alignas(64) static constexpr int32_t kShifts[16] = {0,  2,  4,  6,  8,  10, 12, 14,
+                                                      16, 18, 20, 22, 24, 26, 28, 30};
+  I16x out;
+  for (int i = 0; i < kParts; ++i) {
+    const auto shifts = hn::BitCast(DU(), hn::LoadU(DI(), kShifts + i * kWidth));
+    const auto shifted = hn::Shr(hn::Set(DU(), bits), shifts);
+    out.v[i] = hn::BitCast(DI(), hn::And(shifted, hn::Set(DU(), 3)));
+  }
+  return out;
+}
+HWY_INLINE uint32_t BoostWord(const BlockLayout& layout, const std::byte* block, int boost,
+                              int token) {
+  uint32_t word;
+  std::memcpy(&word, block + layout.KBoost(boost) + token / 4, sizeof(word));
+  return word;
+}
+// Of a dim that has two more bits, which of those it is; else -1, for whatever byte is there.
+HWY_INLINE int BoostOf(const BlockLayout& layout, const SealedBlock& from, int dim) {
+  const int index =
+      static_cast<int>(from.MetaBlock(layout, dim)[layout.KIndex(dim % layout.channel_dims())]);
+  return index < layout.boosted_dims() ? index : -1;
+}
+HWY_INLINE float ReadFp16(const std::byte* block, uint32_t offset) {
+  Fp16 value;
+  std::memcpy(&value.bits, block + offset, sizeof(value.bits));
+  return oscar::ToFloat(value);
+}
+HWY_INLINE const float* NormsOf(const BlockLayout& layout, const SealedBlock& from) {
+  return reinterpret_cast<const float*>(from.Norms(layout));
+}
+
+// Keys that are not rows as a float tile. `pairs` is scratch of D / 2 x 64 words.
+inline HWY_NOINLINE void FloatKeys(const BlockLayout& layout, const SealedBlock& from,
+                                   int32_t* pairs, float* k) {
+  const int dims = layout.head_dim();
+  UnpackKeys(layout, from.block, pairs);
+  if (layout.k_form() == SideForm::kCodebook) {
+    const hn::Repartition<int8_t, DI> d8;
+    alignas(16) int8_t levels[16];
+    for (int c = 0; c < 16; ++c) {
+      levels[c] = static_cast<int8_t>(ByteLevel(layout.k_bits(), c % (1 << layout.k_bits())));
+    }
+    const auto table = hn::LoadDup128(d8, levels);
+    F16x factor[4];
+    const F16x unit = Set(CodebookFactor(layout.k_bits(), dims, 1.0f));
+    for (int i = 0; i < 4; ++i) {
+      const std::byte* norms = from.block + layout.KRowNorm(i * 16);
+      factor[i] = Mul(LoadFp16(reinterpret_cast<const uint16_t*>(norms)), unit);
+    }
+    for (int w = 0; w < dims / 2; ++w) {
+      for (int i = 0; i < 4; ++i) {
+        const I16x codes = LoadInt(pairs + w * kPageTokens + i * 16);
+        I16x even, odd;
+        for (int part = 0; part < kParts; ++part) {
+          const VI words =
+              hn::BitCast(DI(), hn::TableLookupBytes(table, hn::BitCast(d8, codes.v[part])));
+          even.v[part] = hn::ShiftRight<24>(hn::ShiftLeft<24>(words));
+          odd.v[part] = hn::ShiftRight<24>(hn::ShiftLeft<8>(words));
+        }
+        Store(Mul(ToFloat(even), factor[i]), k + 2 * w * kPageTokens + i * 16);
+        Store(Mul(ToFloat(odd), factor[i]), k + (2 * w + 1) * kPageTokens + i * 16);
+      }
+    }
+    return;
+  }
+  const float* const norms = NormsOf(layout, from);
+  const int group_tokens = std::min(layout.group_tokens(), kPageTokens);
+  const I16x low = SetInt(0xffff);
+  for (int d = 0; d < dims; ++d) {
+    const std::byte* const meta = from.MetaBlock(layout, d);
+    const int at = d % layout.channel_dims();
+    const int boost = layout.k_form() == SideForm::kMixed ? BoostOf(layout, from, d) : -1;
+    for (int t = 0; t < kPageTokens; t += 16) {
+      const I16x words = LoadInt(pairs + d / 2 * kPageTokens + t);
+      I16x codes;
+      for (int part = 0; part < kParts; ++part) {
+        codes.v[part] =
+            d % 2 == 0 ? hn::And(words.v[part], low.v[part]) : hn::ShiftRight<16>(words.v[part]);
+      }
+      if (boost >= 0) {
+        codes = Add(codes, Shl<2>(ExpandBoost(BoostWord(layout, from.block, boost, t))));
+      }
+      const F16x scale = Set(ReadFp16(meta, layout.KChannelScale(t / group_tokens, at)));
+      const F16x min = Set(ReadFp16(meta, layout.KChannelMin(t / group_tokens, at)));
+      F16x x = MulAdd(ToFloat(codes), scale, min);
+      if (norms != nullptr) x = Mul(x, Load(norms + t));
+      Store(x, k + d * kPageTokens + t);
+    }
+  }
+}
+
+// The codes of V as 16-bit integers, and its metadata; that of K where it is rows, too.
+inline void UnpackValues(const BlockLayout& layout, const std::byte* block, int32_t* v,
+                         const TileMeta& meta) {
   const auto unpack = [](int bits) {
     return bits == 2 ? &UnpackSide<2> : bits == 3 ? &UnpackSide<3> : &UnpackSide<4>;
   };
   const int dims = layout.head_dim();
-  unpack(layout.k_bits())(block, block + layout.k_high_offset(), kPageTokens / 16, dims / 2,
-                          kPageTokens, k);
   unpack(layout.v_bits())(block + layout.v_codes_offset(), block + layout.v_high_offset(),
                           dims / 16, kPageTokens / 2, dims, v);
   for (int g = 0; g < layout.num_groups(); ++g) {
@@ -84,10 +187,11 @@ inline void UnpackCodes(const BlockLayout& layout, const std::byte* block, int32
         return LoadFp16(reinterpret_cast<const uint16_t*>(block + offset));
       };
       const int at = g * kPageTokens + t;
-      Store(read(layout.KScale(t, g)), meta.k_scale + at);
-      Store(read(layout.KMin(t, g)), meta.k_min + at);
       Store(read(layout.VScale(t, g)), meta.v_scale + at);
       Store(read(layout.VMin(t, g)), meta.v_min + at);
+      if (!layout.is_rows()) continue;
+      Store(read(layout.KScale(t, g)), meta.k_scale + at);
+      Store(read(layout.KMin(t, g)), meta.k_min + at);
     }
   }
 }
@@ -136,8 +240,8 @@ HWY_INLINE void TransposeWords(const int32_t* rows, int words, int32_t* out) {
 }
 
 // BF16 rows [64, D] as pair tiles of BF16.
-HWY_NOINLINE void PairRows(const Bf16* k_rows, const Bf16* v_rows, int dims, int32_t* k,
-                           int32_t* v) {
+inline HWY_NOINLINE void PairRows(const Bf16* k_rows, const Bf16* v_rows, int dims, int32_t* k,
+                                  int32_t* v) {
   TransposeWords(reinterpret_cast<const int32_t*>(k_rows), dims / 2, k);
   const auto load = [](const Bf16* p, int part) HWY_ATTR {
     return hn::PromoteTo(DU(), hn::LoadU(DH(), &p->bits + part * kWidth));
@@ -155,8 +259,8 @@ HWY_NOINLINE void PairRows(const Bf16* k_rows, const Bf16* v_rows, int dims, int
 }
 
 // The same as float tiles. `pairs` is scratch of D / 2 x 64 words.
-HWY_NOINLINE void FloatRows(const Bf16* k_rows, const Bf16* v_rows, int dims, int32_t* pairs,
-                            float* k, float* v) {
+inline HWY_NOINLINE void FloatRows(const Bf16* k_rows, const Bf16* v_rows, int dims, int32_t* pairs,
+                                   float* k, float* v) {
   TransposeWords(reinterpret_cast<const int32_t*>(k_rows), dims / 2, pairs);
   const I16x upper = SetInt(static_cast<int32_t>(0xffff0000u));
   for (int w = 0; w < dims / 2; ++w) {

@@ -6,9 +6,13 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <vector>
 
 #include "cache/block_codec.h"
+#include "quant/kitty.h"
+#include "quant/lloyd_max.h"
 #include "quant/row_quantizer.h"
+#include "quant/turboquant.h"
 #include "simd/lanes16-inl.h"
 
 #if OSCAR_SIMD_TARGET
@@ -119,6 +123,68 @@ HWY_INLINE void SymmetricGroup(const F16x* x, int vectors, int bits, uint8_t* co
   for (int i = 0; i < vectors; ++i) {
     const F16x q = Min(Max(Round(Div(x[i], s)), bottom), top);
     StoreCodes(ToInt(Add(q, offset)), codes + i * 16);
+  }
+}
+
+// One group, of a row or of a channel, by a rule of quant/affine_group.h: (scale, min) as they are
+// stored, and what codes are chosen with.
+struct AffineGroup {
+  float scale, min;
+  float factor, offset;  // kIntegerZero: code = rint(x factor + offset); else of x - min, / scale
+};
+
+inline AffineGroup ChooseAffine(RowRule rule, float levels, float lo, float hi) {
+  AffineGroup g{0.0f, 0.0f, 0.0f, 0.0f};
+  if (rule == RowRule::kIntegerZero) {
+    if (lo == 0.0f && hi == 0.0f) lo = -1.0f, hi = 1.0f;
+    const float range = hi - lo;
+    if (!(range > 1e-30f)) {
+      g.min = RoundMeta(lo, MetaType::kFp16);  // and all codes 0
+      return g;
+    }
+    const float step = range / levels;
+    g.offset = std::nearbyint(-lo / step);
+    g.factor = levels / range;
+    g.scale = RoundMeta(step, MetaType::kFp16);
+    g.min = RoundMeta(-g.offset * step, MetaType::kFp16);
+    return g;
+  }
+  const float range = rule == RowRule::kMinMax ? std::max(hi - lo, kMinRange) : hi - lo;
+  g.scale = std::max(RoundMeta(range / levels, MetaType::kFp16), kMinScale);
+  g.min = RoundMeta(lo, MetaType::kFp16);
+  return g;
+}
+
+// Codes of 16 numbers, each by the group in its lane.
+HWY_INLINE I16x AffineCodes(RowRule rule, const F16x& x, const F16x& scale, const F16x& min,
+                            const F16x& factor, const F16x& offset, const F16x& levels) {
+  const F16x zero = Set(0.0f);
+  if (rule == RowRule::kIntegerZero) {
+    const F16x q = Round(Add(Mul(x, factor), offset));
+    return ToInt(Min(Max(q, zero), levels));
+  }
+  const F16x steps = Div(Sub(x, min), scale);
+  if (rule == RowRule::kMinMax) {
+    return ToInt(Min(Max(Floor(Add(steps, Set(0.5f))), zero), levels));
+  }
+  return ToInt(Round(Min(Max(steps, zero), levels)));
+}
+
+HWY_INLINE void RowAffineGroup(const F16x* x, int vectors, RowRule rule, int bits, uint8_t* codes,
+                               float* scale, float* min) {
+  F16x low = x[0], high = x[0];
+  for (int i = 1; i < vectors; ++i) {
+    low = Min(low, x[i]);
+    high = Max(high, x[i]);
+  }
+  const auto levels = static_cast<float>((1 << bits) - 1);
+  const AffineGroup g = ChooseAffine(rule, levels, ReduceMin(low) + 0.0f, ReduceMax(high) + 0.0f);
+  *scale = g.scale;
+  *min = g.min;
+  for (int i = 0; i < vectors; ++i) {
+    StoreCodes(AffineCodes(rule, x[i], Set(g.scale), Set(g.min), Set(g.factor), Set(g.offset),
+                           Set(levels)),
+               codes + i * 16);
   }
 }
 
@@ -319,6 +385,10 @@ HWY_NOINLINE int EncodeSide(const BlockLayout& layout, bool is_k, RowRule rule, 
         case RowRule::kMseFitUnbiased:
           MseFitGroup<kBits>(x, group_vectors, rule == RowRule::kMseFitUnbiased, out, &scale, &min);
           break;
+        case RowRule::kRealMin:
+        case RowRule::kIntegerZero:
+          RowAffineGroup(x, group_vectors, rule, kBits, out, &scale, &min);
+          break;
       }
       const uint16_t scale_bits = ToFp16(scale).bits, min_bits = ToFp16(min).bits;
       std::memcpy(block + (is_k ? layout.KScale(token, g) : layout.VScale(token, g)), &scale_bits,
@@ -336,15 +406,169 @@ HWY_NOINLINE int EncodeSide(const BlockLayout& layout, bool is_k, RowRule rule, 
   return saturated;
 }
 
+// Norm of one row: Sum16 of its squares.
+HWY_INLINE float RowNorm(const Row& row, int vectors) {
+  F16x sum = Mul(row.x[0], row.x[0]);
+  for (int i = 1; i < vectors; ++i) sum = Add(sum, Mul(row.x[i], row.x[i]));
+  return std::sqrt(ReduceSum(sum));
+}
+
+// A token's codes of keys, as bytes, into their places.
+HWY_INLINE void PackKCodes(const BlockLayout& layout, const uint8_t* codes, int token,
+                           std::byte* block) {
+  if (layout.k_bits() == 4) {
+    PackKRow<4>(codes, layout.head_dim(), token, block);
+    return;
+  }
+  PackKRow<2>(codes, layout.head_dim(), token, block);
+  if (layout.k_bits() == 3) {
+    PackKHighBits(codes, layout.head_dim(), token, block + layout.k_high_offset());
+  }
+}
+
+HWY_NOINLINE int EncodeCodebookKeys(const BlockLayout& layout, const Bf16* rows, std::byte* block) {
+  const int dims = layout.head_dim(), vectors = dims / 16, bits = layout.k_bits();
+  const GaussianCodebook& book = LloydMaxCodebook(bits);
+  const float root = std::sqrt(static_cast<float>(dims));
+  alignas(64) uint8_t codes[kMaxHeadDim];
+  int saturated = 0;
+  for (int token = 0; token < kPageTokens; ++token) {
+    Row row;
+    LoadRow(rows + token * dims, vectors, row);
+    saturated += row.saturated;
+    const float norm = RowNorm(row, vectors);
+    const F16x divisor = Set(norm + 1e-8f), factor = Set(root);
+    for (int i = 0; i < vectors; ++i) {
+      const F16x u = Mul(Div(row.x[i], divisor), factor);
+      I16x code = SetInt(0);
+      for (const double t : book.thresholds) {
+        code = Add(code, OneIf(Less(Set(static_cast<float>(t)), u)));
+      }
+      StoreCodes(code, codes + i * 16);
+    }
+    int length = 0;
+    for (int d = 0; d < dims; ++d) length += ByteLevel(bits, codes[d]) * ByteLevel(bits, codes[d]);
+    const float fit = norm * (ByteLevelUnit(bits) * root) / std::sqrt(static_cast<float>(length));
+    const uint16_t stored = SaturateToFp16(fit).bits;
+    std::memcpy(block + layout.KRowNorm(token), &stored, sizeof(stored));
+    PackKCodes(layout, codes, token, block);
+  }
+  return saturated;
+}
+
+// Lanes are dims, so that what a channel needs stays in its lane.
+HWY_NOINLINE int EncodeChannelKeys(const BlockLayout& layout, RowRule rule, const BlockRun& run) {
+  const int dims = layout.head_dim(), vectors = dims / 16;
+  const int tokens = static_cast<int>(run.k.size()) * kPageTokens;
+  const int group = std::min(tokens, layout.group_tokens());
+  std::vector<float> numbers(static_cast<size_t>(tokens * dims));
+  std::vector<uint8_t> codes(numbers.size());
+  float* const x = numbers.data();
+  int saturated = 0;
+  for (int t = 0; t < tokens; ++t) {
+    Row row;
+    LoadRow(run.k[static_cast<size_t>(t / kPageTokens)] + t % kPageTokens * dims, vectors, row);
+    saturated += row.saturated;
+    float norm = run.norms != nullptr ? run.norms[t] : 1.0f;
+    if (layout.has_head_norms()) {
+      norm = RowNorm(row, vectors);
+      if (!(norm > 0.0f)) norm = 1.0f;
+      std::memcpy(run.blocks[static_cast<size_t>(t / kPageTokens)] + layout.KNorm(t % kPageTokens),
+                  &norm, sizeof(norm));
+    }
+    for (int i = 0; i < vectors; ++i) Store(Div(row.x[i], Set(norm)), x + t * dims + i * 16);
+  }
+  std::vector<uint8_t> index(static_cast<size_t>(dims), kNotBoosted);
+  if (layout.k_form() == SideForm::kMixed) {
+    std::vector<float> sums(static_cast<size_t>(dims));
+    for (int t = 0; t < tokens; ++t) {
+      for (int d = 0; d < dims; d += 16) {
+        Store(Add(Load(sums.data() + d), Abs(Load(x + t * dims + d))), sums.data() + d);
+      }
+    }
+    index = RankChannels(sums, layout.boosted_dims());
+    for (int d = 0; d < dims; ++d) {
+      run.blocks[static_cast<size_t>(d / layout.channel_dims())]
+                [layout.KIndex(d % layout.channel_dims())] =
+          std::byte{index[static_cast<size_t>(d)]};
+    }
+  }
+  const auto plain_levels = static_cast<float>((1 << layout.k_bits()) - 1);
+  for (int first = 0; first < tokens; first += group) {
+    for (int d = 0; d < dims; d += 16) {
+      F16x low = Load(x + first * dims + d), high = low;
+      for (int t = first + 1; t < first + group; ++t) {
+        low = Min(low, Load(x + t * dims + d));
+        high = Max(high, Load(x + t * dims + d));
+      }
+      alignas(64) float lo[16], hi[16], scale[16], min[16], factor[16], offset[16], levels[16];
+      Store(Add(low, Set(0.0f)), lo);
+      Store(Add(high, Set(0.0f)), hi);
+      for (int lane = 0; lane < 16; ++lane) {
+        const int dim = d + lane;
+        levels[lane] = index[static_cast<size_t>(dim)] == kNotBoosted ? plain_levels : 15.0f;
+        const AffineGroup g = ChooseAffine(rule, levels[lane], lo[lane], hi[lane]);
+        scale[lane] = g.scale, min[lane] = g.min;
+        factor[lane] = g.factor, offset[lane] = g.offset;
+        // A group of the page it begins in, or the half of a pair that has this dim.
+        const int at = dim % layout.channel_dims();
+        const int page =
+            layout.pages_together() > 1 ? dim / layout.channel_dims() : first / kPageTokens;
+        const int in_page = first % kPageTokens / group;
+        std::byte* const block = run.blocks[static_cast<size_t>(page)];
+        const uint16_t scale_bits = ToFp16(g.scale).bits, min_bits = ToFp16(g.min).bits;
+        std::memcpy(block + layout.KChannelScale(in_page, at), &scale_bits, sizeof(scale_bits));
+        std::memcpy(block + layout.KChannelMin(in_page, at), &min_bits, sizeof(min_bits));
+      }
+      for (int t = first; t < first + group; ++t) {
+        StoreCodes(AffineCodes(rule, Load(x + t * dims + d), Load(scale), Load(min), Load(factor),
+                               Load(offset), Load(levels)),
+                   codes.data() + t * dims + d);
+      }
+    }
+  }
+  for (int t = 0; t < tokens; ++t) {
+    PackKCodes(layout, codes.data() + t * dims, t % kPageTokens,
+               run.blocks[static_cast<size_t>(t / kPageTokens)]);
+  }
+  for (int d = 0; d < dims; ++d) {
+    const uint8_t boost = index[static_cast<size_t>(d)];
+    if (boost == kNotBoosted) continue;
+    for (int t = 0; t < tokens; t += 4) {
+      int byte = 0;
+      for (int i = 0; i < 4; ++i)
+        byte |= codes[static_cast<size_t>((t + i) * dims + d)] >> 2 << i * 2;
+      run.blocks[static_cast<size_t>(t / kPageTokens)]
+                [layout.KBoost(boost) + static_cast<uint32_t>(t % kPageTokens / 4)] =
+          static_cast<std::byte>(byte);
+    }
+  }
+  return saturated;
+}
+
 }  // namespace
 
-int EncodeCodes(const BlockLayout& layout, const BlockRules& rules, const Bf16* k, const Bf16* v,
-                std::byte* block) {
+// Of blocks that are not BF16.
+int EncodeCodes(const BlockLayout& layout, const BlockRules& rules, const BlockRun& run) {
   const auto encode = [](int bits) {
     return bits == 2 ? &EncodeSide<2> : bits == 3 ? &EncodeSide<3> : &EncodeSide<4>;
   };
-  return encode(layout.k_bits())(layout, true, rules.k_rule, rules.k_clip_ratio, k, block) +
-         encode(layout.v_bits())(layout, false, rules.v_rule, rules.v_clip_ratio, v, block);
+  int saturated = 0;
+  for (size_t i = 0; i < run.blocks.size(); ++i) {
+    std::byte* const block = run.blocks[i];
+    if (layout.is_rows()) {
+      saturated +=
+          encode(layout.k_bits())(layout, true, rules.k_rule, rules.k_clip_ratio, run.k[i], block);
+    } else if (layout.k_form() == SideForm::kCodebook) {
+      saturated += EncodeCodebookKeys(layout, run.k[i], block);
+    }
+    saturated +=
+        encode(layout.v_bits())(layout, false, rules.v_rule, rules.v_clip_ratio, run.v[i], block);
+  }
+  if (layout.k_form() == SideForm::kChannels || layout.k_form() == SideForm::kMixed) {
+    saturated += EncodeChannelKeys(layout, rules.k_rule, run);
+  }
+  return saturated;
 }
 
 }  // namespace oscar::simd::HWY_NAMESPACE
@@ -352,24 +576,35 @@ HWY_AFTER_NAMESPACE();
 #endif  // OSCAR_SIMD_TARGET
 
 #if HWY_ONCE
+#include <utility>
+
 #include "base/check.h"
 #include "simd/block_writer.h"
 #include "simd/dispatch.h"
 
 namespace oscar::simd {
 
+int WriteBlocks(const BlockLayout& layout, const BlockRules& rules, const BlockRun& run) {
+  OSCAR_CHECK(std::cmp_equal(run.blocks.size(), layout.pages_together()) &&
+              run.k.size() == run.blocks.size() && run.v.size() == run.blocks.size());
+  if (layout.order() != CodeOrder::kCpu) return EncodeBlocks(layout, rules, run);
+  if (layout.is_bf16()) {
+    const auto bytes = static_cast<size_t>(kPageTokens * layout.head_dim()) * sizeof(Bf16);
+    std::memcpy(run.blocks[0], run.k[0], bytes);
+    std::memcpy(run.blocks[0] + layout.v_codes_offset(), run.v[0], bytes);
+    return 0;
+  }
+  const auto encode = ActiveTarget() == Target::kAvx2 ? &N_AVX2::EncodeCodes : &N_AVX3::EncodeCodes;
+  return encode(layout, rules, run);
+}
+
 int WriteBlock(const BlockLayout& layout, const BlockRules& rules, std::span<const Bf16> k,
                std::span<const Bf16> v, std::span<std::byte> block) {
   const auto rows = static_cast<size_t>(kPageTokens * layout.head_dim());
   OSCAR_CHECK(k.size() == rows && v.size() == rows && block.size() == layout.block_bytes());
-  if (layout.order() != CodeOrder::kCpu) return EncodeBlock(layout, rules, k, v, block);
-  if (layout.is_bf16()) {
-    std::memcpy(block.data(), k.data(), k.size_bytes());
-    std::memcpy(block.data() + layout.v_codes_offset(), v.data(), v.size_bytes());
-    return 0;
-  }
-  const auto encode = ActiveTarget() == Target::kAvx2 ? &N_AVX2::EncodeCodes : &N_AVX3::EncodeCodes;
-  return encode(layout, rules, k.data(), v.data(), block.data());
+  const Bf16 *const k_rows = k.data(), *const v_rows = v.data();
+  std::byte* const out = block.data();
+  return WriteBlocks(layout, rules, {{&k_rows, 1}, {&v_rows, 1}, {&out, 1}});
 }
 
 }  // namespace oscar::simd

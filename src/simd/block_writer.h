@@ -1,6 +1,6 @@
-// The vectorised page encoder: bit-equal to cache/block_codec.h's EncodeBlock for every RowRule,
-// for pages of every kind in CPU order (other layouts are passed on to EncodeBlock).
-// Stateless; safe from any thread. Matches cache/sequence_cache.h's BlockEncoder.
+// The vectorised page encoder: bit-equal to cache/block_codec.h's EncodeBlocks for every RowRule,
+// for pages of every kind in CPU order (other layouts are passed on to EncodeBlocks).
+// Stateless; safe from any thread. Matches cache/page_sealer.h's BlockEncoder.
 #pragma once
 
 #include <cstddef>
@@ -11,6 +11,8 @@
 
 namespace oscar::simd {
 
+// See EncodeBlocks.
+int WriteBlocks(const BlockLayout& layout, const BlockRules& rules, const BlockRun& run);
 // See EncodeBlock.
 int WriteBlock(const BlockLayout& layout, const BlockRules& rules, std::span<const Bf16> k,
                std::span<const Bf16> v, std::span<std::byte> block);

@@ -66,8 +66,8 @@ std::vector<Bf16> Rows(Fill fill, int dims, uint64_t seed) {
 constexpr Fill kFills[] = {Fill::kGaussian, Fill::kOutliers, Fill::kConstant,
                            Fill::kZeros,    Fill::kPositive, Fill::kHuge,
                            Fill::kTiny,     Fill::kAnyBits,  Fill::kTies};
-constexpr RowRule kRules[] = {RowRule::kMinMax, RowRule::kSymmetric, RowRule::kMseFit,
-                              RowRule::kMseFitUnbiased};
+constexpr RowRule kRules[] = {RowRule::kMinMax,         RowRule::kSymmetric, RowRule::kMseFit,
+                              RowRule::kMseFitUnbiased, RowRule::kRealMin,   RowRule::kIntegerZero};
 
 TEST(BlockWriter, IsBitEqualToTheScalarEncoderOnEveryTarget) {
   int pages = 0;
@@ -101,6 +101,63 @@ TEST(BlockWriter, IsBitEqualToTheScalarEncoderOnEveryTarget) {
                 << static_cast<int>(rule) << " fill " << static_cast<int>(fill) << " clip " << clip
                 << " on " << TargetName(target);
           }
+        }
+      }
+    }
+  }
+}
+
+TEST(BlockWriter, KeysThatAreNotRowsAreBitEqualOnEveryTarget) {
+  using enum BlockKind;
+  for (const int dims : {64, 128, 256}) {
+    std::vector<std::pair<KeyFormat, RowRule>> formats;
+    for (const BlockKind kind : {kInt2, kInt3, kInt4}) {
+      formats.push_back({{.kind = kind, .form = SideForm::kCodebook}, RowRule::kMinMax});
+      for (const int tokens : {32, 64, 128}) {
+        for (const RowRule rule : {RowRule::kRealMin, RowRule::kIntegerZero, RowRule::kMinMax}) {
+          formats.push_back({{.kind = kind,
+                              .form = SideForm::kChannels,
+                              .group_tokens = tokens,
+                              .head_norms = rule == RowRule::kIntegerZero && tokens == 64},
+                             rule});
+        }
+      }
+    }
+    formats.push_back({{.form = SideForm::kMixed, .group_tokens = 128, .boosted_dims = dims / 8},
+                       RowRule::kMinMax});
+    for (const auto& [format, rule] : formats) {
+      const BlockLayout layout(format, kInt2, CodeOrder::kCpu, dims, 32);
+      for (const Fill fill : kFills) {
+        std::vector<std::vector<Bf16>> rows;
+        std::vector<std::vector<std::byte>> expected, actual;
+        std::vector<const Bf16*> k, v;
+        std::vector<std::byte*> expected_at, actual_at;
+        const auto pages = static_cast<size_t>(layout.pages_together());
+        rows.reserve(2 * pages);
+        for (size_t page = 0; page < pages; ++page) {
+          k.push_back(rows.emplace_back(Rows(fill, dims, 3 + page)).data());
+          v.push_back(rows.emplace_back(Rows(fill, dims, 9 + page)).data());
+          expected.emplace_back(layout.block_bytes(), std::byte{0x5a});
+          expected_at.push_back(expected.back().data());
+        }
+        // Norms from elsewhere, where the block has none of its own.
+        std::vector<float> norms(pages * kPageTokens);
+        for (size_t t = 0; t < norms.size(); ++t) norms[t] = 0.25f + static_cast<float>(t % 7);
+        const bool takes = format.form == SideForm::kChannels && !format.head_norms;
+        const float* const given = takes && rule == RowRule::kIntegerZero ? norms.data() : nullptr;
+        const BlockRules rules{.k_rule = rule, .v_rule = RowRule::kIntegerZero};
+        const int count = EncodeBlocks(layout, rules, {k, v, expected_at, given});
+        for (const Target target : SupportedTargets()) {
+          const ScopedTarget scope(target);
+          actual.assign(pages, std::vector<std::byte>(layout.block_bytes(), std::byte{0xa5}));
+          actual_at.clear();
+          for (auto& block : actual) actual_at.push_back(block.data());
+          EXPECT_EQ(WriteBlocks(layout, rules, {k, v, actual_at, given}), count);
+          ASSERT_EQ(actual, expected)
+              << "dims " << dims << " form " << static_cast<int>(format.form) << " bits "
+              << layout.k_bits() << " tokens " << format.group_tokens << " rule "
+              << static_cast<int>(rule) << " fill " << static_cast<int>(fill) << " on "
+              << TargetName(target);
         }
       }
     }

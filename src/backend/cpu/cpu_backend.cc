@@ -366,6 +366,9 @@ simd::AttentionLayer CpuBackend::AttentionOf(int layer, int slot, const CacheCon
           config.sealed.blocks(slot),
           config.open.BlockOffset(slot, 0),
           /*sealed_base=*/0,
+          config.sealed.NormOffset(slot),
+          config.sealed.has_norms(slot),
+          config.sink / kPageTokens,
           weights_.head.path() != simd::GemmPath::kFma,
           spec_.layer(layer).attention()->sliding_window,
           sinks.empty() ? nullptr : sinks.data()};

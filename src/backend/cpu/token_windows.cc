@@ -26,6 +26,7 @@ void TokenWindows::Show(int slot, std::span<const ForwardItem> items, ThreadPool
     const int64_t end = cache.length() + static_cast<int64_t>(item.tokens.size());
     const int64_t last_old = end - 1 - plan_.token_window();  // that the last token sees stored
     if (last_old < 0) return;
+    view.stride = sealed_layer;
     view.open.resize(open_layer);
     view.sealed.resize(static_cast<size_t>(2 * together) * sealed_layer);
     view.pages.resize(static_cast<size_t>(cache.num_pages()));

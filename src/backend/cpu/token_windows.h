@@ -25,12 +25,13 @@ class TokenWindows {
   simd::TokenWindow WindowOf(size_t item) const {
     const View& view = views_[item];
     return {view.pages.data(), static_cast<int64_t>(view.pages.size()), plan_.token_sink(),
-            plan_.token_window()};
+            plan_.token_window(), view.stride};
   }
 
  private:
   struct View {
     std::vector<std::byte> open, sealed;
+    size_t stride = 0;                    // bytes between two sealed pages
     std::vector<const std::byte*> pages;  // by position, null where a page has one form
   };
 

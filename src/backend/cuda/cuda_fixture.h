@@ -24,7 +24,7 @@ struct GpuModel {
            BackendOptions cuda)
       : threads(2) {
     options.order = CodeOrder::kTensorCore;
-    plan = std::move(*KvPlan::Make(spec, options, simd::WriteBlock));
+    plan = std::move(*KvPlan::Make(spec, options, simd::WriteBlocks));
     if (cuda.kv_bytes == 0) cuda.kv_bytes = uint64_t{1} << 30;
     auto loaded = LoadModel(Device::kCuda, spec, source, *plan, threads, cuda);
     if (!loaded.has_value()) {
@@ -90,7 +90,7 @@ class WavyWeights : public RoundedWeights {
 struct CpuModelOf {
   CpuModelOf(const ModelSpec& spec, const WeightSource& source, const KvPlanOptions& options,
              const BackendOptions& cpu = {})
-      : plan(std::move(*KvPlan::Make(spec, options, simd::WriteBlock))),
+      : plan(std::move(*KvPlan::Make(spec, options, simd::WriteBlocks))),
         model(std::move(*LoadModel(Device::kCpu, spec, source, *plan, threads, cpu))) {}
   ThreadPool threads{2};
   std::unique_ptr<KvPlan> plan;

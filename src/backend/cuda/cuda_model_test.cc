@@ -561,11 +561,11 @@ TEST(CudaModel, RandomWeightsAreTheCpus) {
   const auto source = MakeRandomWeights(7);
   ThreadPool threads(2);
   KvPlanOptions options = DemoModel::Method("bf16");
-  auto cpu_plan = *KvPlan::Make(spec, options, simd::WriteBlock);
+  auto cpu_plan = *KvPlan::Make(spec, options, simd::WriteBlocks);
   auto cpu = *LoadModel(Device::kCpu, spec, *source, *cpu_plan, threads);
   PagePool cpu_pool(uint64_t{1} << 30);
   options.order = CodeOrder::kTensorCore;
-  auto gpu_plan = *KvPlan::Make(spec, options, simd::WriteBlock);
+  auto gpu_plan = *KvPlan::Make(spec, options, simd::WriteBlocks);
   BackendOptions sized = Sized(256, 4);
   sized.kv_bytes = uint64_t{1} << 28;
   auto gpu = *LoadModel(Device::kCuda, spec, *source, *gpu_plan, threads, sized);

@@ -41,7 +41,7 @@ Status Check(const ModelSpec& spec, const char* method, CodeOrder order = CodeOr
   KvPlanOptions options;
   options.method = method;
   options.order = order;
-  const auto plan = KvPlan::Make(spec, options, simd::WriteBlock);
+  const auto plan = KvPlan::Make(spec, options, simd::WriteBlocks);
   EXPECT_TRUE(plan.has_value()) << plan.error().ToString();
   return CheckCudaPlan(spec, **plan);
 }
@@ -74,7 +74,7 @@ TEST(CheckCudaPlan, TakesMapsOfBits) {
       map[static_cast<size_t>(layer)].push_back({1.0 / (1 + layer * 8 + h), 1.0 / (3 + h)});
     }
   }
-  const auto plan = KvPlan::Make(spec, options, simd::WriteBlock);
+  const auto plan = KvPlan::Make(spec, options, simd::WriteBlocks);
   ASSERT_TRUE(plan.has_value());
   EXPECT_FALSE((*plan)->cache().sealed.is_uniform());
   EXPECT_TRUE(CheckCudaPlan(spec, **plan).ok());
@@ -164,7 +164,7 @@ TEST(CudaPageBudget, FitsTheBytesItWasMadeFrom) {
     KvPlanOptions options;
     options.method = method;
     options.order = CodeOrder::kTensorCore;
-    const auto plan = KvPlan::Make(Spec(), options, simd::WriteBlock);
+    const auto plan = KvPlan::Make(Spec(), options, simd::WriteBlocks);
     ASSERT_TRUE(plan.has_value());
     const uint64_t budget = CudaPageBudget(**plan, kBytes);
     EXPECT_LE(cuda::DevicePages::SizesOf((*plan)->cache()).ArenaBytes(budget), kBytes) << method;
@@ -213,7 +213,10 @@ TEST(CheckCudaPlan, RefusesWhatNoKernelTakes) {
     EXPECT_THAT(status.message(), HasSubstr(item.expected));
     EXPECT_THAT(status.message(), HasSubstr("--device cpu"));
   }
-  EXPECT_THAT(Check(Spec(), "kivi").message(), HasSubstr("simulated methods run on the CPU alone"));
+  EXPECT_THAT(Check(Spec(), "kivi").message(), HasSubstr("no kernels for its pages"));
+  EXPECT_THAT(Check(Spec(), "turboquant").message(), HasSubstr("--device cpu"));
+  // Rows of a form that it reads, by a rule that it cannot write.
+  EXPECT_THAT(Check(Spec(), "oscar-su:k=token").message(), HasSubstr("no kernels for its pages"));
   EXPECT_FALSE(Check(Spec(), "oscar+", CodeOrder::kCpu).ok());
 }
 

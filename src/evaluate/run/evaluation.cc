@@ -216,7 +216,7 @@ Status Evaluator::ChooseWindows() {
     OSCAR_ASSIGN_OR_RETURN(const std::unique_ptr<LoadedModel> plan,
                            LoadedModel::Plan(OptionsOf(state, cell)));
     const KvMethod& method = plan->kv().method();
-    const bool exact = method.storage == KvStorage::kBf16;
+    const bool exact = !method.is_quantized;
     if (exact || method.recent_tokens >= kDefaultRecent) continue;
     // A device has pages only, and portable runs are the same on all of them.
     if (options_.windows == EvalWindows::kAuto && as_generated && !options_.model.portable &&
@@ -269,7 +269,6 @@ Status Evaluator::HashSettings() {
     if (model_hash_ == 0) {
       OSCAR_ASSIGN_OR_RETURN(model_hash_, HashModel(*plan));
     }
-    const KvMethod& method = plan->kv().method();
     uint64_t rotation_hash = 0;
     if (plan->kv().uses_calibrated_rotation()) {
       ContentHash hash;
@@ -317,7 +316,7 @@ Status Evaluator::HashSettings() {
     state.settings = HashText(text, 0);
     state.score.label = state.method->label;
     state.score.description = plan->kv().Describe();
-    state.score.simulated = method.is_simulated() || plan->kv().token_window() > 0;
+    state.score.simulated = plan->kv().token_window() > 0;
     state.score.history_bits = plan->kv().HistoryBits();
     for (int64_t length : kContextLengths) {
       state.score.stored_bits[length] = plan->kv().StoredBits(length);
@@ -735,10 +734,11 @@ Result<std::vector<EvalMethod>> ParseMethods(const std::vector<std::string>& nam
     EvalMethod method{name, name.substr(0, at), {}};
     const size_t colon = method.kv.find(':');
     const std::string own_bits = colon == std::string::npos ? "" : method.kv.substr(colon + 1);
-    method.kv.resize(std::min(colon, method.kv.size()));
     OSCAR_ASSIGN_OR_RETURN(const KvMethodInfo info, FindKvMethod(method.kv));
     if (info.takes_bits && bits.size() == 1) method.bits = bits.front();
-    if (colon != std::string::npos) {
+    // Bits, or switches, which belong to the name.
+    if (colon != std::string::npos && info.switches.empty()) {
+      method.kv.resize(colon);
       double value = 0;
       const char* const end = own_bits.data() + own_bits.size();
       const auto [stop, error] = std::from_chars(own_bits.data(), end, value);

@@ -69,10 +69,16 @@ uint64_t CudaPageBudget(const KvPlan& plan, uint64_t bytes) {
 Status CheckCudaPlan(const ModelSpec& spec, const KvPlan& plan) {
   OSCAR_RETURN_IF_ERROR(CheckCudaFeatures(spec));
   const CacheConfig& config = plan.cache();
-  if (plan.method().is_simulated() ||
-      (config.seals() && (plan.rules().empty() || config.pages_together > 1))) {
-    return Unimplemented(fmt::format(
-        "--kv {}: simulated methods run on the CPU alone; use --device cpu", plan.method().name));
+  if (config.seals()) {
+    const KvMethod& method = plan.method();
+    const auto has_kernel = [](RowRule rule) {
+      return rule != RowRule::kRealMin && rule != RowRule::kIntegerZero;
+    };
+    if (method.k.form != SideForm::kRows || !has_kernel(method.k.rows.rule) ||
+        !has_kernel(method.v.rows.rule)) {
+      return Unimplemented(fmt::format(
+          "--kv {}: the GPU has no kernels for its pages; use --device cpu", method.name));
+    }
   }
   const AttentionSpec& attention = spec.attention();
   if (attention.num_kv_heads < 1 || attention.num_heads % attention.num_kv_heads != 0 ||
