@@ -287,7 +287,7 @@ TEST(WindowCache, RotationsMayHaveGaps) {
     KvPlanOptions options;
     options.method = "oscar";
     options.rotation = *MakeDataFreeRotation("hadamard", ids, 64);
-    const auto plan = KvPlan::Make(model.loaded->spec(), options, EncodeBlock);
+    const auto plan = KvPlan::Make(model.loaded->spec(), options, EncodeBlocks);
     ASSERT_TRUE(plan.has_value()) << plan.error().ToString();
     EXPECT_EQ((*plan)->k(0).kind, RotationKind::kNone);
     EXPECT_EQ((*plan)->k(1).kind, RotationKind::kCalibrated);
@@ -295,11 +295,11 @@ TEST(WindowCache, RotationsMayHaveGaps) {
   KvPlanOptions missing;
   missing.method = "oscar";
   missing.rotation = *MakeDataFreeRotation("hadamard", std::vector<int>{0, 2}, 64);
-  EXPECT_FALSE(KvPlan::Make(model.loaded->spec(), missing, EncodeBlock).has_value());
+  EXPECT_FALSE(KvPlan::Make(model.loaded->spec(), missing, EncodeBlocks).has_value());
   // A recent window that is shorter than what a layer sees would lose some of it.
   KvPlanOptions narrow;
   narrow.recent = 0;
-  const auto refused = KvPlan::Make(model.loaded->spec(), narrow, EncodeBlock);
+  const auto refused = KvPlan::Make(model.loaded->spec(), narrow, EncodeBlocks);
   ASSERT_FALSE(refused.has_value());
   EXPECT_NE(refused.error().message().find("sliding window"), std::string::npos);
 }
