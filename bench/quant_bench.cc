@@ -58,6 +58,10 @@ const char* NameOf(RowRule rule) {
       return "fit";
     case RowRule::kMseFitUnbiased:
       return "unbiased fit";
+    case RowRule::kRealMin:
+      return "real min";
+    case RowRule::kIntegerZero:
+      return "integer zero";
   }
   return "";
 }
@@ -169,16 +173,16 @@ void Method(benchmark::State& state, const std::string& name, bool encode) {
   }
   const TileShape shape{method->run_tokens, 8, kDims};
   auto rows = Widen(GaussianRows(shape.elements(), 6));
-  std::vector<std::byte> k(method->k_quantizer->EncodedBytes(shape));
-  std::vector<std::byte> v(method->v_quantizer->EncodedBytes(shape));
-  method->k_quantizer->Encode(shape, rows, k);
-  method->v_quantizer->Encode(shape, rows, v);
+  const KvQuantizer& k_codec = *method->k.quantizer;
+  const KvQuantizer& v_codec = *method->v.quantizer;
+  std::vector<std::byte> k(k_codec.EncodedBytes(shape)), v(v_codec.EncodedBytes(shape));
+  k_codec.Encode(shape, rows, k);
+  v_codec.Encode(shape, rows, v);
   for (auto _ : state) {
     if (encode) {
-      method->k_quantizer->Encode(shape, rows, k);
-      method->v_quantizer->Encode(shape, rows, v);
-    } else if (!method->k_quantizer->Decode(shape, k, rows).ok() ||
-               !method->v_quantizer->Decode(shape, v, rows).ok()) {
+      k_codec.Encode(shape, rows, k);
+      v_codec.Encode(shape, rows, v);
+    } else if (!k_codec.Decode(shape, k, rows).ok() || !v_codec.Decode(shape, v, rows).ok()) {
       state.SkipWithError("decode failed");
     }
     benchmark::ClobberMemory();
