@@ -270,8 +270,10 @@ bool HasBlob(const fs::path& blob, uint64_t size) {
   return fs::file_size(blob, error) == size && !error;
 }
 
-// snapshots/COMMIT/a/b -> ../../../blobs/DIGEST, as the hub's clients link.
-Status Link(const Place& place, const RemoteFile& file) {
+// snapshots/COMMIT/a/b -> ../../../blobs/DIGEST, as the hub's clients link. The link is made as
+// `temporary`, which nobody else writes to, and moved: a process that is killed leaves nothing in a
+// snapshot that is no file of it.
+Status Link(const Place& place, const RemoteFile& file, const fs::path& temporary) {
   const fs::path link = place.Snapshot() / file.path;
   std::string target = "../../";
   for (const char c : file.path) target += c == '/' ? "../" : "";
@@ -279,7 +281,6 @@ Status Link(const Place& place, const RemoteFile& file) {
   std::error_code error;
   if (fs::read_symlink(link, error) == target && !error) return {};
   OSCAR_RETURN_IF_ERROR(MakeFolder(link.parent_path()));
-  const fs::path temporary = link.parent_path() / fmt::format(".{}.{}", file.digest, ::getpid());
   fs::remove(temporary, error);
   fs::create_symlink(target, temporary, error);
   if (error) {  // a filesystem without links: the file itself, as the hub's clients do
@@ -287,6 +288,8 @@ Status Link(const Place& place, const RemoteFile& file) {
   }
   if (!error) fs::rename(temporary, link, error);
   if (error) {
+    std::error_code ignored;
+    fs::remove(temporary, ignored);
     return InvalidArgument(fmt::format("{}: cannot link: {}", link.string(), error.message()));
   }
   return {};
@@ -308,7 +311,8 @@ Status Fetch(const Remote& remote, const Place& place, const RemoteFile& file, P
     BlobWriter writer(remote, file, blob, progress, stop);
     OSCAR_RETURN_IF_ERROR(writer.Run(remote.FileUrl(file, place.commit)));
   }
-  return Link(place, file);
+  // Beside the lock, which is held.
+  return Link(place, file, fs::path(lock).replace_extension(".link"));
 }
 
 // Says so before an hour of downloading rather than after it.

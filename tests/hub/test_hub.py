@@ -168,6 +168,17 @@ def test_a_killed_run_is_finished_by_the_next(hub, files, oscar, cache):
     check_snapshot(oscar("pull", NAME).stdout.strip(), files)
 
 
+def test_a_link_that_cannot_be_made_leaves_nothing_in_the_snapshot(hub, files, oscar, cache):
+    snapshot = pathlib.Path(oscar("pull", NAME).stdout.strip())
+    (snapshot / "config.json").unlink()
+    (snapshot / "config.json/in the way").mkdir(parents=True)
+    assert "config.json: cannot link" in oscar("pull", NAME, ok=False).stderr
+    assert not [p.name for p in snapshot.iterdir() if p.name.startswith(".")]
+    (snapshot / "config.json/in the way").rmdir()
+    (snapshot / "config.json").rmdir()
+    check_snapshot(oscar("pull", NAME).stdout.strip(), files)
+
+
 def test_a_server_without_ranges(hub, files, oscar, cache):
     hub.cut_total = 2 * MIB
     oscar("pull", NAME, ok=False)
