@@ -8,6 +8,8 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "grammar/string_formats.h"
+
 namespace oscar {
 namespace {
 
@@ -85,16 +87,16 @@ void RewriteString(Json* schema, std::string_view never) {
     return;
   }
   if (const auto format = schema->find("format"); format != schema->end()) {
-    // The library's own forms of these two hold quotes.
-    constexpr const char* kPointer = "(/([^~/]|~[01])*)*";
-    if (*format == "json-pointer") {
+    const std::string name = format->is_string() ? format->get<std::string>() : "";
+    if (const auto shape = FormatPattern(name); shape.has_value()) {
       schema->erase("format");
-      (*schema)["pattern"] = fmt::format("^{}$", kPointer);
-    } else if (*format == "relative-json-pointer") {
+      (*schema)["pattern"] = fmt::format("^({})$", *shape);
+    } else if (name == "iri-reference") {
+      *format = "uri-reference";
+    } else if (!IsKnownFormat(name)) {
       schema->erase("format");
-      (*schema)["pattern"] = fmt::format("^(0|[1-9][0-9]*)(#|{})$", kPointer);
     }
-    return;
+    if (IsKnownFormat(name)) return;
   }
   const auto length = [&](const char* name) -> int64_t {
     const auto value = schema->find(name);

@@ -5,6 +5,8 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "grammar/string_formats.h"
+
 namespace oscar {
 namespace {
 
@@ -49,10 +51,22 @@ TEST(SchemaRewrite, SaysLengthsAsPatterns) {
                            R"({"type": "string", "minLength": 5, "maxLength": 4})",
                            R"({"type": "string", "minLength": 0})",
                            R"({"type": "string", "pattern": "a", "maxLength": 4})",
-                           R"({"type": "string", "format": "date", "maxLength": 4})",
+                           R"({"type": "string", "format": "ipv6"})",
                            R"({"const": {"type": "string", "maxLength": 4}})"}) {
     Check(same, same);
   }
+}
+
+TEST(SchemaRewrite, SaysFormatsAsPatterns) {
+  Check(
+      R"({"type": "string", "format": "relative-json-pointer"})",
+      (R"({"type": "string", "pattern": "^()" + *FormatPattern("relative-json-pointer") + R"()$"})")
+          .c_str());
+  Check(R"({"format": "iri-reference"})", R"({"format": "uri-reference", "type": "string"})");
+  // A note: lengths hold as without it.
+  Check(R"({"type": "string", "format": "password", "maxLength": 9})",
+        R"({"type": "string", "pattern": "^[^\\x00-\\x1f]{0,9}$"})");
+  Check(R"({"type": "integer", "format": "int64"})", R"({"type": "integer", "format": "int64"})");
 }
 
 TEST(SchemaRewrite, StringsOfALengthHoldNoEnds) {

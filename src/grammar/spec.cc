@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "base/json.h"
+#include "grammar/string_formats.h"
 
 namespace oscar {
 namespace {
@@ -215,6 +216,15 @@ Status CheckSchema(const Json& schema, const std::string& path) {
       pattern != schema.end() && pattern->is_string() &&
       pattern->get_ref<const std::string&>().size() > kMaxRegexBytes) {
     return Refuse(path, fmt::format("has a 'pattern' of more than {} bytes", kMaxRegexBytes));
+  }
+  if (const auto format = schema.find("format");
+      format != schema.end() && format->is_string() && IsKnownFormat(format->get<std::string>())) {
+    for (const char* name : {"pattern", "minLength", "maxLength"}) {
+      if (!schema.contains(name)) continue;
+      return Refuse(path, fmt::format("combines 'format' with '{}', which structured output does "
+                                      "not support",
+                                      name));
+    }
   }
   return {};
 }

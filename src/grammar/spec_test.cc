@@ -43,6 +43,8 @@ TEST(GrammarSpec, RefusesWhatItWouldIgnore) {
       {R"({"type": "string", "enum": ["a", 1]})", "/", "'enum'"},
       {R"({"type": "integer", "const": "x"})", "/", "'const'"},
       {R"({"additionalProperties": {"contains": {}}})", "/additionalProperties", "'contains'"},
+      {R"({"type": "string", "format": "date", "pattern": "^2"})", "/", "'pattern'"},
+      {R"({"items": {"format": "iri", "maxLength": 9}})", "/items", "'maxLength'"},
       {R"({"anyOf": []})", "/", "'anyOf'"},
       {R"({"properties": {"a": 5}})", "/properties/a", "object"},
   };

@@ -1,9 +1,30 @@
 """JSON schemas of growing difficulty, the same ones for the same seed."""
+import datetime
 import random
+
+import jsonschema
 
 PATTERNS = ["^[a-z]{2,6}$", "^[A-Z][a-z]+(-[0-9]{1,3})?$", "^(red|green|blue)$", r"^\d{3}-\d{4}$", "^#[0-9a-f]{6}$",
             r'^[^"\\\x00-\x1f]{1,8}$']
-FORMATS = ["date", "date-time", "uuid", "ipv4", "email"]
+FORMATS = ["date", "date-time", "time", "uuid", "ipv4", "ipv6", "email", "idn-email", "hostname", "duration"]
+# Formats are notes to this validator, too, unless it is told to look at them.
+CHECKER = jsonschema.FormatChecker(["date", "email", "idn-email", "ipv4", "ipv6", "uuid"])
+
+
+@CHECKER.checks("date-time", ValueError)
+def is_date_time(value):
+    return not isinstance(value, str) or datetime.datetime.fromisoformat(value) is not None
+
+
+@CHECKER.checks("time", ValueError)
+def is_time(value):
+    return not isinstance(value, str) or datetime.time.fromisoformat(value) is not None
+
+
+def validate(value, schema):
+    jsonschema.Draft202012Validator(schema, format_checker=CHECKER).validate(value)
+
+
 WORDS = ["name", "age", "city", "tags", "owner", "id", "é", "a b", "x\"y", "価格", "items", "kind", "note\n", "path/to"]
 
 

@@ -15,6 +15,7 @@
 #include "base/json.h"
 #include "grammar/schema_rewrite.h"
 #include "grammar/spec.h"
+#include "grammar/string_formats.h"
 
 namespace oscar::server {
 namespace {
@@ -24,20 +25,6 @@ using Json = nlohmann::ordered_json;
 constexpr size_t kMaxKeyBytes = 256;  // what readers take for a key
 constexpr int kMaxAlternatives = 8;   // levels of $ref, anyOf and oneOf
 
-// The shapes of strings that a `format` names, as regular expressions.
-constexpr std::array<std::pair<std::string_view, std::string_view>, 7> kShapes = {{
-    {"date", R"([0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01]))"},
-    {"time",
-     R"(([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,6})?(Z|[+-][01][0-9]:[0-5][0-9]))"},
-    {"date-time",
-     R"([0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])T([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,6})?(Z|[+-][01][0-9]:[0-5][0-9]))"},
-    {"uuid", R"([0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12})"},
-    {"ipv4",
-     R"(((25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])\.){3}(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9]))"},
-    {"email",
-     R"([A-Za-z0-9_+-]+(\.[A-Za-z0-9_+-]+)*@[A-Za-z0-9]+(-[A-Za-z0-9]+)*(\.[A-Za-z0-9]+(-[A-Za-z0-9]+)*)+)"},
-    {"uri", R"([A-Za-z][A-Za-z0-9+.-]*:[A-Za-z0-9._~:/?#@!$&()*+,;=-]+)"},
-}};
 // What may stand in a schema of which every value of its type is one.
 constexpr std::array<std::string_view, 11> kSaysNothing = {
     "type",     "title",   "description", "default",  "examples", "$comment",
@@ -80,13 +67,6 @@ class Values {
   const ArgumentTags& tags_;
   std::string name_;
 };
-
-// The expression of a format; empty where there is none.
-std::string_view ShapeOf(std::string_view format) {
-  const auto shape =
-      std::ranges::find(kShapes, format, &std::pair<std::string_view, std::string_view>::first);
-  return shape == kShapes.end() ? std::string_view() : shape->second;
-}
 
 Json Regex(std::string_view pattern) { return {{"type", "regex"}, {"pattern", pattern}}; }
 
@@ -143,7 +123,7 @@ Status Values::CheckInner(const Json& schema) const {
       }
       if (key == "pattern" && MayHoldAnEnd(text))
         return Refuse("has a 'pattern' that may match '<'");
-      if (key == "format" && ShapeOf(text).empty())
+      if (key == "format" && !FormatPattern(text).has_value())
         return Refuse("has a 'format' that is not known");
     }
     if ((key == "minLength" || key == "maxLength") && value.is_number() &&
@@ -192,9 +172,9 @@ Status Values::AddString(const Json& schema, Alternatives* out) {
     out->formats.push_back(Regex(text));
   } else if (has("format")) {
     const Json& format = schema.at("format");
-    const auto shape = ShapeOf(format.is_string() ? format.get<std::string>() : "");
-    if (shape.empty()) return Refuse("has a 'format' that is not known");
-    out->formats.push_back(Regex(shape));
+    const auto shape = FormatPattern(format.is_string() ? format.get<std::string>() : "");
+    if (!shape.has_value()) return Refuse("has a 'format' that is not known");
+    out->formats.push_back(Regex(*shape));
   } else {
     const auto length = [&](const char* key) -> std::optional<int64_t> {
       if (!has(key)) return std::nullopt;
