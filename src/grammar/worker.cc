@@ -23,6 +23,7 @@
 
 #include "base/log.h"
 #include "grammar/local_compiler.h"
+#include "grammar/thread_time.h"
 
 extern char** environ;  // NOLINT(readability-redundant-declaration)
 
@@ -151,15 +152,15 @@ Status TryMasks(const CompiledGrammar& grammar, size_t vocab_size, double mask_s
   constexpr int kSteps = 24;
   const auto matcher = grammar.NewMatcher();
   std::vector<uint32_t> mask((vocab_size + 31) / 32);
-  std::chrono::duration<double> spent{0};
+  double spent = 0.0;
   for (uint32_t step = 0; step < kSteps && !matcher->finished(); ++step) {
-    const auto begun = std::chrono::steady_clock::now();
+    const double begun = ThreadSeconds();
     const Status filled = matcher->Fill(mask);
-    spent += std::chrono::steady_clock::now() - begun;
-    if (spent.count() > kSteps * mask_seconds) {
+    spent += ThreadSeconds() - begun;
+    if (spent > kSteps * mask_seconds) {
       return InvalidArgument(fmt::format(
           "the grammar is too complex: its masks take {:.0f} ms each, and the limit is {:.0f} ms",
-          spent.count() * 1e3 / (step + 1), mask_seconds * 1e3));
+          spent * 1e3 / (step + 1), mask_seconds * 1e3));
     }
     if (!filled.ok()) return {};  // a dead end, which no answer has to take
     // The first that is allowed from some place on.
