@@ -116,11 +116,13 @@ void PagePool::Copy(const PageRef& to, const PageRef& from) {
   }
 }
 
-Status PagePool::Clear(const PageRef& to) {
+void PagePool::Clear(const PageRef& to) {
   const size_t bytes = to.layout().bytes();
-  if (memory_ != nullptr) return memory_->Write(to.data(), std::vector<std::byte>(bytes));
-  std::memset(to.data(), 0, bytes);
-  return {};
+  if (memory_ != nullptr) {
+    memory_->Clear(to.data(), bytes);
+  } else {
+    std::memset(to.data(), 0, bytes);
+  }
 }
 
 Status PagePool::Read(const PageRef& from, std::span<std::byte> to) const {

@@ -32,6 +32,7 @@ class PageMemory {
   virtual std::byte* Allocate(size_t bytes) = 0;
   virtual void Free(std::byte* page, size_t bytes) = 0;
   virtual void Copy(std::byte* to, const std::byte* from, size_t bytes) = 0;
+  virtual void Clear(std::byte* to, size_t bytes) = 0;  // to zeros
   virtual Status Read(const std::byte* from, std::span<std::byte> to) = 0;
   virtual Status Write(std::byte* to, std::span<const std::byte> from) = 0;
   // Room for one sealed page beside all others, for sealing in a full pool; reused by every call.
@@ -98,7 +99,7 @@ class PagePool {
 
   // Bytes of pages, wherever they lie. Copy is between pages of one layout.
   void Copy(const PageRef& to, const PageRef& from);
-  Status Clear(const PageRef& to);  // all bytes zero
+  void Clear(const PageRef& to);  // all bytes zero
   Status Read(const PageRef& from, std::span<std::byte> to) const;
   Status Write(const PageRef& to, std::span<const std::byte> from);
   // Null: host memory.

@@ -48,7 +48,7 @@ Status SequenceCache::Reserve(int64_t num_tokens) {
     if (state_) {
       pool_->Copy(state, state_);
     } else {
-      OSCAR_RETURN_IF_ERROR(pool_->Clear(state));
+      pool_->Clear(state);
     }
   }
   std::vector<PageRef> fresh;

@@ -48,8 +48,9 @@ Result<std::unique_ptr<DevicePages>> DevicePages::Create(const CacheConfig& conf
   pages->saturated_ = reinterpret_cast<unsigned long long*>(scratch + sizes.slot_bytes());
   pages->device_jobs_ = reinterpret_cast<int32_t*>(scratch + sizes.slot_bytes() + kUnit);
   pages->places_ = std::make_unique<PageArena>(
-      sizes, arena_bytes,
-      [self = pages.get()](uint64_t from, uint64_t to) { self->MovePage(from, to); });
+      sizes, arena_bytes, [self = pages.get()](uint64_t from, uint64_t to, uint64_t bytes) {
+        self->MovePage(from, to, bytes);
+      });
   if (arena_bytes / kUnit > uint64_t{1} << 31) {
     return Unexpected(Unimplemented("a page arena beyond 512 GiB"));
   }
@@ -124,9 +125,16 @@ Status DevicePages::PrepareSealing(const CacheConfig& config, const AttentionSha
 }
 
 std::byte* DevicePages::Allocate(size_t bytes) {
-  const bool open = bytes == config_->open.bytes();
-  OSCAR_CHECK(open || bytes == config_->sealed.bytes());
-  const std::optional<uint64_t> offset = open ? places_->AllocateOpen() : places_->AllocateSealed();
+  // A size that is two kinds' goes to the first: a place is a place.
+  std::optional<uint64_t> offset;
+  if (bytes == config_->open.bytes()) {
+    offset = places_->AllocateOpen();
+  } else if (bytes == config_->sealed.bytes()) {
+    offset = places_->AllocateSealed();
+  } else {
+    OSCAR_CHECK(bytes == config_->state.bytes());
+    offset = places_->AllocateState();
+  }
   return offset.has_value() ? arena_ + *offset : nullptr;
 }
 
@@ -134,8 +142,8 @@ void DevicePages::Free(std::byte* page, size_t) {
   places_->Free(static_cast<uint64_t>(page - arena_));
 }
 
-void DevicePages::MovePage(uint64_t from, uint64_t to) {
-  Copy(arena_ + to, arena_ + from, config_->sealed.bytes());
+void DevicePages::MovePage(uint64_t from, uint64_t to, uint64_t bytes) {
+  Copy(arena_ + to, arena_ + from, bytes);
   on_move_(arena_ + from, arena_ + to);
 }
 
@@ -143,6 +151,11 @@ void DevicePages::Copy(std::byte* to, const std::byte* from, size_t bytes) {
   Keep(Flush());
   Keep(CudaStatus(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream_),
                   "copying a cache page"));
+}
+
+void DevicePages::Clear(std::byte* to, size_t bytes) {
+  Keep(Flush());
+  Keep(CudaStatus(cudaMemsetAsync(to, 0, bytes, stream_), "clearing a cache page"));
 }
 
 Status DevicePages::Read(const std::byte* from, std::span<std::byte> to) {

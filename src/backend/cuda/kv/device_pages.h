@@ -1,6 +1,7 @@
 // DevicePages: the arena that cache pages lie in, on the device (PageArena says where), and the
 // order of everything that touches it: one stream. Page ids are offsets in units of kUnit bytes,
-// which is what the kernels take as page stride: one arena serves both of their pools.
+// which is what the kernels take as page stride: one arena serves both of their pools, and the
+// recurrent states of sequences, which are pages to it.
 //
 // Sealing is queued and launched for all pages at once by Flush, or earlier where order demands it.
 #pragma once
@@ -37,7 +38,8 @@ class DevicePages : public PageMemory {
   static constexpr size_t kUnit = 256;  // bytes
 
   static PageArena::Sizes SizesOf(const CacheConfig& config) {
-    return {config.open.bytes(), config.sealed.bytes(), kUnit, config.seals()};
+    return {config.open.bytes(), config.sealed.bytes(), kUnit, config.seals(),
+            config.state.bytes()};
   }
 
   // `arena` [arena_bytes] and `scratch` [ScratchBytes] are the caller's.
@@ -58,6 +60,7 @@ class DevicePages : public PageMemory {
   std::byte* Allocate(size_t bytes) override;
   void Free(std::byte* page, size_t bytes) override;
   void Copy(std::byte* to, const std::byte* from, size_t bytes) override;
+  void Clear(std::byte* to, size_t bytes) override;
   Status Read(const std::byte* from, std::span<std::byte> to) override;
   Status Write(std::byte* to, std::span<const std::byte> from) override;
   std::byte* Scratch() override { return scratch_; }
@@ -83,7 +86,7 @@ class DevicePages : public PageMemory {
 
   DevicePages() = default;
   Status PrepareSealing(const CacheConfig& config, const AttentionShape& shape, const KvPlan& plan);
-  void MovePage(uint64_t from, uint64_t to);
+  void MovePage(uint64_t from, uint64_t to, uint64_t bytes);
   void WarnOfSaturation();
   void Keep(Status status) {
     if (status_.ok()) status_ = std::move(status);
