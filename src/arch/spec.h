@@ -104,44 +104,48 @@ struct LinearAttentionSpec {
   // after all of those b, a.
   bool grouped_inputs = false;
 
-  int values_per_key_head() const { return value_heads / key_heads; }
-  int key_width() const { return key_heads * key_dim; }
-  int value_width() const { return value_heads * value_dim; }
+  constexpr int values_per_key_head() const { return value_heads / key_heads; }
+  constexpr int key_width() const { return key_heads * key_dim; }
+  constexpr int value_width() const { return value_heads * value_dim; }
   // Channels of the convolution: all q, all k, all v.
-  int conv_channels() const { return 2 * key_width() + value_width(); }
-  int input_width() const { return conv_channels() + value_width() + 2 * value_heads; }
+  constexpr int conv_channels() const { return 2 * key_width() + value_width(); }
+  constexpr int input_width() const { return conv_channels() + value_width() + 2 * value_heads; }
   // Where a head's part begins in a row of inputs.
-  int QOf(int key_head) const { return key_head * (grouped_inputs ? group_width() : key_dim); }
-  int KOf(int key_head) const { return QOf(key_head) + (grouped_inputs ? key_dim : key_width()); }
-  int VOf(int head) const {
+  constexpr int QOf(int key_head) const {
+    return key_head * (grouped_inputs ? group_width() : key_dim);
+  }
+  constexpr int KOf(int key_head) const {
+    return QOf(key_head) + (grouped_inputs ? key_dim : key_width());
+  }
+  constexpr int VOf(int head) const {
     if (!grouped_inputs) return 2 * key_width() + head * value_dim;
     const int group = head / values_per_key_head();
     return KOf(group) + key_dim + head % values_per_key_head() * value_dim;
   }
-  int ZOf(int head) const {
+  constexpr int ZOf(int head) const {
     return VOf(head) + (grouped_inputs ? values_per_key_head() * value_dim : value_width());
   }
-  int BOf(int head) const {
+  constexpr int BOf(int head) const {
     const int first = conv_channels() + value_width();
     if (!grouped_inputs) return first + head;
     const int each = values_per_key_head();
     return first + head / each * 2 * each + head % each;
   }
-  int AOf(int head) const {
+  constexpr int AOf(int head) const {
     return BOf(head) + (grouped_inputs ? values_per_key_head() : value_heads);
   }
   // fp32 numbers that a sequence keeps: S of all heads, then the convolution's last inputs, oldest
   // first, [conv_kernel - 1, channels].
-  size_t matrix_floats() const {
+  constexpr size_t matrix_floats() const {
     return static_cast<size_t>(value_width()) * static_cast<size_t>(key_dim);
   }
-  size_t conv_floats() const {
+  constexpr size_t conv_floats() const {
     return static_cast<size_t>(conv_kernel - 1) * static_cast<size_t>(conv_channels());
   }
-  size_t state_bytes() const { return (matrix_floats() + conv_floats()) * sizeof(float); }
+  constexpr size_t state_bytes() const { return (matrix_floats() + conv_floats()) * sizeof(float); }
 
  private:
-  int group_width() const { return 2 * (key_dim + values_per_key_head() * value_dim); }
+  constexpr int group_width() const { return 2 * (key_dim + values_per_key_head() * value_dim); }
 };
 
 // gate and up [intermediate, hidden], down [hidden, intermediate]; SiLU.

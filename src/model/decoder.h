@@ -39,7 +39,10 @@ class Decoder final : public Model {
                           std::span<const SampleParams> sampling, std::span<int32_t> ids,
                           const BeforeSample& before_sample = {}) override;
   Status ReadLogits(size_t row, std::span<float> logits) override;
-  bool CanRunAhead() const override { return backend_->CanSample(); }
+  // What a pass too many does to a state cannot be undone.
+  bool CanRunAhead() const override {
+    return backend_->CanSample() && spec().linear_attention() == nullptr;
+  }
   Status Launch(std::span<const ForwardItem> items, std::span<const SampleParams> sampling,
                 const BeforeSample& before_sample = {}) override;
   Status Collect(std::span<int32_t> ids) override;

@@ -4,15 +4,20 @@
 // values, attention's outputs, gated activations.
 #include "cuda/cuda_backend.h"
 
+#include <cuda_runtime_api.h>
+
 #include <algorithm>
 #include <cmath>
 
 #include "base/check.h"
 #include "base/log.h"
+#include "cuda/attention/output_gate.h"
 #include "cuda/attention/prefill_attention.h"
+#include "cuda/device/cuda_status.h"
 #include "cuda/device_backend.h"
 #include "cuda/experts/grouped_gemm.h"
 #include "cuda/experts/routing.h"
+#include "cuda/experts/shared_share.h"
 #include "cuda/gemm/gemm_dispatch.h"
 #include "cuda/kv/kv_write.h"
 #include "cuda/kv/token_write.h"
@@ -37,6 +42,7 @@ class CudaBackend final : public DeviceBackend {
   Status Experts(int index) override;
   Status WriteKv(int index, int slot) override;
   Status Attend(int index, int slot) override;
+  Status AdvanceState(int index, int slot) override;
   Status ReadQkv(int index, std::span<float> out) override;
 
  protected:
@@ -58,15 +64,24 @@ class CudaBackend final : public DeviceBackend {
   NormedInput Normed(const float* norm, int first_row = 0) const {
     return {x_ + int64_t{first_row} * spec_.hidden, norm, spec_.norm_eps, normed_};
   }
+  // Norm and matrices below one another, to columns of qkv_ that are side by side.
+  Status MultiplyInto(std::initializer_list<const DeviceMatrix*> matrices, const float* norm,
+                      const float* bias, int width);
   Status GateAndUp(const DeviceLayer& weights, const float* norm);
+  Status GateAttended(int index, int slot);
   // What norm and RoPE of a layer's q and k need, rows by rows of the pass.
   Result<WriteArguments> NormAndRope(int index);
 
   std::optional<PrefillAttention> prefill_, mixed_prefill_;
   std::unique_ptr<GemmDispatch> gemms_;
-  Bf16* normed_ = nullptr;         // [rows, hidden]
-  Bf16* q_ = nullptr;              // [rows, q]
-  Bf16* attended_ = nullptr;       // [rows, q]
+  Bf16* normed_ = nullptr;    // [rows, hidden]
+  Bf16* q_ = nullptr;         // [rows, q]
+  Bf16* attended_ = nullptr;  // [rows, MixerOutputs()]
+  float* ungated_ = nullptr;  // [rows, q], where attention has gates
+  // Of prompts through linear attention in tiles; null: token by token.
+  std::byte* chunk_workspace_ = nullptr;
+  size_t num_arrivals_ = 0;
+  uint32_t* arrivals_ = nullptr;   // [rows, key heads] of linear attention, zero between launches
   Bf16* gated_ = nullptr;          // [rows, intermediate]
   Bf16* expert_inputs_ = nullptr;  // [rows, padded hidden], the normed stream
   Bf16* expert_gated_ = nullptr;   // [expert_pairs_, padded intermediate], by place
@@ -76,7 +91,17 @@ void CudaBackend::CarveActivations(DeviceCarver& carver, size_t rows, size_t log
   const auto q_width = static_cast<size_t>(attention_.q_width());
   normed_ = carver.Take<Bf16>(std::max(rows, logit_rows) * static_cast<size_t>(spec_.hidden));
   q_ = carver.Take<Bf16>(rows * q_width);
-  attended_ = carver.Take<Bf16>(rows * q_width);
+  attended_ = carver.Take<Bf16>(rows * MixerOutputs());
+  if (attention_.has_output_gate) ungated_ = carver.Take<float>(rows * q_width);
+  if (const LinearAttentionSpec* linear = spec_.linear_attention()) {
+    num_arrivals_ = rows * static_cast<size_t>(linear->key_heads);
+    arrivals_ = carver.Take<uint32_t>(num_arrivals_);
+    // Tiles of tokens would show where a prompt was cut.
+    if (!options_.batch_invariant && HasStateChunks(*linear)) {
+      chunk_workspace_ =
+          carver.Take<std::byte>(StateChunkWorkspace(*linear, static_cast<int>(rows)));
+    }
+  }
   gated_ = carver.Take<Bf16>(rows * static_cast<size_t>(spec_.max_intermediate()));
   size_t hidden = 0, middle = 0;
   for (const DeviceLayer& layer : weights_.layers) {
@@ -100,27 +125,50 @@ Status CudaBackend::FinishLoading() {
   }
   gemms_ =
       std::make_unique<GemmDispatch>(std::move(blas), weight_scratch_, options_.batch_invariant);
-  return {};
+  if (arrivals_ == nullptr) return {};
+  return CudaStatus(cudaMemsetAsync(arrivals_, 0, num_arrivals_ * sizeof(uint32_t), stream_),
+                    "clearing memory");
 }
 
 Status CudaBackend::Linear(const LinearOp& op) {
   const DeviceLayer& weights = layer(op.layer);
   const float* norm =
       op.norm == Role::kAttentionNorm ? weights.attention_norm : weights.feed_forward_norm;
-  if (op.output == Activation::kGated) return GateAndUp(weights, norm);
-  if (op.output == Activation::kStream) {
-    const bool attended = op.matrix == LayerMatrix::kO;
-    return gemms_->Of(attended ? weights.o : weights.down, attended ? attended_ : gated_, x_,
-                      spec_.hidden, pass_.rows, GemmOutput::kAdd,
-                      attended ? weights.o_bias : nullptr, stream_);
+  if (op.output == Activation::kGated) {
+    OSCAR_RETURN_IF_ERROR(GateAndUp(weights, norm));
+    if (op.matrix != LayerMatrix::kSharedGateUp || weights.shared_share == nullptr) return {};
+    return LaunchSharedShare(x_, weights.shared_share, spec_.norm_eps, gated_, pass_.rows,
+                             spec_.hidden, weights.down.inputs, stream_);
   }
-  const int width = attention_.qkv_width(), first = weights.qkv.outputs;
-  OSCAR_RETURN_IF_ERROR(gemms_->OfNormed(weights.qkv, Normed(norm), qkv_, width, pass_.rows,
-                                         GemmOutput::kFloat, weights.qkv_bias, stream_));
-  if (weights.v.outputs == 0) return {};
-  return gemms_->OfNormed(
-      weights.v, Normed(norm), qkv_ + first, width, pass_.rows, GemmOutput::kFloat,
-      weights.qkv_bias == nullptr ? nullptr : weights.qkv_bias + first, stream_);
+  if (op.output == Activation::kStream) {
+    const bool attended = op.input == Activation::kAttended;
+    const bool from_state = op.matrix == LayerMatrix::kStateOut;
+    const DeviceMatrix& matrix = from_state ? weights.state.out
+                                 : attended ? weights.o
+                                            : weights.down;
+    return gemms_->Of(matrix, attended ? attended_ : gated_, x_, spec_.hidden, pass_.rows,
+                      GemmOutput::kAdd, op.matrix == LayerMatrix::kO ? weights.o_bias : nullptr,
+                      stream_);
+  }
+  if (const LinearAttentionSpec* linear = spec_.layer(op.layer).linear_attention()) {
+    return MultiplyInto({&weights.state.in, &weights.state.gates}, norm, nullptr,
+                        linear->input_width());
+  }
+  return MultiplyInto({&weights.qkv, &weights.v, &weights.gates}, norm, weights.qkv_bias,
+                      attention_.qkv_width());
+}
+
+Status CudaBackend::MultiplyInto(std::initializer_list<const DeviceMatrix*> matrices,
+                                 const float* norm, const float* bias, int width) {
+  int first = 0;
+  for (const DeviceMatrix* matrix : matrices) {
+    if (matrix->outputs == 0) continue;
+    OSCAR_RETURN_IF_ERROR(gemms_->OfNormed(*matrix, Normed(norm), qkv_ + first, width, pass_.rows,
+                                           GemmOutput::kFloat,
+                                           bias == nullptr ? nullptr : bias + first, stream_));
+    first += matrix->outputs;
+  }
+  return {};
 }
 
 Status CudaBackend::GateAndUp(const DeviceLayer& weights, const float* norm) {
@@ -225,15 +273,17 @@ Status CudaBackend::WriteKv(int index, int slot) {
                                                  : WriteTokens(shape_, write, stream_);
 }
 
-Status CudaBackend::Attend(int, int slot) {
+Status CudaBackend::Attend(int index, int slot) {
   const CacheView view = ViewOf(slot);
   const int64_t q_width = attention_.q_width();
+  const bool gated = attention_.has_output_gate;
   for (int first = 0; first < pass_.decodes; first += options_.max_sequences) {
     DecodeArguments args;
     args.cache = view;
     args.sequences = pass_.decode_views + first;
     args.q = q_ + first * q_width;
-    args.out = attended_ + first * q_width;
+    args.out = gated ? static_cast<void*>(ungated_ + first * q_width) : attended_ + first * q_width;
+    args.out_fp32 = gated;
     args.softmax_scale = kScaledQuerySoftmax;
     args.batch = std::min(options_.max_sequences, pass_.decodes - first);
     args.workspace = attention_workspace_;
@@ -241,18 +291,51 @@ Status CudaBackend::Attend(int, int slot) {
     args.overlap_predecessor = first == 0;
     OSCAR_RETURN_IF_ERROR(DecodeOf(slot).Launch(args, stream_));
   }
-  if (pass_.chunks == 0) return {};
-  PrefillArguments args;
-  args.cache = view;
-  args.sequences = pass_.chunk_views;
-  args.chunks = pass_.chunk_rows;
-  args.q = q_;
+  if (pass_.chunks > 0) {
+    PrefillArguments args;
+    args.cache = view;
+    args.sequences = pass_.chunk_views;
+    args.chunks = pass_.chunk_rows;
+    args.q = q_;
+    args.out = gated ? static_cast<void*>(ungated_) : attended_;
+    args.out_fp32 = gated;
+    args.softmax_scale = kScaledQuerySoftmax;
+    args.batch = pass_.chunks;
+    args.max_query_tokens = pass_.longest_chunk;
+    args.heads = HeadsOf(slot);
+    OSCAR_RETURN_IF_ERROR((IsMixed(slot) ? *mixed_prefill_ : *prefill_).Launch(args, stream_));
+  }
+  return gated ? GateAttended(index, slot) : Status();
+}
+
+Status CudaBackend::GateAttended(int index, int slot) {
+  const DeviceLayer& weights = layer(index);
+  OutputGateArguments args;
+  args.attended = ungated_;
+  args.gates = qkv_ + attention_.q_width() + 2 * attention_.kv_width();
+  args.gate_stride = attention_.qkv_width();
+  args.rotation = plan_.v(slot).kind;
+  args.turns = weights.value_turn;
+  args.num_turns = weights.value_turns;
+  args.rows = pass_.rows;
+  args.heads = attention_.num_heads;
+  args.kv_heads = attention_.num_kv_heads;
+  args.head_dim = attention_.head_dim;
   args.out = attended_;
-  args.softmax_scale = kScaledQuerySoftmax;
+  return LaunchOutputGate(args, stream_);
+}
+
+Status CudaBackend::AdvanceState(int index, int slot) {
+  StateArguments args = StatesOf(index, slot);
+  args.states = pass_.decode_states;
+  args.batch = pass_.decodes;
+  OSCAR_RETURN_IF_ERROR(LaunchStates(args, arrivals_, attended_, stream_));
+  args.states = pass_.chunk_states;
+  args.chunks = pass_.chunk_rows;
   args.batch = pass_.chunks;
-  args.max_query_tokens = pass_.longest_chunk;
-  args.heads = HeadsOf(slot);
-  return (IsMixed(slot) ? *mixed_prefill_ : *prefill_).Launch(args, stream_);
+  if (chunk_workspace_ == nullptr) return LaunchStates(args, arrivals_, attended_, stream_);
+  return LaunchStateChunks(args, pass_.tiles, pass_.state_tiles, pass_.tile_ranges,
+                           chunk_workspace_, attended_, stream_);
 }
 
 Status CudaBackend::ReadQkv(int index, std::span<float> out) {

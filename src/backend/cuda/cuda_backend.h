@@ -19,7 +19,9 @@ Result<DeviceInfo> FindCudaDevice();
 
 // Features that the kernels lack. The same with and without CUDA in the build.
 inline Status CheckCudaFeatures(const ModelSpec& spec) {
-  return CheckFeatures(spec, {Feature::kPartialRope, Feature::kQkNormAllHeads, Feature::kExperts},
+  return CheckFeatures(spec,
+                       {Feature::kPartialRope, Feature::kQkNormAllHeads, Feature::kOutputGate,
+                        Feature::kExperts, Feature::kLinearAttention, Feature::kSharedShare},
                        "a GPU");
 }
 // What the kernels would refuse: methods without real pages, shapes they do not take. Needs no

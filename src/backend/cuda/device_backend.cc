@@ -76,7 +76,7 @@ void DeviceBackend::CarveWork(DeviceCarver& carver) {
   const auto qkv_width = static_cast<size_t>(attention_.qkv_width());
   const auto middle = static_cast<size_t>(spec_.max_intermediate());
   x_ = carver.Take<float>(rows * static_cast<size_t>(spec_.hidden));
-  qkv_ = carver.Take<float>(rows * qkv_width);
+  qkv_ = carver.Take<float>(rows * MixerInputs());
   // The calibration tap uses it too, a few rows at a time.
   gate_up_size_ = std::max(std::min<size_t>(rows, kFeedForwardRows) * 2 * middle, qkv_width);
   gate_up_ = carver.Take<float>(gate_up_size_);
@@ -118,6 +118,30 @@ void DeviceBackend::CarveExperts(DeviceCarver& carver, size_t rows) {
   routing_.num_tiles = carver.Take<int32_t>(1);
   expert_outputs_ = carver.Take<float>(expert_pairs_ * static_cast<size_t>(spec_.hidden));
   expert_counts_ = carver.Take<ExpertCounts>(spec_.layers.size());
+}
+
+size_t DeviceBackend::MixerInputs() const {
+  const LinearAttentionSpec* linear = spec_.linear_attention();
+  return static_cast<size_t>(
+      std::max(attention_.qkv_width(), linear != nullptr ? linear->input_width() : 0));
+}
+
+size_t DeviceBackend::MixerOutputs() const {
+  const LinearAttentionSpec* linear = spec_.linear_attention();
+  return static_cast<size_t>(
+      std::max(attention_.q_width(), linear != nullptr ? linear->value_width() : 0));
+}
+
+StateArguments DeviceBackend::StatesOf(int index, int slot) const {
+  StateArguments args;
+  args.spec = *spec_.layer(index).linear_attention();
+  args.weights = layer(index).state;
+  args.norm_epsilon = spec_.norm_eps;
+  args.inputs = qkv_;
+  args.arena = pages_->arena();
+  args.place_bytes = DevicePages::kUnit;
+  args.layer_offset = static_cast<int64_t>(slot) * static_cast<int64_t>(args.spec.state_bytes());
+  return args;
 }
 
 ExpertTraffic DeviceBackend::expert_traffic() const {
@@ -164,13 +188,14 @@ Status DeviceBackend::TakeMemory(const WeightSource& source) {
   if (options_.kv_bytes == 0) {
     arena = sizes.ArenaBytes(sizes.BudgetOf(room));
   }
-  if (arena > room || sizes.BudgetOf(arena) < config.open.bytes()) {
+  const uint64_t least = config.open.bytes() + config.state.bytes();
+  if (arena > room || sizes.BudgetOf(arena) < least) {
     return ResourceExhausted(fmt::format(
         "{} has {} free; weights take {}, activations and workspaces {}, {} stay in reserve, and "
         "the cache wants {}: lower --kv-memory, --max-model-len or --chunk, or use --device cpu",
         device_.name, FormatBytes(free), FormatBytes(memory_.weights),
         FormatBytes(memory_.activations), FormatBytes(kReserve),
-        FormatBytes(std::max<uint64_t>(arena, config.open.bytes()))));
+        FormatBytes(std::max<uint64_t>(arena, least))));
   }
   memory_.pages = arena;
   OSCAR_ASSIGN_OR_RETURN(weight_memory_, DeviceBuffer<std::byte>::Allocate(memory_.weights));
@@ -255,8 +280,8 @@ Status DeviceBackend::Load(const WeightSource& source) {
   OSCAR_RETURN_IF_ERROR(CreateKernels());
   table_shape_ = PageTables::ShapeFor(config, table_rows, positions_, options_.max_batch_tokens);
   OSCAR_RETURN_IF_ERROR(TakeMemory(source));
-  OSCAR_RETURN_IF_ERROR(
-      LoadWeights(spec_, plan_, source, positions_, weight_scratch_, stream_, weights_));
+  OSCAR_RETURN_IF_ERROR(LoadWeights(spec_, plan_, source, positions_, options_.portable,
+                                    weight_scratch_, stream_, weights_));
   return FinishLoading();
 }
 

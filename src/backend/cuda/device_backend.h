@@ -22,6 +22,7 @@
 #include "cuda/experts/routing.h"
 #include "cuda/kv/device_pages.h"
 #include "cuda/kv/page_tables.h"
+#include "cuda/linear_attention/linear_attention.h"
 #include "cuda/pass_plan.h"
 #include "oscar/status.h"
 
@@ -90,6 +91,11 @@ class DeviceBackend : public Backend {
   const DecodeAttention& DecodeOf(int slot) const {
     return IsMixed(slot) ? *mixed_decode_ : *decode_;
   }
+  // Widths of rows of kQkv and kAttended, attention's and linear attention's.
+  size_t MixerInputs() const;
+  size_t MixerOutputs() const;
+  // Of a layer's states, but for who takes part: StateArguments::states, chunks and batch.
+  StateArguments StatesOf(int index, int slot) const;
   // Floats of the device to the host.
   Status Fetch(float* to, const float* from, size_t count, const char* what) const;
 
@@ -102,7 +108,7 @@ class DeviceBackend : public Backend {
   int logit_rows_ = 0;
   // In work_memory_.
   float* x_ = nullptr;        // [rows, hidden]
-  float* qkv_ = nullptr;      // [rows, qkv]
+  float* qkv_ = nullptr;      // [rows, MixerInputs()]
   float* gate_up_ = nullptr;  // [gate_up_size_]: at most kFeedForwardRows of 2 intermediate
   size_t gate_up_size_ = 0;
   float* head_factors_ = nullptr;  // [rows, 2], where q and k are normed over all heads

@@ -3,6 +3,7 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include "arch/rope.h"
@@ -20,6 +21,12 @@ namespace {
 int NumMatrices(const SideTransform& transform) {
   if (transform.kind == RotationKind::kCalibrated) return transform.num_matrices;
   return transform.kind == RotationKind::kBlockHadamard ? 1 : 0;
+}
+
+// The matrices that undo V's rotation before gates: none where a kernel has a form of its own.
+int NumValueTurns(const SideTransform& transform, bool portable) {
+  if (transform.kind == RotationKind::kCalibrated) return transform.num_matrices;
+  return transform.kind == RotationKind::kBlockHadamard && !portable ? 1 : 0;
 }
 
 template <typename T>
@@ -70,12 +77,13 @@ void PadRows(std::vector<T>& values, int64_t width, int64_t padded) {
 
 class Loader {
  public:
-  Loader(const ModelSpec& spec, const KvPlan& plan, const WeightSource& source, Bf16* scratch,
-         Stream stream)
+  Loader(const ModelSpec& spec, const KvPlan& plan, const WeightSource& source, bool portable,
+         Bf16* scratch, Stream stream)
       : spec_(spec),
         table_(spec),
         plan_(plan),
         source_(source),
+        portable_(portable),
         scratch_(scratch),
         stream_(stream) {}
 
@@ -103,12 +111,28 @@ class Loader {
     if (tensor == nullptr) return {};
     floats_.resize(tensor->num_elements());
     OSCAR_RETURN_IF_ERROR(source_.Load(tensor->name, tensor->shape, floats_));
+    for (float& x : floats_) x += tensor->offset;
     return Upload<float>(to, floats_);
   }
   Status Layer(int index, DeviceLayer& layer);
 
  private:
+  // Codes of an FP8 tensor as kernels take them to `codes_`, and a scale for every `to.scale_rows`
+  // of its rows and block.
+  Status ReadFp8(const TensorDecl& tensor, const DeviceMatrix& to, std::vector<float>& scales);
   Status Fp8Matrix(const TensorDecl& tensor, const DeviceMatrix& to);
+  // Heads' queries and gates, which alternate in the tensor.
+  Status GatedQueries(int index, const AttentionSpec& attention, const DeviceMatrix& q,
+                      const DeviceMatrix& gates);
+  Status State(int index, const LinearAttentionSpec& linear, const DeviceStateLayer& state);
+  Status ValueTurn(const SideTransform& transform, const DeviceLayer& layer, bool portable);
+  Status SharedShare(int index, const float* norm, bool portable, float* to);
+  Status ReadNorm(const float* norm, std::vector<float>& to) const {
+    to.resize(static_cast<size_t>(spec_.hidden));
+    return CudaStatus(
+        cudaMemcpy(to.data(), norm, to.size() * sizeof(float), cudaMemcpyDeviceToHost),
+        "reading a norm");
+  }
   Status Experts(int index, const float* norm, const DeviceExperts& experts);
   Status PortableExpert(std::span<const Role> parts, int layer, int expert,
                         const PortableMatrix& to);
@@ -124,6 +148,7 @@ class Loader {
   const TensorTable table_;
   const KvPlan& plan_;
   const WeightSource& source_;
+  const bool portable_;
   Bf16* scratch_;
   Stream stream_;
   std::vector<Bf16> staged_;
@@ -131,15 +156,16 @@ class Loader {
   std::vector<float> floats_;
 };
 
-Status Loader::Fp8Matrix(const TensorDecl& tensor, const DeviceMatrix& to) {
+Status Loader::ReadFp8(const TensorDecl& tensor, const DeviceMatrix& to,
+                       std::vector<float>& scales) {
   const std::string& name = tensor.name;
-  const int64_t inputs = tensor.shape[1];
+  const int64_t outputs = tensor.shape[0], inputs = tensor.shape[1];
   OSCAR_ASSIGN_OR_RETURN(const std::optional<Fp8Tiles> blocks,
-                         source_.Fp8Of(name, to.outputs, inputs));
+                         source_.Fp8Of(name, outputs, inputs));
   const auto columns = static_cast<size_t>(blocks->NumColumns(inputs));
   codes_.resize(tensor.num_elements());
-  floats_.resize(static_cast<size_t>(blocks->NumRows(to.outputs)) * columns);
-  OSCAR_RETURN_IF_ERROR(source_.LoadFp8(name, to.outputs, inputs, codes_, floats_));
+  floats_.resize(static_cast<size_t>(blocks->NumRows(outputs)) * columns);
+  OSCAR_RETURN_IF_ERROR(source_.LoadFp8(name, outputs, inputs, codes_, floats_));
   PadRows(codes_, inputs, to.inputs);
   for (size_t i = 0; i < codes_.size(); i += 4) {
     uint32_t word = 0;
@@ -147,19 +173,125 @@ Status Loader::Fp8Matrix(const TensorDecl& tensor, const DeviceMatrix& to) {
     word = PackFp8(word);
     std::memcpy(&codes_[i], &word, sizeof(word));
   }
-  OSCAR_RETURN_IF_ERROR(
-      CudaStatus(cudaMemcpy(to.codes, codes_.data(), codes_.size(), cudaMemcpyHostToDevice),
-                 "copying weights to the device"));
   // Every `scale_rows` outputs have their own on the device; one of a whole row, where others are
   // of blocks, is the same in each.
-  std::vector<float> scales;
-  for (int64_t row = 0; row < to.outputs; row += to.scale_rows) {
+  scales.clear();
+  for (int64_t row = 0; row < outputs; row += to.scale_rows) {
     const size_t from = static_cast<size_t>(row / blocks->rows) * columns;
     for (int column = 0; column < to.scale_columns; ++column) {
       scales.push_back(floats_[from + (columns == 1 ? 0 : static_cast<size_t>(column))]);
     }
   }
+  return {};
+}
+
+Status Loader::Fp8Matrix(const TensorDecl& tensor, const DeviceMatrix& to) {
+  std::vector<float> scales;
+  OSCAR_RETURN_IF_ERROR(ReadFp8(tensor, to, scales));
+  OSCAR_RETURN_IF_ERROR(
+      CudaStatus(cudaMemcpy(to.codes, codes_.data(), codes_.size(), cudaMemcpyHostToDevice),
+                 "copying weights to the device"));
   return Upload<float>(to.scales, scales);
+}
+
+Status Loader::GatedQueries(int index, const AttentionSpec& attention, const DeviceMatrix& q,
+                            const DeviceMatrix& gates) {
+  const TensorDecl& tensor = table_.Get(Role::kQ, index);
+  const DeviceMatrix* const sides[] = {&q, &gates};
+  if (const auto random = source_.RandomStream(tensor.name)) {
+    // Which head a random row belongs to means nothing; gates have a stream to themselves.
+    for (const DeviceMatrix* to : sides) {
+      const uint64_t stream = to == &q ? random->second : ~random->second;
+      const auto count = int64_t{to->outputs} * to->inputs;
+      OSCAR_RETURN_IF_ERROR(LaunchRandomWeights(
+          random->first, stream, to->is_fp8() ? scratch_ : to->weights, count, stream_));
+      if (!to->is_fp8()) continue;
+      OSCAR_RETURN_IF_ERROR(
+          LaunchQuantize(scratch_, to->codes, to->scales, to->outputs, to->inputs, stream_));
+    }
+    return {};
+  }
+  std::vector<float> scales;
+  if (q.is_fp8()) {
+    OSCAR_RETURN_IF_ERROR(ReadFp8(tensor, q, scales));
+  } else {
+    staged_.resize(tensor.num_elements());
+    OSCAR_RETURN_IF_ERROR(source_.LoadBf16(tensor.name, tensor.shape, staged_));
+  }
+  const int dim = attention.head_dim;
+  for (int part = 0; part < 2 * attention.num_heads; ++part) {
+    const DeviceMatrix to = Part(*sides[part % 2], int64_t{part / 2} * dim, dim);
+    const auto size = static_cast<size_t>(dim) * static_cast<size_t>(q.inputs);
+    const size_t at = static_cast<size_t>(part) * size;
+    if (!q.is_fp8()) {
+      OSCAR_RETURN_IF_ERROR(Upload<Bf16>(to.weights, std::span(staged_).subspan(at, size)));
+      continue;
+    }
+    OSCAR_RETURN_IF_ERROR(
+        CudaStatus(cudaMemcpy(to.codes, codes_.data() + at, size, cudaMemcpyHostToDevice),
+                   "copying weights to the device"));
+    const size_t count = static_cast<size_t>(dim / q.scale_rows * q.scale_columns);
+    OSCAR_RETURN_IF_ERROR(Upload<float>(
+        to.scales, std::span(scales).subspan(static_cast<size_t>(part) * count, count)));
+  }
+  return {};
+}
+
+Status Loader::State(int index, const LinearAttentionSpec& linear, const DeviceStateLayer& state) {
+  const LayerMatrix in =
+      linear.grouped_inputs ? LayerMatrix::kStateInGrouped : LayerMatrix::kStateIn;
+  const std::span<const Role> parts = PartsOf(in);
+  int64_t first = 0;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    const bool apart = state.gates.outputs > 0 && i >= parts.size() / 2;
+    if (apart && i == parts.size() / 2) first = 0;
+    const auto outputs = static_cast<int>(table_.Get(parts[i], index).shape[0]);
+    OSCAR_RETURN_IF_ERROR(
+        Matrix(parts[i], index, Part(apart ? state.gates : state.in, first, outputs)));
+    first += outputs;
+  }
+  OSCAR_RETURN_IF_ERROR(Matrix(Role::kStateOut, index, state.out));
+  OSCAR_RETURN_IF_ERROR(Vector(Role::kStateStepBias, index, state.step_bias));
+  OSCAR_RETURN_IF_ERROR(Vector(Role::kStateNorm, index, state.norm));
+  const TensorDecl& decay = table_.Get(Role::kStateDecay, index);
+  std::vector<float> rates(decay.num_elements());
+  OSCAR_RETURN_IF_ERROR(source_.Load(decay.name, decay.shape, rates));
+  for (float& x : rates) x = std::exp(x);
+  OSCAR_RETURN_IF_ERROR(Upload<float>(state.decay_rate, rates));
+  const TensorDecl& conv = table_.Get(Role::kStateConv, index);
+  std::vector<float> by_channel(conv.num_elements()), by_tap(conv.num_elements());
+  OSCAR_RETURN_IF_ERROR(source_.Load(conv.name, conv.shape, by_channel));
+  const auto taps = static_cast<size_t>(linear.conv_kernel);
+  const size_t channels = by_channel.size() / taps;
+  for (size_t i = 0; i < by_channel.size(); ++i) {
+    by_tap[i % taps * channels + i / taps] = by_channel[i];
+  }
+  return Upload<float>(state.conv, by_tap);
+}
+
+Status Loader::ValueTurn(const SideTransform& transform, const DeviceLayer& layer, bool portable) {
+  if (layer.value_turn == nullptr) return {};
+  if (portable) return Upload<float>(layer.value_turn, transform.matrices);
+  const auto dim = static_cast<size_t>(spec_.attention().head_dim);
+  std::vector<float> turns(static_cast<size_t>(layer.value_turns) * dim * dim, 0.0f);
+  for (size_t i = 0; i < turns.size() / dim; ++i) {
+    // Row i of the matrix is what the unit vector e_i becomes.
+    turns[i * dim + i % dim] = 1.0f;
+    transform.Undo(static_cast<int>(i / dim), {turns.data() + i * dim, dim});
+  }
+  return Upload<float>(layer.value_turn, turns);
+}
+
+Status Loader::SharedShare(int index, const float* norm, bool portable, float* to) {
+  if (to == nullptr) return {};
+  const TensorDecl& tensor = table_.Get(Role::kSharedShare, index);
+  std::vector<float> weights(tensor.num_elements()), factors;
+  OSCAR_RETURN_IF_ERROR(source_.Load(tensor.name, tensor.shape, weights));
+  if (!portable) {
+    OSCAR_RETURN_IF_ERROR(ReadNorm(norm, factors));
+    for (size_t i = 0; i < weights.size(); ++i) weights[i] *= factors[i];
+  }
+  return Upload<float>(to, weights);
 }
 
 Status Loader::PortableExpert(std::span<const Role> parts, int layer, int expert,
@@ -200,10 +332,8 @@ Status Loader::Experts(int index, const float* norm, const DeviceExperts& expert
   const auto hidden = static_cast<size_t>(spec_.hidden);
   const bool portable = experts.gate_up_table != nullptr;
   if (!portable) {
-    std::vector<float> factors(hidden);
-    OSCAR_RETURN_IF_ERROR(
-        CudaStatus(cudaMemcpy(factors.data(), norm, hidden * sizeof(float), cudaMemcpyDeviceToHost),
-                   "reading a norm"));
+    std::vector<float> factors;
+    OSCAR_RETURN_IF_ERROR(ReadNorm(norm, factors));
     for (size_t i = 0; i < weights.size(); ++i) weights[i] *= factors[i % hidden];
   }
   OSCAR_RETURN_IF_ERROR(Upload<float>(experts.router, weights));
@@ -265,6 +395,13 @@ Status Loader::ValueAndOutput(int index, DeviceLayer& layer) {
   if (rotation.kind == RotationKind::kNone || source_.RandomStream(v.name)) {
     OSCAR_RETURN_IF_ERROR(Matrix(Role::kV, index, v_rows));
     OSCAR_RETURN_IF_ERROR(Matrix(Role::kO, index, layer.o));
+  } else if (attention.has_output_gate) {
+    // Values are turned back before the gate.
+    std::vector<float> w_v(v.num_elements());
+    OSCAR_RETURN_IF_ERROR(source_.Load(v.name, v.shape, w_v));
+    AbsorbIntoValues(rotation, /*first_head=*/0, attention.head_dim, spec_.hidden, w_v, v_bias);
+    OSCAR_RETURN_IF_ERROR(UploadRounded(w_v, v_rows.weights));
+    OSCAR_RETURN_IF_ERROR(Matrix(Role::kO, index, layer.o));
   } else {
     std::vector<float> w_v(v.num_elements()), w_o(o.num_elements());
     OSCAR_RETURN_IF_ERROR(source_.Load(v.name, v.shape, w_v));
@@ -286,13 +423,23 @@ Status Loader::Layer(int index, DeviceLayer& layer) {
   const LayerSpec& spec = spec_.layer(index);
   if (const AttentionSpec* attention = spec.attention()) {
     const int q = attention->q_width(), kv = attention->kv_width();
-    OSCAR_RETURN_IF_ERROR(Matrix(Role::kQ, index, Part(layer.qkv, 0, q)));
+    if (attention->has_output_gate) {
+      OSCAR_RETURN_IF_ERROR(GatedQueries(
+          index, *attention, Part(layer.qkv, 0, q),
+          layer.gates.outputs > 0 ? layer.gates : Part(layer.qkv, q + 2 * int64_t{kv}, q)));
+    } else {
+      OSCAR_RETURN_IF_ERROR(Matrix(Role::kQ, index, Part(layer.qkv, 0, q)));
+    }
     OSCAR_RETURN_IF_ERROR(Matrix(Role::kK, index, Part(layer.qkv, q, kv)));
     OSCAR_RETURN_IF_ERROR(ValueAndOutput(index, layer));
     OSCAR_RETURN_IF_ERROR(Vector(Role::kQBias, index, layer.qkv_bias));
     OSCAR_RETURN_IF_ERROR(Vector(Role::kKBias, index, layer.qkv_bias + q));
     OSCAR_RETURN_IF_ERROR(Vector(Role::kOBias, index, layer.o_bias));
   }
+  if (const LinearAttentionSpec* linear = spec.linear_attention()) {
+    OSCAR_RETURN_IF_ERROR(State(index, *linear, layer.state));
+  }
+  OSCAR_RETURN_IF_ERROR(SharedShare(index, layer.feed_forward_norm, portable_, layer.shared_share));
   for (const auto& [which, matrix] : DensePartOf(spec)) {
     int first = 0;
     for (const Role role : PartsOf(which)) {
@@ -305,6 +452,7 @@ Status Loader::Layer(int index, DeviceLayer& layer) {
     OSCAR_RETURN_IF_ERROR(Experts(index, layer.feed_forward_norm, layer.experts));
   }
   if (spec.kv_slot < 0) return {};
+  OSCAR_RETURN_IF_ERROR(ValueTurn(plan_.v(spec.kv_slot), layer, portable_));
   return Rotation(plan_.k(spec.kv_slot), layer);
 }
 
@@ -331,6 +479,27 @@ class Layout {
     for (const Role role : roles) outputs += table_.Get(role, layer).shape[0];
     return Take(static_cast<int>(outputs), static_cast<int>(table_.Get(roles[0], layer).shape[1]),
                 blocks);
+  }
+  DeviceMatrix Take(int outputs, int width, const std::optional<Fp8Tiles>& blocks, int padded = 0) {
+    const int inputs = std::max(width, padded);
+    DeviceMatrix matrix;
+    matrix.outputs = outputs;
+    matrix.inputs = inputs;
+    const auto size = static_cast<size_t>(outputs) * static_cast<size_t>(inputs);
+    if (blocks.has_value()) {
+      matrix.scale_rows = static_cast<int>(blocks->rows);
+      matrix.scale_columns = static_cast<int>(blocks->NumColumns(width));
+      matrix.codes = carver_.Take<uint32_t>(size / 4);
+      const size_t scales = static_cast<size_t>(outputs / matrix.scale_rows) *
+                            static_cast<size_t>(matrix.scale_columns);
+      matrix.scales = carver_.Take<float>(scales);
+      if (padded == 0) weights_.largest_fp8 = std::max<uint64_t>(weights_.largest_fp8, size);
+      weights_.matrix_bytes += size + scales * sizeof(float);
+    } else {
+      matrix.weights = carver_.Take<Bf16>(size);
+      weights_.matrix_bytes += size * sizeof(Bf16);
+    }
+    return matrix;
   }
   // fp32; null where the model has none of them.
   float* TakeVector(std::span<const Role> roles, int layer) {
@@ -432,27 +601,6 @@ class Layout {
     table = carver_.Take<PortableMatrix>(matrices.size());
     return {};
   }
-  DeviceMatrix Take(int outputs, int width, const std::optional<Fp8Tiles>& blocks, int padded = 0) {
-    const int inputs = std::max(width, padded);
-    DeviceMatrix matrix;
-    matrix.outputs = outputs;
-    matrix.inputs = inputs;
-    const auto size = static_cast<size_t>(outputs) * static_cast<size_t>(inputs);
-    if (blocks.has_value()) {
-      matrix.scale_rows = static_cast<int>(blocks->rows);
-      matrix.scale_columns = static_cast<int>(blocks->NumColumns(width));
-      matrix.codes = carver_.Take<uint32_t>(size / 4);
-      const size_t scales = static_cast<size_t>(outputs / matrix.scale_rows) *
-                            static_cast<size_t>(matrix.scale_columns);
-      matrix.scales = carver_.Take<float>(scales);
-      if (padded == 0) weights_.largest_fp8 = std::max<uint64_t>(weights_.largest_fp8, size);
-      weights_.matrix_bytes += size + scales * sizeof(float);
-    } else {
-      matrix.weights = carver_.Take<Bf16>(size);
-      weights_.matrix_bytes += size * sizeof(Bf16);
-    }
-    return matrix;
-  }
 
   const TensorTable table_;
   const WeightSource& source_;
@@ -480,19 +628,53 @@ Result<DeviceWeights> CarveWeights(const ModelSpec& spec, const KvPlan& plan,
     const int slot = spec.layer(i).kv_slot;
     if (spec.layer(i).attention() != nullptr) {
       // A rotated V is computed in fp32 and rounded once, to BF16.
-      const bool rotates = plan.v(slot).kind != RotationKind::kNone;
+      const AttentionSpec& attention = *spec.layer(i).attention();
+      const SideTransform& v = plan.v(slot);
+      const bool rotates = v.kind != RotationKind::kNone, gated = attention.has_output_gate;
       const std::span<const Role> parts = PartsOf(LayerMatrix::kQkv);
-      OSCAR_ASSIGN_OR_RETURN(const auto qk, layout.Common(parts.first(2), i));
+      const auto common = [&](std::span<const Role> roles) {
+        auto tiles = layout.Common(roles, i);
+        // Queries and gates of a head lie apart here.
+        const bool cut = gated && tiles.has_value() && tiles->has_value() &&
+                         attention.head_dim % (*tiles)->rows != 0;
+        if (cut) (*tiles)->rows = 1;
+        return tiles;
+      };
+      OSCAR_ASSIGN_OR_RETURN(const auto qk, common(parts.first(2)));
       if (qk.has_value() && rotates) {
-        layer.qkv = layout.Take(parts.first(2), i, qk);
+        layer.qkv = layout.Take(attention.q_width() + attention.kv_width(), spec.hidden, qk);
         layer.v = layout.Take(parts.subspan(2), i, std::nullopt);
+        if (gated) layer.gates = layout.Take(attention.gate_width(), spec.hidden, qk);
       } else {
-        OSCAR_ASSIGN_OR_RETURN(const auto qkv, layout.Common(parts, i));
+        OSCAR_ASSIGN_OR_RETURN(const auto qkv, common(parts));
         layer.qkv = layout.Take(parts, i, rotates ? std::nullopt : qkv);
       }
       OSCAR_ASSIGN_OR_RETURN(const auto o, layout.Common(PartsOf(LayerMatrix::kO), i));
-      layer.o = layout.Take(PartsOf(LayerMatrix::kO), i, rotates ? std::nullopt : o);
+      layer.o = layout.Take(PartsOf(LayerMatrix::kO), i, rotates && !gated ? std::nullopt : o);
+      if (const int turns = gated ? NumValueTurns(v, portable) : 0; turns > 0) {
+        layer.value_turn = carver.Take<float>(static_cast<size_t>(turns) * dim * dim);
+        layer.value_turns = turns;
+      }
     }
+    if (const LinearAttentionSpec* linear = spec.layer(i).linear_attention()) {
+      const std::span<const Role> parts =
+          PartsOf(linear->grouped_inputs ? LayerMatrix::kStateInGrouped : LayerMatrix::kStateIn);
+      const size_t half = parts.size() / 2;  // b and a, which are never FP8, behind
+      OSCAR_ASSIGN_OR_RETURN(const auto in, layout.Common(parts.first(half), i));
+      if (in.has_value()) {
+        layer.state.in = layout.Take(parts.first(half), i, in);
+        layer.state.gates = layout.Take(parts.subspan(half), i, std::nullopt);
+      } else {
+        layer.state.in = layout.Take(parts, i, std::nullopt);
+      }
+      OSCAR_ASSIGN_OR_RETURN(const auto out, layout.Common(PartsOf(LayerMatrix::kStateOut), i));
+      layer.state.out = layout.Take(PartsOf(LayerMatrix::kStateOut), i, out);
+      layer.state.conv = layout.TakeVector(Role::kStateConv, i);
+      layer.state.decay_rate = layout.TakeVector(Role::kStateDecay, i);
+      layer.state.step_bias = layout.TakeVector(Role::kStateStepBias, i);
+      layer.state.norm = layout.TakeVector(Role::kStateNorm, i);
+    }
+    layer.shared_share = layout.TakeVector(Role::kSharedShare, i);
     for (const auto& [which, to] : DensePartOf(spec.layer(i))) {
       OSCAR_ASSIGN_OR_RETURN(const auto tiles, layout.Common(PartsOf(which), i));
       layer.*to = layout.Take(PartsOf(which), i, tiles);
@@ -525,9 +707,10 @@ Result<DeviceWeights> CarveWeights(const ModelSpec& spec, const KvPlan& plan,
 }
 
 Status LoadWeights(const ModelSpec& spec, const KvPlan& plan, const WeightSource& source,
-                   int64_t positions, Bf16* scratch, Stream stream, DeviceWeights& weights) {
+                   int64_t positions, bool portable, Bf16* scratch, Stream stream,
+                   DeviceWeights& weights) {
   Progress progress("loading weights", static_cast<uint64_t>(spec.num_layers()) + 1, "layers");
-  Loader loader(spec, plan, source, scratch, stream);
+  Loader loader(spec, plan, source, portable, scratch, stream);
   OSCAR_RETURN_IF_ERROR(loader.Matrix(Role::kEmbedding, -1, weights.embedding));
   if (!spec.tied_head) OSCAR_RETURN_IF_ERROR(loader.Matrix(Role::kHead, -1, weights.head));
   OSCAR_RETURN_IF_ERROR(loader.Vector(Role::kFinalNorm, -1, weights.final_norm));

@@ -38,20 +38,37 @@ struct DeviceExperts {
   uint64_t bytes_each = 0;  // of an expert's matrices
 };
 
+// Of a layer with a recurrent state (LinearAttentionSpec).
+struct DeviceStateLayer {
+  // [input_width, hidden]; where its first rows are FP8, the last ones (b and a) are `gates`.
+  DeviceMatrix in, gates;
+  DeviceMatrix out;             // [hidden, value_width]
+  float* conv = nullptr;        // [conv_kernel, conv_channels]
+  float* decay_rate = nullptr;  // [value_heads], exp(A_log)
+  float* step_bias = nullptr;   // [value_heads]
+  float* norm = nullptr;        // [value_dim]
+};
+
 struct DeviceLayer {
-  // q, k and v rows [(heads + 2 kv_heads) D, hidden], v where it is stored as q and k are; else
-  // `v` [kv_heads D, hidden] has outputs.
-  DeviceMatrix qkv, v;
+  // q, k, v and gate rows [qkv_width, hidden], v where it is stored as q and k are; else `v`
+  // [kv_heads D, hidden] and, where there are gates, `gates` [heads D, hidden] have outputs.
+  DeviceMatrix qkv, v, gates;
   DeviceMatrix o;        // [hidden, heads D]
   DeviceMatrix gate_up;  // [2 intermediate, hidden]; of the shared part, where a layer has experts
   DeviceMatrix down;     // [hidden, intermediate], likewise
   DeviceExperts experts;
+  DeviceStateLayer state;
   float *attention_norm = nullptr, *feed_forward_norm = nullptr;
   float *q_norm = nullptr, *k_norm = nullptr, *qkv_bias = nullptr, *o_bias = nullptr;  // or null
   RotationKind rotation = RotationKind::kNone;
   uint32_t* rotation_fragments = nullptr;
   float* rotation_matrices = nullptr;  // [rotations, D, D], where passes are portable
   int rotations = 1;
+  // What undoes V's rotation before gates, where it is not a Hadamard: [value_turns, D, D], turned
+  // rows are x M; where passes are portable the rotation itself.
+  float* value_turn = nullptr;
+  int value_turns = 1;
+  float* shared_share = nullptr;  // [hidden], times the norm's weights; portable: without; or null
 };
 
 struct DeviceWeights {
@@ -95,6 +112,7 @@ Result<DeviceWeights> CarveWeights(const ModelSpec& spec, const KvPlan& plan,
 // sampled on the device, in the model's own basis (they mean nothing in any); `scratch` holds
 // largest_fp8 weights in BF16 meanwhile.
 Status LoadWeights(const ModelSpec& spec, const KvPlan& plan, const WeightSource& source,
-                   int64_t positions, Bf16* scratch, Stream stream, DeviceWeights& weights);
+                   int64_t positions, bool portable, Bf16* scratch, Stream stream,
+                   DeviceWeights& weights);
 
 }  // namespace oscar::cuda

@@ -13,6 +13,7 @@
 #include "cuda/attention/cache_view.h"
 #include "cuda/attention/prefill_attention.h"
 #include "cuda/kv/page_tables.h"
+#include "cuda/linear_attention/linear_attention.h"
 #include "oscar/status.h"
 
 namespace oscar::cuda {
@@ -24,6 +25,13 @@ struct Pass {
   const int32_t *tokens = nullptr, *positions = nullptr, *table_rows = nullptr;
   const SequenceView *decode_views = nullptr, *chunk_views = nullptr;
   const PrefillChunk* chunk_rows = nullptr;
+  // Places of recurrent states (DevicePages::IdOf), of each decode row (-1: padding) and chunk.
+  const int32_t *decode_states = nullptr, *chunk_states = nullptr;
+  // The chunks' rows in tiles, where sequences have states: of all chunks, on the host as well, and
+  // which are a chunk's.
+  std::span<const StateTile> tiles;
+  const StateTile* state_tiles = nullptr;
+  const TileRange* tile_ranges = nullptr;
   const int32_t* logit_rows = nullptr;  // null: all rows, a recorded step
 };
 
@@ -46,11 +54,13 @@ class PassPlanner {
  private:
   // Inputs of a pass as one block of bytes, the same on host and device.
   struct Layout {
-    size_t tokens, positions, table_rows, decode_views, chunk_views, chunk_rows, logit_rows, bytes;
-    Layout(size_t rows, size_t decodes, size_t chunks, size_t logits);
+    size_t tokens, positions, table_rows, decode_views, chunk_views, chunk_rows;
+    size_t decode_states, chunk_states, state_tiles, tile_ranges, logit_rows, bytes;
+    Layout(size_t rows, size_t decodes, size_t chunks, size_t tiles, size_t logits);
   };
 
   PassPlanner() = default;
+  void AddTiles(const ForwardItem& item, int row, int chunk, std::vector<TileRange>& ranges);
   Pass PassAt(const Layout& at) const;
   Status Send(const Layout& at);
 
@@ -60,6 +70,7 @@ class PassPlanner {
   std::byte* inputs_ = nullptr;
   std::byte* staging_ = nullptr;  // pinned
   void* sent_ = nullptr;          // event
+  std::vector<StateTile> tiles_;
 };
 
 }  // namespace oscar::cuda

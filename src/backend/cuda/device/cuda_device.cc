@@ -7,6 +7,7 @@
 #include "cuda/device/cuda_status.h"
 #include "cuda/experts/routing.h"
 #include "cuda/kv/device_pages.h"
+#include "cuda/linear_attention/linear_attention.h"
 #include "cuda/step_kernels.h"
 
 namespace oscar {
@@ -87,6 +88,9 @@ Status CheckCudaPlan(const ModelSpec& spec, const KvPlan& plan) {
         "{} query heads on {} KV heads: the GPU takes a whole number from 1 to {} of them on each; "
         "use --device cpu",
         attention.num_heads, attention.num_kv_heads, cuda::kMaxGroupSize));
+  }
+  if (const LinearAttentionSpec* linear = spec.linear_attention()) {
+    OSCAR_RETURN_IF_ERROR(cuda::CheckLinearAttention(*linear));
   }
   for (const LayerSpec& layer : spec.layers) {
     int middle = layer.dense() != nullptr ? layer.dense()->intermediate : 0;

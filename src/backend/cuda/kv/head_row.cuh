@@ -26,7 +26,8 @@ struct WarpLayout {
   }
 };
 
-// Four lanes per row, in tensor-core A layout: register 4 s + 2 j + e is dim 16 s + 8 j + 2 lane + e.
+// Four lanes per row, in tensor-core A layout: register 4 s + 2 j + e is dim 16 s + 8 j + 2 lane +
+// e.
 template <int kDim>
 struct QuadLayout {
   static constexpr int kRegs = kDim / 4, kHalf = kDim / 2;
@@ -76,6 +77,32 @@ __device__ __forceinline__ void Rope(float (&x)[Layout::kRegs], int lane, int ha
       x[i] = mine * cs.x - partner(dim + half) * cs.y;
     } else {
       x[i] = mine * cs.x + partner(dim - half) * cs.y;
+    }
+  }
+}
+
+// Butterflies of a Hadamard of blocks of `order` dims over a warp's row (WarpLayout), without its
+// scale, in the CPU's order.
+template <int kRegs>
+__device__ __forceinline__ void HadamardButterflies(float (&x)[kRegs], int lane, int order) {
+#pragma unroll
+  for (int stride = 1; stride < 32; stride *= 2) {
+    if (stride >= order) break;
+#pragma unroll
+    for (int r = 0; r < kRegs; ++r) {
+      const float other = __shfl_xor_sync(~0u, x[r], stride);
+      x[r] = (lane & stride) != 0 ? other - x[r] : x[r] + other;
+    }
+  }
+#pragma unroll
+  for (int stride = 1; stride < kRegs; stride *= 2) {
+    if (32 * stride >= order) break;
+#pragma unroll
+    for (int r = 0; r < kRegs; ++r) {
+      if ((r & stride) != 0) continue;
+      const float a = x[r], b = x[r + stride];
+      x[r] = a + b;
+      x[r + stride] = a - b;
     }
   }
 }

@@ -7,6 +7,7 @@
 #include "cuda/device_backend.h"
 #include "cuda/portable/portable_attention.h"
 #include "cuda/portable/portable_kernels.h"
+#include "cuda/portable/portable_state.h"
 #include "numeric/hadamard.h"
 
 namespace oscar::cuda {
@@ -20,6 +21,7 @@ class PortableBackend final : public DeviceBackend {
   Status Experts(int index) override;
   Status WriteKv(int index, int slot) override;
   Status Attend(int index, int slot) override;
+  Status AdvanceState(int index, int slot) override;
   Status ReadQkv(int index, std::span<float> out) override;
 
  protected:
@@ -37,21 +39,18 @@ class PortableBackend final : public DeviceBackend {
 
  private:
   PortableHeads Heads() const {
-    return {qkv_,
-            pass_.positions,
-            pass_.table_rows,
-            pass_.rows,
-            attention_.num_heads,
-            attention_.num_kv_heads,
-            attention_.head_dim};
+    return {qkv_,       attention_.qkv_width(), pass_.positions,         pass_.table_rows,
+            pass_.rows, attention_.num_heads,   attention_.num_kv_heads, attention_.head_dim};
   }
   Status NormAndRope(int index);
   Status Multiply(const DeviceMatrix& matrix, const float* x, const float* bias, float* out,
                   int rows, bool add = false);
 
   std::optional<PortableAttention> kernel_, mixed_kernel_;
-  float* normed_ = nullptr;          // [rows, hidden]
-  float* attended_ = nullptr;        // [rows, q]
+  float* normed_ = nullptr;    // [rows, hidden]
+  float* attended_ = nullptr;  // [rows, MixerOutputs()]
+  // Of linear attention: q, k and v behind the convolution [rows, channels]; gates [rows, heads].
+  PortableStateScratch state_;
   float* gated_ = nullptr;           // [rows, intermediate]
   float* expert_gate_up_ = nullptr;  // [expert_pairs_, 2 intermediate], by place
   float* expert_gated_ = nullptr;    // [expert_pairs_, intermediate]
@@ -60,7 +59,12 @@ class PortableBackend final : public DeviceBackend {
 
 void PortableBackend::CarveActivations(DeviceCarver& carver, size_t rows, size_t logit_rows) {
   normed_ = carver.Take<float>(std::max(rows, logit_rows) * static_cast<size_t>(spec_.hidden));
-  attended_ = carver.Take<float>(rows * static_cast<size_t>(attention_.q_width()));
+  attended_ = carver.Take<float>(rows * MixerOutputs());
+  if (const LinearAttentionSpec* linear = spec_.linear_attention()) {
+    state_.convolved = carver.Take<float>(rows * static_cast<size_t>(linear->conv_channels()));
+    state_.decay = carver.Take<float>(rows * static_cast<size_t>(linear->value_heads));
+    state_.beta = carver.Take<float>(rows * static_cast<size_t>(linear->value_heads));
+  }
   gated_ = carver.Take<float>(rows * static_cast<size_t>(spec_.max_intermediate()));
   size_t middle = 0;
   for (const LayerSpec& layer : spec_.layers) {
@@ -90,9 +94,14 @@ Status PortableBackend::Linear(const LinearOp& op) {
   const DeviceLayer& weights = layer(op.layer);
   const int hidden = spec_.hidden;
   if (op.output == Activation::kStream) {
-    const bool attended = op.matrix == LayerMatrix::kO;
-    return Multiply(attended ? weights.o : weights.down, attended ? attended_ : gated_,
-                    attended ? weights.o_bias : nullptr, x_, pass_.rows, /*add=*/true);
+    const bool attended = op.input == Activation::kAttended;
+    const bool from_state = op.matrix == LayerMatrix::kStateOut;
+    const DeviceMatrix& matrix = from_state ? weights.state.out
+                                 : attended ? weights.o
+                                            : weights.down;
+    return Multiply(matrix, attended ? attended_ : gated_,
+                    op.matrix == LayerMatrix::kO ? weights.o_bias : nullptr, x_, pass_.rows,
+                    /*add=*/true);
   }
   const float* norm =
       op.norm == Role::kAttentionNorm ? weights.attention_norm : weights.feed_forward_norm;
@@ -100,6 +109,9 @@ Status PortableBackend::Linear(const LinearOp& op) {
       LaunchPortableNorm(x_, norm, spec_.norm_eps, nullptr, normed_, pass_.rows, hidden, stream_));
   if (op.output == Activation::kQkv) {
     turned_ = false;
+    if (spec_.layer(op.layer).linear_attention() != nullptr) {
+      return Multiply(weights.state.in, normed_, nullptr, qkv_, pass_.rows);
+    }
     return Multiply(weights.qkv, normed_, weights.qkv_bias, qkv_, pass_.rows);
   }
   const int middle = weights.gate_up.outputs / 2;
@@ -110,7 +122,11 @@ Status PortableBackend::Linear(const LinearOp& op) {
     OSCAR_RETURN_IF_ERROR(
         LaunchPortableSiluMul(gate_up_, gated_ + int64_t{first} * middle, rows, middle, stream_));
   }
-  return {};
+  if (op.matrix != LayerMatrix::kSharedGateUp || weights.shared_share == nullptr) return {};
+  // A router of one expert, before the layer's own.
+  OSCAR_RETURN_IF_ERROR(LaunchPortableScores(normed_, weights.shared_share, RouterScore::kSigmoid,
+                                             router_logits_, pass_.rows, hidden, 1, stream_));
+  return LaunchPortableScale(gated_, router_logits_, pass_.rows, middle, stream_);
 }
 
 Status PortableBackend::Experts(int index) {
@@ -178,7 +194,7 @@ Status PortableBackend::WriteKv(int index, int slot) {
   return LaunchPortableStore(Heads(), rotation, ViewOf(slot), stream_);
 }
 
-Status PortableBackend::Attend(int, int slot) {
+Status PortableBackend::Attend(int index, int slot) {
   PortableArguments args;
   const PortableAttention& kernel = IsMixed(slot) ? *mixed_kernel_ : *kernel_;
   args.cache = ViewOf(slot);
@@ -194,7 +210,31 @@ Status PortableBackend::Attend(int, int slot) {
   args.chunks = pass_.chunk_rows;
   args.batch = pass_.chunks;
   args.max_query_tokens = std::max(pass_.longest_chunk, 1);
-  return kernel.Launch(args, stream_);
+  OSCAR_RETURN_IF_ERROR(kernel.Launch(args, stream_));
+  if (!attention_.has_output_gate) return {};
+  PortableGate gate;
+  const SideTransform& v = plan_.v(slot);
+  if (v.kind == RotationKind::kHadamard || v.kind == RotationKind::kBlockHadamard) {
+    gate.turn.hadamard_order =
+        v.kind == RotationKind::kHadamard ? attention_.head_dim : v.hadamard_block;
+    gate.turn.hadamard_scale = HadamardScale(gate.turn.hadamard_order);
+  } else {
+    gate.turn.matrices = layer(index).value_turn;
+    gate.turn.num_matrices = v.num_matrices;
+  }
+  gate.attended = attended_;
+  return LaunchPortableGate(Heads(), gate, stream_);
+}
+
+Status PortableBackend::AdvanceState(int index, int slot) {
+  StateArguments args = StatesOf(index, slot);
+  args.states = pass_.decode_states;
+  args.batch = pass_.decodes;
+  OSCAR_RETURN_IF_ERROR(LaunchPortableStates(args, 1, state_, attended_, stream_));
+  args.states = pass_.chunk_states;
+  args.chunks = pass_.chunk_rows;
+  args.batch = pass_.chunks;
+  return LaunchPortableStates(args, pass_.longest_chunk, state_, attended_, stream_);
 }
 
 Status PortableBackend::ReadQkv(int index, std::span<float> out) {

@@ -108,8 +108,7 @@ __global__ void FactorsKernel(const PortableHeads p, float epsilon, float* facto
   const int unit = static_cast<int>(blockIdx.x) * kWarps + static_cast<int>(threadIdx.x) / 32;
   const int lane = static_cast<int>(threadIdx.x) % 32, token = unit / 2, side = unit % 2;
   if (token >= p.tokens || p.positions[token] < 0) return;
-  const float* row = p.qkv + int64_t{token} * (p.heads + 2 * p.kv_heads) * p.head_dim +
-                     side * p.heads * p.head_dim;
+  const float* row = p.qkv + int64_t{token} * p.stride + side * p.heads * p.head_dim;
   const int width = (side == 0 ? p.heads : p.kv_heads) * p.head_dim;
   const float factor = RowFactor([&](int i) { return row[i]; }, width, epsilon, lane);
   if (lane == 0) factors[unit] = factor;
@@ -125,7 +124,7 @@ __global__ void __launch_bounds__(kWarps * 32)
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int turned = p.heads + p.kv_heads, token = unit / turned, head = unit % turned;
   if (token >= p.tokens || p.positions[token] < 0) return;
-  float* row = p.qkv + (int64_t{token} * (p.heads + 2 * p.kv_heads) + head) * kDim;
+  float* row = p.qkv + int64_t{token} * p.stride + head * kDim;
   const bool is_q = head < p.heads;
   const float* weight = is_q ? norm.q : norm.k;
   float factor = 1.0f;
@@ -160,7 +159,7 @@ __global__ void __launch_bounds__(kWarps * 32)
   if (token >= p.tokens || p.positions[token] < 0) return;
   const bool is_q = head < p.heads, is_v = head >= p.heads + p.kv_heads;
   const int kv_head = is_q ? head / (p.heads / p.kv_heads) : (head - p.heads) % p.kv_heads;
-  float* row = p.qkv + (int64_t{token} * all + head) * kDim;
+  float* row = p.qkv + int64_t{token} * p.stride + head * kDim;
   float x[kRegs];
 #pragma unroll
   for (int r = 0; r < kRegs; ++r) x[r] = row[lane + 32 * r];
@@ -180,26 +179,7 @@ __global__ void __launch_bounds__(kWarps * 32)
 #pragma unroll
     for (int r = 0; r < kRegs; ++r) x[r] = sum[r];
   } else if (!is_v && rotation.hadamard_order > 0) {
-#pragma unroll
-    for (int stride = 1; stride < 32; stride *= 2) {
-      if (stride >= rotation.hadamard_order) break;
-#pragma unroll
-      for (int r = 0; r < kRegs; ++r) {
-        const float other = __shfl_xor_sync(~0u, x[r], stride);
-        x[r] = (lane & stride) != 0 ? other - x[r] : x[r] + other;
-      }
-    }
-#pragma unroll
-    for (int stride = 1; stride < kRegs; stride *= 2) {
-      if (32 * stride >= rotation.hadamard_order) break;
-#pragma unroll
-      for (int r = 0; r < kRegs; ++r) {
-        if ((r & stride) != 0) continue;
-        const float a = x[r], b = x[r + stride];
-        x[r] = a + b;
-        x[r + stride] = a - b;
-      }
-    }
+    HadamardButterflies(x, lane, rotation.hadamard_order);
 #pragma unroll
     for (int r = 0; r < kRegs; ++r) x[r] *= rotation.hadamard_scale;
   }

@@ -53,7 +53,8 @@ Status LaunchPortableSiluMul(const float* gate_up, float* out, int rows, int wid
 
 // Rows of q heads, k heads and v heads.
 struct PortableHeads {
-  float* qkv = nullptr;  // [tokens, (heads + 2 kv_heads) D]
+  float* qkv = nullptr;  // [tokens, stride]
+  int64_t stride = 0;    // elements
   const int32_t* positions = nullptr;
   const int32_t* table_rows = nullptr;
   int tokens = 0, heads = 0, kv_heads = 0, head_dim = 0;

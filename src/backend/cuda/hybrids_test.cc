@@ -1,0 +1,257 @@
+// Models with a recurrent state on the GPU: the state lies in the arena beside the pages, and goes
+// wherever its sequence goes (engine/hybrids_test.cc has the same of a CPU).
+#include <gtest/gtest.h>
+
+#include "cuda/cuda_fixture.h"
+#include "engine/engine_test_util.h"
+#include "engine/page_budget.h"
+#include "engine/tiny_model.h"
+
+namespace oscar {
+namespace {
+
+// Sums that show neither batch nor cut.
+BackendOptions Invariant() {
+  BackendOptions options = Sized(128, 4);
+  options.batch_invariant = true;
+  return options;
+}
+
+struct TinyGpu : TinyModel {
+  explicit TinyGpu(const std::string& directory, const KvPlanOptions& kv = SmallWindows(),
+                   const BackendOptions& options = Invariant(), uint64_t budget = uint64_t{1} << 26)
+      : TinyModel(directory, kv, 2, options, /*is_reference=*/false, budget, Device::kCuda) {}
+  // Next tokens of `cache`; logits of the last.
+  std::vector<float> Read(SequenceCache& cache, std::span<const int32_t> tokens, bool is_prompt) {
+    std::vector<float> logits(static_cast<size_t>(spec.vocab_size));
+    const ForwardItem item{&cache, tokens, is_prompt, 1};
+    const Status read = model->Forward({&item, 1}, logits);
+    EXPECT_TRUE(read.ok()) << read.ToString();
+    return logits;
+  }
+};
+
+// With widths that the kernels for any number of rows take.
+std::string AlignedConfig(const std::string& name) {
+  auto json = nlohmann::json::parse(ConfigOf(name));
+  auto& text = json.contains("text_config") ? json["text_config"] : json;
+  text["intermediate_size"] = 96;
+  if (text.contains("shared_expert_intermediate_size"))
+    text["shared_expert_intermediate_size"] = 64;
+  return json.dump();
+}
+
+class GpuHybridTest : public testing::TestWithParam<const char*> {
+ protected:
+  const TinyCheckpoint checkpoint_{AlignedConfig(GetParam())};
+};
+
+EngineRequest Greedy(std::vector<int32_t> prompt, int64_t max_tokens) {
+  EngineRequest request;
+  request.prompt = std::move(prompt);
+  request.max_tokens = max_tokens;
+  request.sampling.temperature = 0.0f;
+  return request;
+}
+
+std::vector<int32_t> Joined(std::vector<int32_t> first, const std::vector<int32_t>& second) {
+  first.insert(first.end(), second.begin(), second.end());
+  return first;
+}
+
+// With --batch-invariant prompts go through the recurrent form, whose sums are a token's own.
+TEST_P(GpuHybridTest, InvariantBatchesDoNotShow) {
+  TinyGpu tiny(checkpoint_.path());
+  ASSERT_TRUE(tiny.status.ok()) << tiny.status.ToString();
+  const std::vector<int32_t> ids = SomeIds(90);
+  const std::vector<float> whole = tiny.Logits(ids);
+  EXPECT_EQ(tiny.Logits(ids, 7), whole);
+  EXPECT_EQ(tiny.Logits(ids, 64), whole);
+}
+
+// Two conversations with one beginning, beside a third, in recorded steps and out of them: each as
+// if it were alone. The state is copied when the first of them continues.
+TEST_P(GpuHybridTest, ForksAreIndependent) {
+  TinyGpu tiny(checkpoint_.path());
+  ASSERT_TRUE(tiny.status.ok()) << tiny.status.ToString();
+  const std::vector<int32_t> ids = SomeIds(70);
+  const auto vocab = static_cast<size_t>(tiny.spec.vocab_size);
+  const auto steps = [&](std::vector<SequenceCache*> caches, std::vector<int32_t> tokens) {
+    std::vector<float> logits(caches.size() * vocab);
+    for (int round = 0; round < 3; ++round) {
+      std::vector<ForwardItem> items;
+      for (size_t i = 0; i < caches.size(); ++i)
+        items.push_back({caches[i], {&tokens[i], 1}, false, 1});
+      EXPECT_TRUE(tiny.model->Forward(items, logits).ok());
+      for (int32_t& token : tokens) token = 2 + (token * 7 + round) % 150;
+    }
+    return logits;
+  };
+  SequenceCache first(tiny.plan->cache(), *tiny.pool), third(tiny.plan->cache(), *tiny.pool);
+  tiny.Read(first, ids, true);
+  tiny.Read(third, std::span(ids).first(9), true);
+  {
+    SequenceCache second = first.Fork();
+    EXPECT_EQ(first.state().data(), second.state().data());
+    const std::vector<float> all = steps({&first, &second, &third}, {11, 99, 5});
+    EXPECT_NE(first.state().data(), second.state().data());
+    for (const auto& [index, token] : {std::pair<size_t, int32_t>{0, 11}, {1, 99}, {2, 5}}) {
+      SequenceCache alone(tiny.plan->cache(), *tiny.pool);
+      tiny.Read(alone, std::span(ids).first(index == 2 ? 9 : ids.size()), true);
+      const std::vector<float> expected = steps({&alone}, {token});
+      EXPECT_TRUE(std::equal(expected.begin(), expected.end(),
+                             all.begin() + static_cast<ptrdiff_t>(index * vocab)))
+          << index;
+    }
+  }
+  first.Trim(0);
+  third.Trim(0);
+  EXPECT_EQ(tiny.pool->bytes_in_use(), 0u);
+}
+
+TEST_P(GpuHybridTest, TrimGoesBackToASnapshot) {
+  TinyGpu tiny(checkpoint_.path());
+  ASSERT_TRUE(tiny.status.ok()) << tiny.status.ToString();
+  const std::vector<int32_t> ids = SomeIds(60);
+  SequenceCache cache(tiny.plan->cache(), *tiny.pool);
+  tiny.Read(cache, std::span(ids).first(40), true);
+  cache.KeepSnapshot();
+  const std::vector<float> expected = tiny.Read(cache, std::span(ids).subspan(40), true);
+  EXPECT_EQ(cache.Usage().state_bytes, 2 * tiny.plan->cache().state.bytes());
+  EXPECT_EQ(cache.Usage().bytes, tiny.pool->bytes_in_use());
+  EXPECT_EQ(cache.Trim(59), 40);
+  EXPECT_EQ(tiny.Read(cache, std::span(ids).subspan(40), true), expected);
+  EXPECT_EQ(cache.Trim(39), 0);
+  EXPECT_EQ(tiny.pool->bytes_in_use(), 0u);
+  tiny.Read(cache, std::span(ids).first(40), true);
+  EXPECT_EQ(tiny.Read(cache, std::span(ids).subspan(40), true), expected);
+}
+
+// A state that the CPU made continues on the GPU, and the bits of portable passes are the CPU's.
+TEST_P(GpuHybridTest, StatesAreTheCpus) {
+  BackendOptions portable = Sized(128, 2);
+  portable.portable = true;
+  TinyGpu gpu(checkpoint_.path(), SmallWindows(), portable);
+  ASSERT_TRUE(gpu.status.ok()) << gpu.status.ToString();
+  TinyModel cpu(checkpoint_.path(), SmallWindows(), 2, portable);
+  const std::vector<int32_t> ids = SomeIds(50);
+  SequenceCache mine(gpu.plan->cache(), *gpu.pool), theirs(cpu.plan->cache(), *cpu.pool);
+  gpu.Read(mine, ids, true);
+  std::vector<float> logits(static_cast<size_t>(cpu.spec.vocab_size));
+  const ForwardItem item{&theirs, ids, true, 1};
+  ASSERT_TRUE(cpu.model->Forward({&item, 1}, logits).ok());
+  const size_t bytes = cpu.plan->cache().state.bytes();
+  std::vector<std::byte> a(bytes), b(bytes);
+  ASSERT_TRUE(gpu.pool->Read(mine.state(), a).ok());
+  ASSERT_TRUE(cpu.pool->Read(theirs.state(), b).ok());
+  EXPECT_TRUE(a == b);
+  const std::vector<float> expected = gpu.Read(mine, std::span(ids).first(3), true);
+  SequenceCache other(gpu.plan->cache(), *gpu.pool);
+  gpu.Read(other, ids, true);
+  ASSERT_TRUE(other.ImportState(theirs).ok());
+  EXPECT_EQ(gpu.Read(other, std::span(ids).first(3), true), expected);
+}
+
+// Through the engine: in a pool where two requests do not fit beside each other, from snapshots,
+// preempted, continued. Each answer is the one that it has alone.
+TEST_P(GpuHybridTest, SchedulingChangesNoAnswer) {
+  TinyGpu reference(checkpoint_.path());
+  ASSERT_TRUE(reference.status.ok()) << reference.status.ToString();
+  const CacheConfig& config = reference.plan->cache();
+  const uint64_t tight =
+      PeakBytes(config, 140, 160) + 2 * config.open.bytes() + 2 * config.state.bytes();
+  TinyGpu tiny(checkpoint_.path(), SmallWindows(), Invariant(), tight);
+  ASSERT_TRUE(tiny.status.ok()) << tiny.status.ToString();
+  EngineServiceOptions options;
+  options.step_tokens = 100;
+  options.deterministic = true;
+  auto service = MakeEngineService(*tiny.model, *tiny.pool, tiny.threads, options);
+  std::vector<EngineRequest> requests;
+  for (uint64_t i = 0; i < 3; ++i) requests.push_back(Greedy(SomeIds(60 + 40 * i, i), 12));
+  requests.push_back(requests[2]);
+  requests.back().prompt.push_back(9);
+  std::vector<std::vector<int32_t>> expected;
+  for (const EngineRequest& request : requests) {
+    expected.push_back(reference.Greedy(request.prompt, 12));
+  }
+  int64_t cached = 0;
+  for (int round = 0; round < 2; ++round) {
+    std::vector<std::unique_ptr<RequestHandle>> handles;
+    for (const EngineRequest& request : requests) handles.push_back(*service->Submit(request));
+    for (size_t i = 0; i < requests.size(); ++i) {
+      const Answer answer = Collect(*handles[i]);
+      EXPECT_TRUE(answer.finished) << answer.status.ToString();
+      cached += answer.cached_tokens;
+      EXPECT_EQ(answer.tokens, expected[i]) << "request " << i << " of round " << round;
+    }
+  }
+  EXPECT_GT(cached, 0);
+  EXPECT_LE(tiny.pool->peak_bytes(), tiny.pool->budget());
+}
+
+// The next turn of a chat computes its new tokens and the one that was never computed.
+TEST_P(GpuHybridTest, AFollowUpComputesOnlyWhatIsNew) {
+  TinyGpu tiny(checkpoint_.path()), other(checkpoint_.path());
+  ASSERT_TRUE(tiny.status.ok()) << tiny.status.ToString();
+  auto service = MakeEngineService(*tiny.model, *tiny.pool, tiny.threads, {});
+  Generator uninterrupted(*other.model, *other.pool);
+  std::vector<int32_t> history;
+  for (const size_t turn : {size_t{150}, size_t{20}}) {
+    const size_t known = history.size();
+    history = Joined(history, SomeIds(turn, turn));
+    const Answer answer = Collect(**service->Submit(Greedy(history, 8)));
+    ASSERT_TRUE(answer.finished) << answer.status.ToString();
+    EXPECT_EQ(answer.cached_tokens, known == 0 ? 0 : static_cast<int64_t>(known) - 1);
+    GenerateRequest request;
+    request.prompt = history;
+    request.sampling.temperature = 0.0f;
+    request.max_tokens = 8;
+    EXPECT_EQ(answer.tokens, uninterrupted.Generate(request)->tokens) << turn;
+    history = Joined(history, answer.tokens);
+  }
+  ASSERT_TRUE(Eventually([&] { return service->Stats().running == 0; }));
+  EXPECT_GT(service->Stats().snapshot_bytes, 0u);
+}
+
+// Heads of 128 by 128, as published: prompts go through tensor cores in tiles.
+TEST_P(GpuHybridTest, PromptsInTilesAreTheCpus) {
+  auto json = nlohmann::json::parse(AlignedConfig(GetParam()));
+  auto& text = json.contains("text_config") ? json["text_config"] : json;
+  text["linear_key_head_dim"] = text["linear_value_head_dim"] = 128;
+  text["linear_num_key_heads"] = 1;
+  text["linear_num_value_heads"] = 2;
+  const TinyCheckpoint checkpoint(json.dump());
+  TinyGpu tiles(checkpoint.path(), TinyModel::Bf16(), Sized(256, 2));
+  ASSERT_TRUE(tiles.status.ok()) << tiles.status.ToString();
+  TinyGpu tokens(checkpoint.path(), TinyModel::Bf16());
+  TinyModel cpu(checkpoint.path(), TinyModel::Bf16(), 2);
+  const std::vector<int32_t> ids = SomeIds(150);
+  const std::vector<float> expected = cpu.Logits(ids);
+  const auto vocab = static_cast<size_t>(cpu.spec.vocab_size);
+  const auto distance = [&](const std::vector<float>& logits) {
+    EXPECT_EQ(logits.size(), expected.size());
+    std::vector<double> rms;
+    for (size_t at = 0; at < logits.size(); at += vocab) {
+      double squares = 0.0;
+      for (size_t j = at; j < at + vocab; ++j) {
+        squares += std::pow(static_cast<double>(logits[j]) - expected[j], 2);
+      }
+      rms.push_back(std::sqrt(squares / static_cast<double>(vocab)));
+    }
+    std::ranges::sort(rms);  // where a token nearly goes to other experts, rounding decides
+    return rms[rms.size() / 2];
+  };
+  const double in_tiles = distance(tiles.Logits(ids)), cut = distance(tiles.Logits(ids, 50)),
+               one_by_one = distance(tokens.Logits(ids));
+  std::printf("tiles %.4f, cut %.4f, token by token %.4f\n", in_tiles, cut, one_by_one);
+  EXPECT_LE(std::max(in_tiles, cut), 2 * BudgetOf("bf16").rms);
+  EXPECT_LE(one_by_one, 2 * BudgetOf("bf16").rms);
+  // What they leave behind is continued by the recurrent form.
+  EXPECT_EQ(tiles.Greedy(ids, 4).size(), 4u);
+}
+
+INSTANTIATE_TEST_SUITE_P(Hybrids, GpuHybridTest, testing::Values("qwen3_5", "qwen3_next"),
+                         [](const auto& item) { return std::string(item.param); });
+
+}  // namespace
+}  // namespace oscar
