@@ -213,33 +213,44 @@ TEST_P(GpuHybridTest, AFollowUpComputesOnlyWhatIsNew) {
   EXPECT_GT(service->Stats().snapshot_bytes, 0u);
 }
 
-// Heads of 128 by 128, as published: prompts go through tensor cores in tiles.
-TEST_P(GpuHybridTest, PromptsInTilesAreTheCpus) {
-  auto json = nlohmann::json::parse(AlignedConfig(GetParam()));
+// The root mean square by which a row of logits differs, the median of all rows: where a token
+// nearly goes to other experts, rounding decides.
+double MedianDistance(const std::vector<float>& logits, const std::vector<float>& expected,
+                      size_t vocab) {
+  EXPECT_EQ(logits.size(), expected.size());
+  std::vector<double> rms;
+  for (size_t at = 0; at < logits.size(); at += vocab) {
+    double squares = 0.0;
+    for (size_t j = at; j < at + vocab; ++j) {
+      squares += std::pow(static_cast<double>(logits[j]) - expected[j], 2);
+    }
+    rms.push_back(std::sqrt(squares / static_cast<double>(vocab)));
+  }
+  std::ranges::sort(rms);
+  return rms[rms.size() / 2];
+}
+
+// Of shape 128 by 128, as published.
+std::string PublishedHeads(const std::string& name) {
+  auto json = nlohmann::json::parse(AlignedConfig(name));
   auto& text = json.contains("text_config") ? json["text_config"] : json;
   text["linear_key_head_dim"] = text["linear_value_head_dim"] = 128;
   text["linear_num_key_heads"] = 1;
   text["linear_num_value_heads"] = 2;
-  const TinyCheckpoint checkpoint(json.dump());
+  return json.dump();
+}
+
+// Heads of 128 by 128: prompts go through tensor cores in tiles.
+TEST_P(GpuHybridTest, PromptsInTilesAreTheCpus) {
+  const TinyCheckpoint checkpoint(PublishedHeads(GetParam()));
   TinyGpu tiles(checkpoint.path(), TinyModel::Bf16(), Sized(256, 2));
   ASSERT_TRUE(tiles.status.ok()) << tiles.status.ToString();
   TinyGpu tokens(checkpoint.path(), TinyModel::Bf16());
   TinyModel cpu(checkpoint.path(), TinyModel::Bf16(), 2);
   const std::vector<int32_t> ids = SomeIds(150);
   const std::vector<float> expected = cpu.Logits(ids);
-  const auto vocab = static_cast<size_t>(cpu.spec.vocab_size);
   const auto distance = [&](const std::vector<float>& logits) {
-    EXPECT_EQ(logits.size(), expected.size());
-    std::vector<double> rms;
-    for (size_t at = 0; at < logits.size(); at += vocab) {
-      double squares = 0.0;
-      for (size_t j = at; j < at + vocab; ++j) {
-        squares += std::pow(static_cast<double>(logits[j]) - expected[j], 2);
-      }
-      rms.push_back(std::sqrt(squares / static_cast<double>(vocab)));
-    }
-    std::ranges::sort(rms);  // where a token nearly goes to other experts, rounding decides
-    return rms[rms.size() / 2];
+    return MedianDistance(logits, expected, static_cast<size_t>(cpu.spec.vocab_size));
   };
   const double in_tiles = distance(tiles.Logits(ids)), cut = distance(tiles.Logits(ids, 50)),
                one_by_one = distance(tokens.Logits(ids));
@@ -250,8 +261,116 @@ TEST_P(GpuHybridTest, PromptsInTilesAreTheCpus) {
   EXPECT_EQ(tiles.Greedy(ids, 4).size(), 4u);
 }
 
+// Two prompts and a generated token in one pass: tiles and states are each sequence's own.
+TEST_P(GpuHybridTest, TilesOfSeveralPrompts) {
+  const TinyCheckpoint checkpoint(PublishedHeads(GetParam()));
+  TinyGpu tiny(checkpoint.path(), SmallWindows(), Sized(256, 2));
+  ASSERT_TRUE(tiny.status.ok()) << tiny.status.ToString();
+  const auto vocab = static_cast<size_t>(tiny.spec.vocab_size);
+  const std::vector<int32_t> first = SomeIds(100, 1), second = SomeIds(70, 2),
+                             third = SomeIds(30, 3);
+  const auto run = [&](std::span<const size_t> which) {
+    std::vector<SequenceCache> caches;
+    for (int i = 0; i < 3; ++i) caches.emplace_back(tiny.plan->cache(), *tiny.pool);
+    tiny.Read(caches[0], std::span(first).first(30), true);  // continued inside a tile
+    tiny.Read(caches[2], std::span(third).first(29), true);
+    const ForwardItem items[] = {{&caches[0], std::span(first).subspan(30), true, 1},
+                                 {&caches[1], second, true, 1},
+                                 {&caches[2], std::span(third).subspan(29), false, 1}};
+    std::vector<ForwardItem> chosen;
+    for (const size_t i : which) chosen.push_back(items[i]);
+    std::vector<float> logits(which.size() * vocab);
+    EXPECT_TRUE(tiny.model->Forward(chosen, logits).ok());
+    return logits;
+  };
+  const size_t all[] = {0, 1, 2};
+  const std::vector<float> together = run(all);
+  for (const size_t i : all) {
+    const std::vector<float> alone = run({&i, 1});
+    const auto from = together.begin() + static_cast<ptrdiff_t>(i * vocab);
+    EXPECT_LE(MedianDistance({from, from + static_cast<ptrdiff_t>(vocab)}, alone, vocab),
+              2 * BudgetOf("bf16").rms)
+        << i;
+  }
+}
+
+// Random weights, which a device samples itself: BF16 and FP8, gates beside queries.
+TEST_P(GpuHybridTest, RandomWeightsRun) {
+  const auto config = ReadModelConfig(checkpoint_.path());
+  const ModelSpec spec = *MakeModelSpec(*config);
+  for (const bool fp8 : {false, true}) {
+    auto source = MakeRandomWeights(7);
+    if (fp8) source = QuantizeWeights(std::move(source), spec);
+    GpuModel gpu(spec, *source, SmallWindows(), Sized(128, 2));
+    Generator generator(*gpu.model, *gpu.pool);
+    size_t rows = 0;
+    const Status read =
+        generator.Prefill(SomeIds(40), 40, [&](int64_t, std::span<const float> logits) {
+          rows += logits.size() / static_cast<size_t>(spec.vocab_size);
+          EXPECT_TRUE(std::ranges::all_of(logits, [](float x) { return std::isfinite(x); }));
+        });
+    EXPECT_TRUE(read.ok()) << read.ToString();
+    EXPECT_EQ(rows, 40u);
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Hybrids, GpuHybridTest, testing::Values("qwen3_5", "qwen3_next"),
                          [](const auto& item) { return std::string(item.param); });
+
+// Calibrated rotations, one per KV head: V's is undone before the gates, by its matrix.
+TEST(GpuHybrids, CalibratedRotationsAreUndone) {
+  for (const char* name : {"qwen3_5", "qwen3_5_moe", "qwen3_5_moe_fp8"}) {
+    const TinyCheckpoint checkpoint(ConfigOf(name));
+    const ModelSpec spec = *MakeModelSpec(*ReadModelConfig(checkpoint.path()));
+    const int dim = spec.attention().head_dim;
+    Rotation rotation;
+    rotation.head_dim = dim;
+    const Philox rng(3, 0);
+    uint64_t next = 0;
+    const auto side = [&] {
+      SideRotation made;
+      made.num_heads = spec.attention().num_kv_heads;
+      for (int head = 0; head < made.num_heads; ++head) {
+        // A reflection and a shift of dims: orthogonal, and not its own inverse.
+        std::vector<double> u(static_cast<size_t>(dim));
+        double size = 0.0;
+        for (double& x : u) size += std::pow(x = rng.Normal(next++), 2);
+        for (int i = 0; i < dim; ++i) {
+          for (int j = 0; j < dim; ++j) {
+            const int to = (j + 1) % dim;
+            made.matrices.push_back(
+                static_cast<float>((i == to ? 1.0 : 0.0) - 2.0 * u[static_cast<size_t>(i)] *
+                                                               u[static_cast<size_t>(to)] / size));
+          }
+          made.eigenvalues.push_back(1.0f);
+        }
+        made.clip.push_back(0.0f);
+      }
+      return made;
+    };
+    for (const int layer : spec.kv_layers()) rotation.layers[layer] = {side(), side()};
+    KvPlanOptions kv = SmallWindows();
+    kv.rotation = rotation;
+    BackendOptions portable = Sized(128, 2);
+    portable.portable = true;
+    const std::vector<int32_t> ids = SomeIds(150);
+    {
+      TinyGpu gpu(checkpoint.path(), kv, portable);
+      ASSERT_TRUE(gpu.status.ok()) << gpu.status.ToString();
+      TinyModel cpu(checkpoint.path(), kv, 2, portable);
+      EXPECT_EQ(gpu.Logits(ids), cpu.Logits(ids)) << name;
+    }
+    // As long as nothing is quantised a rotation does not show.
+    const std::vector<int32_t> few(ids.begin(), ids.begin() + 50);
+    TinyGpu gpu(checkpoint.path(), kv, Sized(128, 2));
+    ASSERT_TRUE(gpu.status.ok()) << gpu.status.ToString();
+    TinyModel plain(checkpoint.path(), TinyModel::Bf16(), 2);
+    EXPECT_LE(
+        MedianDistance(gpu.Logits(few), plain.Logits(few), static_cast<size_t>(spec.vocab_size)),
+        2 * BudgetOf("bf16").rms)
+        << name;
+  }
+}
 
 }  // namespace
 }  // namespace oscar
