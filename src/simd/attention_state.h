@@ -10,6 +10,8 @@
 #include <cstdint>
 #include <limits>
 
+#include "base/softmax_sink.h"
+
 namespace oscar::simd {
 
 // Decode splits the page list at multiples of this: 4096 tokens, enough to repay the tables of q
@@ -53,11 +55,7 @@ struct AttentionState {
     return InverseOf(m[h], d[h], sinks == nullptr ? kEmptyMax : sinks[h]);
   }
   static float InverseOf(float m, float d, float sink) {
-    if (sink == kEmptyMax) return 1.0f / d;
-    constexpr float kLog2E = 1.4426950408889634f;
-    const float logit = sink * kLog2E, largest = std::max(m, logit);
-    const float mine = std::exp2(m - largest);
-    return mine / (d * mine + std::exp2(logit - largest));
+    return sink == kEmptyMax ? 1.0f / d : InverseWithSink(m, d, sink);
   }
 };
 

@@ -50,6 +50,9 @@ class CudaBackend final : public DeviceBackend {
     if (decode_.has_value()) {
       OSCAR_ASSIGN_OR_RETURN(prefill_, PrefillAttention::Create(shape_));
     }
+    if (windowed_decode_.has_value()) {
+      OSCAR_ASSIGN_OR_RETURN(windowed_prefill_, PrefillAttention::Create(windowed_shape_));
+    }
     if (!mixed_layers_.empty()) {
       OSCAR_ASSIGN_OR_RETURN(mixed_prefill_,
                              PrefillAttention::Create(shape_, PrefillPath::kBest, mixed_layers_));
@@ -72,7 +75,11 @@ class CudaBackend final : public DeviceBackend {
   // What norm and RoPE of a layer's q and k need, rows by rows of the pass.
   Result<WriteArguments> NormAndRope(int index);
 
-  std::optional<PrefillAttention> prefill_, mixed_prefill_;
+  const PrefillAttention& PrefillOf(int slot) const {
+    return IsWindowed(slot) ? *windowed_prefill_ : IsMixed(slot) ? *mixed_prefill_ : *prefill_;
+  }
+
+  std::optional<PrefillAttention> prefill_, mixed_prefill_, windowed_prefill_;
   std::unique_ptr<GemmDispatch> gemms_;
   Bf16* normed_ = nullptr;    // [rows, hidden]
   Bf16* q_ = nullptr;         // [rows, q]
@@ -197,6 +204,7 @@ Status CudaBackend::Experts(int index) {
   router.x = x_;
   router.norm = layer(index).feed_forward_norm;
   router.router = weights.router;
+  router.bias = weights.logit_bias;
   router.logits = router_logits_;
   router.normed = expert_inputs_;
   router.normed_stride = weights.gate_up.inputs;
@@ -219,6 +227,8 @@ Status CudaBackend::Experts(int index) {
   gemm.num_tiles = routing_.num_tiles;
   gemm.max_tiles = MaxTiles(pairs, experts.num_experts, tile_rows);
   gemm.matrix = weights.gate_up;
+  gemm.bias = weights.gate_up_bias;
+  gemm.clamped = experts.clamped;
   gemm.x = expert_inputs_;
   gemm.x_rows = routing_.rows;
   gemm.out = expert_gated_;
@@ -227,6 +237,7 @@ Status CudaBackend::Experts(int index) {
   gemm.output = GemmOutput::kSiluMul;
   OSCAR_RETURN_IF_ERROR(LaunchGroupedGemm(gemm, tile_rows, stream_));
   gemm.matrix = weights.down;
+  gemm.bias = weights.down_bias;
   gemm.x = expert_gated_;
   gemm.x_rows = nullptr;
   gemm.out = expert_outputs_;
@@ -275,6 +286,7 @@ Status CudaBackend::WriteKv(int index, int slot) {
 
 Status CudaBackend::Attend(int index, int slot) {
   const CacheView view = ViewOf(slot);
+  const float* sinks = layer(index).sinks;
   const int64_t q_width = attention_.q_width();
   const bool gated = attention_.has_output_gate;
   for (int first = 0; first < pass_.decodes; first += options_.max_sequences) {
@@ -288,6 +300,7 @@ Status CudaBackend::Attend(int index, int slot) {
     args.batch = std::min(options_.max_sequences, pass_.decodes - first);
     args.workspace = attention_workspace_;
     args.heads = HeadsOf(slot);
+    args.sinks = sinks;
     args.overlap_predecessor = first == 0;
     OSCAR_RETURN_IF_ERROR(DecodeOf(slot).Launch(args, stream_));
   }
@@ -303,7 +316,8 @@ Status CudaBackend::Attend(int index, int slot) {
     args.batch = pass_.chunks;
     args.max_query_tokens = pass_.longest_chunk;
     args.heads = HeadsOf(slot);
-    OSCAR_RETURN_IF_ERROR((IsMixed(slot) ? *mixed_prefill_ : *prefill_).Launch(args, stream_));
+    args.sinks = sinks;
+    OSCAR_RETURN_IF_ERROR(PrefillOf(slot).Launch(args, stream_));
   }
   return gated ? GateAttended(index, slot) : Status();
 }

@@ -8,6 +8,7 @@
 
 #include "backend/backend.h"
 #include "backend/device_info.h"
+#include "cuda/attention/cache_view.h"
 #include "oscar/status.h"
 #include "weights/source.h"
 
@@ -19,10 +20,26 @@ Result<DeviceInfo> FindCudaDevice();
 
 // Features that the kernels lack. The same with and without CUDA in the build.
 inline Status CheckCudaFeatures(const ModelSpec& spec) {
-  return CheckFeatures(spec,
-                       {Feature::kPartialRope, Feature::kQkNormAllHeads, Feature::kOutputGate,
-                        Feature::kExperts, Feature::kLinearAttention, Feature::kSharedShare},
-                       "a GPU");
+  OSCAR_RETURN_IF_ERROR(
+      CheckFeatures(spec,
+                    {Feature::kPartialRope, Feature::kQkNormAllHeads, Feature::kOutputGate,
+                     Feature::kExperts, Feature::kClampedExperts, Feature::kSharedShare,
+                     Feature::kLinearAttention, Feature::kSlidingWindow, Feature::kSinks},
+                    "a GPU"));
+  for (const LayerSpec& layer : spec.layers) {
+    const AttentionSpec* attention = layer.attention();
+    if (attention == nullptr || (attention->sliding_window == 0 && !attention->has_sinks)) continue;
+    if (!attention->has_sinks || attention->head_dim != cuda::kSinkHeadDim) {
+      return Unimplemented(
+          "attention with sinks or a sliding window: the GPU has kernels for sinks and head dim 64 "
+          "alone; use --device cpu");
+    }
+    if (attention->sliding_window != 0 && attention->sliding_window != spec.max_window()) {
+      return Unimplemented(
+          "sliding windows of different lengths run on the CPU alone; use --device cpu");
+    }
+  }
+  return {};
 }
 // What the kernels would refuse: methods without real pages, shapes they do not take. Needs no
 // device.

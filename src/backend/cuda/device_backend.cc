@@ -29,7 +29,9 @@ constexpr int kLeastTileRows = 8;  // of experts
 AttentionShape ShapeOf(const AttentionSpec& attention, const KvPlan& plan) {
   AttentionShape shape;
   const PageLayout& page = plan.cache().sealed;
-  const BlockLayout& sealed = page.block(0, 0);
+  int slot = 0;
+  while (!page.Holds(slot)) ++slot;
+  const BlockLayout& sealed = page.block(slot, 0);
   const bool plain = !plan.cache().seals();
   shape.history_kind = plain               ? BlockKind::kBf16
                        : page.is_uniform() ? sealed.kind()
@@ -39,6 +41,7 @@ AttentionShape ShapeOf(const AttentionSpec& attention, const KvPlan& plan) {
       shape.history_kind == BlockKind::kBf16 ? attention.head_dim : sealed.group_dims();
   shape.num_q_heads = attention.num_heads;
   shape.num_kv_heads = attention.num_kv_heads;
+  shape.has_sinks = attention.has_sinks;
   return shape;
 }
 
@@ -164,7 +167,7 @@ ExpertTraffic DeviceBackend::expert_traffic() const {
 
 size_t DeviceBackend::AttentionWorkspace() const {
   size_t bytes = 0;
-  for (const auto& decode : {decode_, mixed_decode_}) {
+  for (const auto& decode : {decode_, mixed_decode_, windowed_decode_}) {
     if (decode.has_value()) bytes = std::max(bytes, decode->workspace_bytes());
   }
   return bytes;
@@ -263,6 +266,10 @@ Status DeviceBackend::Load(const WeightSource& source) {
   const PageLayout& sealed = config.sealed;
   bool has_uniform = false;
   for (int slot = 0; slot < sealed.num_layers(); ++slot) {
+    if (IsWindowed(slot)) {
+      heads_.emplace_back();
+      continue;
+    }
     const bool alike = !config.seals() || (IsUniformLayer(sealed, slot) &&
                                            sealed.block(slot, 0).kind() == shape_.history_kind);
     heads_.push_back(alike ? HeadBlocks() : HeadBlocksOf(sealed, slot));
@@ -276,6 +283,15 @@ Status DeviceBackend::Load(const WeightSource& source) {
   if (!mixed_layers_.empty()) {
     OSCAR_ASSIGN_OR_RETURN(mixed_decode_, DecodeAttention::Create(shape_, options_.max_sequences,
                                                                   window, mixed_layers_));
+  }
+  if (config.window > 0) {
+    windowed_shape_ = shape_;
+    windowed_shape_.history_kind = BlockKind::kBf16;
+    windowed_shape_.group_dims = shape_.head_dim;
+    windowed_shape_.sliding_window = static_cast<int>(config.window);
+    OSCAR_ASSIGN_OR_RETURN(windowed_decode_,
+                           DecodeAttention::Create(windowed_shape_, options_.max_sequences,
+                                                   windowed_shape_.sliding_window));
   }
   OSCAR_RETURN_IF_ERROR(CreateKernels());
   table_shape_ = PageTables::ShapeFor(config, table_rows, positions_, options_.max_batch_tokens);

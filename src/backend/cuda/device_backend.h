@@ -88,8 +88,10 @@ class DeviceBackend : public Backend {
   // Layers whose heads differ in bits have kernels apart from those whose heads are alike.
   bool IsMixed(int slot) const { return !heads_[static_cast<size_t>(slot)].empty(); }
   std::span<const HeadBlock> HeadsOf(int slot) const { return heads_[static_cast<size_t>(slot)]; }
+  // Layers with a sliding window, whose sealed pages hold nothing of them, have theirs, too.
+  bool IsWindowed(int slot) const { return !plan_.cache().sealed.Holds(slot); }
   const DecodeAttention& DecodeOf(int slot) const {
-    return IsMixed(slot) ? *mixed_decode_ : *decode_;
+    return IsWindowed(slot) ? *windowed_decode_ : IsMixed(slot) ? *mixed_decode_ : *decode_;
   }
   // Widths of rows of kQkv and kAttended, attention's and linear attention's.
   size_t MixerInputs() const;
@@ -102,7 +104,8 @@ class DeviceBackend : public Backend {
   const AttentionSpec attention_;
   BackendOptions options_;
   Stream stream_ = nullptr;
-  AttentionShape shape_;
+  AttentionShape shape_;           // of layers that see all tokens
+  AttentionShape windowed_shape_;  // of those with a sliding window, where there are any
   DeviceWeights weights_;
   Pass pass_;
   int logit_rows_ = 0;
@@ -122,9 +125,10 @@ class DeviceBackend : public Backend {
   Bf16* weight_scratch_ = nullptr;         // [weights_.largest_fp8]
   void* attention_workspace_ = nullptr;
   void* blas_workspace_ = nullptr;
-  std::optional<DecodeAttention> decode_, mixed_decode_;  // none: no layer is like that
-  std::vector<HeadBlocks> heads_;                         // [slots]; empty: alike
-  std::vector<HeadBlocks> mixed_layers_;                  // those of heads_ that are not empty
+  // None: no layer is like that.
+  std::optional<DecodeAttention> decode_, mixed_decode_, windowed_decode_;
+  std::vector<HeadBlocks> heads_;         // [slots]; empty: alike
+  std::vector<HeadBlocks> mixed_layers_;  // those of heads_ that are not empty
 
  private:
   // A pass that was launched, from its end on the device to Await.

@@ -3,11 +3,13 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 
 #include "arch/rope.h"
 #include "base/fp8.h"
+#include "base/mxfp4.h"
 #include "base/progress.h"
 #include "cuda/device/cuda_status.h"
 #include "cuda/experts/grouped_gemm.h"
@@ -41,14 +43,42 @@ DeviceMatrix Part(const DeviceMatrix& matrix, int64_t first, int outputs) {
   part.outputs = outputs;
   if (part.weights != nullptr) part.weights += first * matrix.inputs;
   if (part.codes != nullptr) part.codes += first * (matrix.inputs / 4);
+  if (part.mxfp4 != nullptr) part.mxfp4 += first * Mxfp4RowBytes(matrix.inputs);
   if (part.scales != nullptr) {
     part.scales += first / matrix.scale_rows * matrix.scale_columns;
   }
   return part;
 }
 
+constexpr float kLog2E = 1.4426950408889634f;
+
 constexpr Role kExpertGateUp[] = {Role::kExpertGate, Role::kExpertUp},
-               kExpertDown[] = {Role::kExpertDown};
+               kExpertAlternating[] = {Role::kExpertGateUp}, kExpertDown[] = {Role::kExpertDown};
+std::span<const Role> GateUpOf(const ExpertsSpec& experts) {
+  return experts.alternates_gate_up ? std::span<const Role>(kExpertAlternating) : kExpertGateUp;
+}
+
+// Rows of `width` that are a gate, its up, the next gate and so on: all gates, then all ups.
+template <typename T>
+void GatesThenUps(std::vector<T>& rows, int64_t width) {
+  const std::vector<T> from = rows;
+  const auto half = static_cast<int64_t>(rows.size()) / width / 2;
+  for (int64_t row = 0; row < 2 * half; ++row) {
+    std::copy_n(from.begin() + row * width, width,
+                rows.begin() + (row % 2 * half + row / 2) * width);
+  }
+}
+
+// PackMxfp4 of two codes, by their place in the word.
+constexpr auto kPackedPairs = [] {
+  std::array<std::array<uint32_t, 256>, 4> table{};
+  for (size_t p = 0; p < 4; ++p) {
+    for (uint32_t codes = 0; codes < 256; ++codes) {
+      table[p][codes] = PackMxfp4(codes << (8 * p));
+    }
+  }
+  return table;
+}();
 
 // The dense or shared part of a layer's feed-forward: its matrices, or none.
 std::span<const std::pair<LayerMatrix, DeviceMatrix DeviceLayer::*>> DensePartOf(
@@ -93,6 +123,7 @@ class Loader {
     const std::string& name = tensor.name;
     const int64_t count = static_cast<int64_t>(tensor.num_elements());
     const bool padded = tensor.shape[1] != to.inputs;
+    if (to.is_mxfp4()) return Mxfp4Matrix(tensor, to);
     if (const auto random = source_.RandomStream(name); random.has_value() && !padded) {
       OSCAR_RETURN_IF_ERROR(LaunchRandomWeights(
           random->first, random->second, to.is_fp8() ? scratch_ : to.weights, count, stream_));
@@ -102,16 +133,17 @@ class Loader {
     if (to.is_fp8()) return Fp8Matrix(tensor, to);
     staged_.resize(static_cast<size_t>(count));
     OSCAR_RETURN_IF_ERROR(source_.LoadBf16(name, tensor.shape, staged_));
+    if (role == Role::kExpertGateUp) GatesThenUps(staged_, tensor.shape[1]);
     PadRows(staged_, tensor.shape[1], to.inputs);
     return Upload<Bf16>(to.weights, staged_);
   }
   // Nothing where the model has no such tensor.
-  Status Vector(Role role, int layer, float* to) {
+  Status Vector(Role role, int layer, float* to, float factor = 1.0f) {
     const TensorDecl* tensor = table_.Find(role, layer);
     if (tensor == nullptr) return {};
     floats_.resize(tensor->num_elements());
     OSCAR_RETURN_IF_ERROR(source_.Load(tensor->name, tensor->shape, floats_));
-    for (float& x : floats_) x += tensor->offset;
+    for (float& x : floats_) x = (x + tensor->offset) * factor;
     return Upload<float>(to, floats_);
   }
   Status Layer(int index, DeviceLayer& layer);
@@ -133,6 +165,9 @@ class Loader {
         cudaMemcpy(to.data(), norm, to.size() * sizeof(float), cudaMemcpyDeviceToHost),
         "reading a norm");
   }
+  Status Mxfp4Matrix(const TensorDecl& tensor, const DeviceMatrix& to);
+  // Biases of an expert's outputs; `gates_then_ups`: in that order.
+  Status ExpertBias(Role role, int layer, int expert, bool gates_then_ups, float* to);
   Status Experts(int index, const float* norm, const DeviceExperts& experts);
   Status PortableExpert(std::span<const Role> parts, int layer, int expert,
                         const PortableMatrix& to);
@@ -166,6 +201,10 @@ Status Loader::ReadFp8(const TensorDecl& tensor, const DeviceMatrix& to,
   codes_.resize(tensor.num_elements());
   floats_.resize(static_cast<size_t>(blocks->NumRows(outputs)) * columns);
   OSCAR_RETURN_IF_ERROR(source_.LoadFp8(name, outputs, inputs, codes_, floats_));
+  if (tensor.role == Role::kExpertGateUp) {
+    GatesThenUps(codes_, inputs);
+    GatesThenUps(floats_, static_cast<int64_t>(columns));  // one scale per row: TakeAll
+  }
   PadRows(codes_, inputs, to.inputs);
   for (size_t i = 0; i < codes_.size(); i += 4) {
     uint32_t word = 0;
@@ -294,13 +333,58 @@ Status Loader::SharedShare(int index, const float* norm, bool portable, float* t
   return Upload<float>(to, weights);
 }
 
+Status Loader::Mxfp4Matrix(const TensorDecl& tensor, const DeviceMatrix& to) {
+  const int64_t inputs = tensor.shape[1], blocks = inputs / kMxfp4Block;
+  const auto rows = static_cast<size_t>(to.outputs);
+  codes_.resize(rows * static_cast<size_t>(inputs / 2));
+  std::vector<uint8_t> scales(rows * static_cast<size_t>(blocks));
+  OSCAR_RETURN_IF_ERROR(source_.LoadMxfp4(tensor.name, to.outputs, inputs, codes_, scales));
+  if (tensor.role == Role::kExpertGateUp) {
+    GatesThenUps(codes_, inputs / 2);
+    GatesThenUps(scales, blocks);
+  }
+  const auto row_bytes = static_cast<size_t>(Mxfp4RowBytes(to.inputs));
+  std::vector<uint8_t> packed(rows * row_bytes, 0);
+  const uint8_t* from = codes_.data();
+  for (size_t row = 0; row < rows; ++row) {
+    uint8_t* const out = packed.data() + row * row_bytes;
+    for (int64_t block = 0; block < blocks; ++block) {
+      out[Mxfp4ScaleAt(block)] =
+          scales[row * static_cast<size_t>(blocks) + static_cast<size_t>(block)];
+      uint8_t* at = out + Mxfp4CodesAt(block);
+      for (int i = 0; i < 4; ++i, at += 4, from += 4) {
+        const uint32_t word = kPackedPairs[0][from[0]] | kPackedPairs[1][from[1]] |
+                              kPackedPairs[2][from[2]] | kPackedPairs[3][from[3]];
+        std::memcpy(at, &word, sizeof(word));
+      }
+    }
+  }
+  return Upload<uint8_t>(to.mxfp4, packed);
+}
+
+Status Loader::ExpertBias(Role role, int layer, int expert, bool gates_then_ups, float* to) {
+  if (to == nullptr) return {};
+  const TensorDecl& tensor = table_.Get(role, layer, expert);
+  floats_.resize(tensor.num_elements());
+  OSCAR_RETURN_IF_ERROR(source_.Load(tensor.name, tensor.shape, floats_));
+  if (gates_then_ups) GatesThenUps(floats_, 1);
+  return Upload<float>(to + floats_.size() * static_cast<size_t>(expert), floats_);
+}
+
 Status Loader::PortableExpert(std::span<const Role> parts, int layer, int expert,
                               const PortableMatrix& to) {
   int64_t first = 0;  // row
   for (const Role role : parts) {
     const TensorDecl& tensor = table_.Get(role, layer, expert);
     const int64_t outputs = tensor.shape[0], inputs = tensor.shape[1];
-    if (to.codes == nullptr) {
+    if (to.mxfp4_codes != nullptr) {
+      codes_.resize(tensor.num_elements() / 2);
+      std::vector<uint8_t> scales(tensor.num_elements() / kMxfp4Block);
+      OSCAR_RETURN_IF_ERROR(source_.LoadMxfp4(tensor.name, outputs, inputs, codes_, scales));
+      OSCAR_RETURN_IF_ERROR(Upload<uint8_t>(to.mxfp4_codes + first * inputs / 2, codes_));
+      OSCAR_RETURN_IF_ERROR(
+          Upload<uint8_t>(to.mxfp4_scales + first * inputs / kMxfp4Block, scales));
+    } else if (to.codes == nullptr) {
       staged_.resize(tensor.num_elements());
       OSCAR_RETURN_IF_ERROR(source_.LoadBf16(tensor.name, tensor.shape, staged_));
       OSCAR_RETURN_IF_ERROR(Upload<Bf16>(to.weights + first * inputs, staged_));
@@ -330,32 +414,40 @@ Status Loader::Experts(int index, const float* norm, const DeviceExperts& expert
   std::vector<float> weights(router.num_elements());
   OSCAR_RETURN_IF_ERROR(source_.Load(router.name, router.shape, weights));
   const auto hidden = static_cast<size_t>(spec_.hidden);
-  const bool portable = experts.gate_up_table != nullptr;
-  if (!portable) {
+  if (!portable_) {
     std::vector<float> factors;
     OSCAR_RETURN_IF_ERROR(ReadNorm(norm, factors));
     for (size_t i = 0; i < weights.size(); ++i) weights[i] *= factors[i % hidden];
   }
   OSCAR_RETURN_IF_ERROR(Upload<float>(experts.router, weights));
   OSCAR_RETURN_IF_ERROR(Vector(Role::kRouterBias, index, experts.choice_bias));
+  OSCAR_RETURN_IF_ERROR(Vector(Role::kRouterLogitBias, index, experts.logit_bias));
   const ExpertsSpec& spec = *spec_.layer(index).experts();
   const int middle = spec.intermediate;
   for (int e = 0; e < spec.num_experts; ++e) {
     const auto at = static_cast<size_t>(e);
-    if (portable) {
-      OSCAR_RETURN_IF_ERROR(PortableExpert(kExpertGateUp, index, e, experts.portable_gate_up[at]));
+    OSCAR_RETURN_IF_ERROR(ExpertBias(Role::kExpertGateUpBias, index, e,
+                                     spec.alternates_gate_up && !portable_, experts.gate_up_bias));
+    OSCAR_RETURN_IF_ERROR(ExpertBias(Role::kExpertDownBias, index, e, false, experts.down_bias));
+    if (portable_) {
+      OSCAR_RETURN_IF_ERROR(PortableExpert(GateUpOf(spec), index, e, experts.portable_gate_up[at]));
       OSCAR_RETURN_IF_ERROR(PortableExpert(kExpertDown, index, e, experts.portable_down[at]));
       continue;
     }
     const int64_t first = int64_t{e} * 2 * middle;
-    OSCAR_RETURN_IF_ERROR(
-        Matrix(Role::kExpertGate, index, Part(experts.gate_up, first, middle), e));
-    OSCAR_RETURN_IF_ERROR(
-        Matrix(Role::kExpertUp, index, Part(experts.gate_up, first + middle, middle), e));
+    if (spec.alternates_gate_up) {
+      OSCAR_RETURN_IF_ERROR(
+          Matrix(Role::kExpertGateUp, index, Part(experts.gate_up, first, 2 * middle), e));
+    } else {
+      OSCAR_RETURN_IF_ERROR(
+          Matrix(Role::kExpertGate, index, Part(experts.gate_up, first, middle), e));
+      OSCAR_RETURN_IF_ERROR(
+          Matrix(Role::kExpertUp, index, Part(experts.gate_up, first + middle, middle), e));
+    }
     OSCAR_RETURN_IF_ERROR(Matrix(Role::kExpertDown, index,
                                  Part(experts.down, int64_t{e} * spec_.hidden, spec_.hidden), e));
   }
-  if (!portable) return {};
+  if (!portable_) return {};
   OSCAR_RETURN_IF_ERROR(Upload<PortableMatrix>(experts.gate_up_table, experts.portable_gate_up));
   return Upload<PortableMatrix>(experts.down_table, experts.portable_down);
 }
@@ -435,6 +527,7 @@ Status Loader::Layer(int index, DeviceLayer& layer) {
     OSCAR_RETURN_IF_ERROR(Vector(Role::kQBias, index, layer.qkv_bias));
     OSCAR_RETURN_IF_ERROR(Vector(Role::kKBias, index, layer.qkv_bias + q));
     OSCAR_RETURN_IF_ERROR(Vector(Role::kOBias, index, layer.o_bias));
+    OSCAR_RETURN_IF_ERROR(Vector(Role::kSinks, index, layer.sinks, portable_ ? 1.0f : kLog2E));
   }
   if (const LinearAttentionSpec* linear = spec.linear_attention()) {
     OSCAR_RETURN_IF_ERROR(State(index, *linear, layer.state));
@@ -515,13 +608,23 @@ class Layout {
     experts.router = carver_.Take<float>(router.num_elements());
     weights_.matrix_bytes += router.num_elements() * sizeof(float);
     experts.choice_bias = TakeVector(Role::kRouterBias, layer);
+    experts.logit_bias = TakeVector(Role::kRouterLogitBias, layer);
+    const std::span<const Role> gate_up = GateUpOf(spec);
+    const auto take_biases = [&](Role role) {
+      const TensorDecl* one = table_.Find(role, layer, 0);
+      return one == nullptr
+                 ? nullptr
+                 : carver_.Take<float>(one->num_elements() * static_cast<size_t>(spec.num_experts));
+    };
+    experts.gate_up_bias = take_biases(Role::kExpertGateUpBias);
+    experts.down_bias = take_biases(Role::kExpertDownBias);
     const uint64_t before = weights_.matrix_bytes;
     if (keep_fp8_) {
-      OSCAR_ASSIGN_OR_RETURN(experts.gate_up, TakeAll(kExpertGateUp, layer, spec.num_experts));
+      OSCAR_ASSIGN_OR_RETURN(experts.gate_up, TakeAll(gate_up, layer, spec.num_experts));
       OSCAR_ASSIGN_OR_RETURN(experts.down, TakeAll(kExpertDown, layer, spec.num_experts));
     } else {
-      OSCAR_RETURN_IF_ERROR(TakePortable(kExpertGateUp, layer, spec.num_experts,
-                                         experts.portable_gate_up, experts.gate_up_table));
+      OSCAR_RETURN_IF_ERROR(TakePortable(gate_up, layer, spec.num_experts, experts.portable_gate_up,
+                                         experts.gate_up_table));
       OSCAR_RETURN_IF_ERROR(TakePortable(kExpertDown, layer, spec.num_experts,
                                          experts.portable_down, experts.down_table));
     }
@@ -556,6 +659,15 @@ class Layout {
     }
     return common;
   }
+  // Whether all of them are.
+  Result<bool> AreMxfp4(std::span<const TensorDecl* const> tensors) const {
+    for (const TensorDecl* tensor : tensors) {
+      OSCAR_ASSIGN_OR_RETURN(const bool is,
+                             source_.IsMxfp4(tensor->name, tensor->shape[0], tensor->shape[1]));
+      if (!is) return false;
+    }
+    return true;
+  }
   // A layer's experts as one matrix.
   Result<DeviceMatrix> TakeAll(std::span<const Role> roles, int layer, int num_experts) {
     std::vector<const TensorDecl*> tensors;
@@ -568,9 +680,24 @@ class Layout {
             std::max<uint64_t>(weights_.largest_expert, tensors.back()->num_elements());
       }
     }
-    OSCAR_ASSIGN_OR_RETURN(const std::optional<Fp8Tiles> tiles,
-                           CommonOf(tensors, /*repeats=*/true));
     const auto inputs = static_cast<int>(tensors[0]->shape[1]);
+    OSCAR_ASSIGN_OR_RETURN(const bool mxfp4, AreMxfp4(tensors));
+    if (mxfp4) {
+      DeviceMatrix matrix;
+      matrix.outputs = static_cast<int>(outputs);
+      matrix.inputs = PaddedInputs(inputs, /*fp8=*/false);
+      const auto bytes =
+          static_cast<size_t>(outputs) * static_cast<size_t>(Mxfp4RowBytes(matrix.inputs));
+      matrix.mxfp4 = carver_.Take<uint8_t>(bytes);
+      weights_.matrix_bytes += bytes;
+      return matrix;
+    }
+    OSCAR_ASSIGN_OR_RETURN(std::optional<Fp8Tiles> tiles, CommonOf(tensors, /*repeats=*/true));
+    if (tiles.has_value() && roles[0] == Role::kExpertGateUp) {
+      // Rows change places, so each has its scale; kernels with biases know whole rows alone.
+      tiles->rows = 1;
+      if (tiles->columns != inputs) tiles.reset();
+    }
     return Take(static_cast<int>(outputs), inputs, tiles, PaddedInputs(inputs, tiles.has_value()));
   }
   Status TakePortable(std::span<const Role> roles, int layer, int num_experts,
@@ -583,8 +710,15 @@ class Layout {
         outputs += static_cast<size_t>(tensors.back()->shape[0]);
       }
       const auto inputs = static_cast<size_t>(tensors[0]->shape[1]);
-      OSCAR_ASSIGN_OR_RETURN(const int64_t scale_inputs, ScaleInputsOf(source_, tensors));
       PortableMatrix& matrix = matrices.emplace_back();
+      OSCAR_ASSIGN_OR_RETURN(const bool mxfp4, AreMxfp4(tensors));
+      if (mxfp4) {
+        matrix.mxfp4_codes = carver_.Take<uint8_t>(outputs * inputs / 2);
+        matrix.mxfp4_scales = carver_.Take<uint8_t>(outputs * inputs / kMxfp4Block);
+        weights_.matrix_bytes += outputs * inputs / kMxfp4Block * (kMxfp4Block / 2 + 1);
+        continue;
+      }
+      OSCAR_ASSIGN_OR_RETURN(const int64_t scale_inputs, ScaleInputsOf(source_, tensors));
       matrix.scale_inputs = static_cast<int>(scale_inputs);
       if (scale_inputs == 0) {
         matrix.weights = carver_.Take<Bf16>(outputs * inputs);
@@ -688,6 +822,7 @@ Result<DeviceWeights> CarveWeights(const ModelSpec& spec, const KvPlan& plan,
     layer.k_norm = layout.TakeVector(Role::kKNorm, i);
     layer.qkv_bias = layout.TakeVector(BiasesOf(LayerMatrix::kQkv), i);
     layer.o_bias = layout.TakeVector(BiasesOf(LayerMatrix::kO), i);
+    layer.sinks = layout.TakeVector(Role::kSinks, i);
     if (slot < 0) continue;
     const SideTransform& k = plan.k(slot);
     layer.rotation = k.kind;

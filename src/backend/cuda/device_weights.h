@@ -17,12 +17,14 @@
 
 namespace oscar::cuda {
 
-// Of one expert, as portable passes take it: BF16, or FP8 codes with a scale for each output and
-// `scale_inputs` inputs.
+// Of one expert, as portable passes take it: BF16, MXFP4, or FP8 codes with a scale for each output
+// and `scale_inputs` inputs.
 struct PortableMatrix {
-  Bf16* weights = nullptr;   // [outputs, inputs]; or
-  uint8_t* codes = nullptr;  // [outputs, inputs], with
-  float* scales = nullptr;   // [outputs, inputs / scale_inputs, rounded up]
+  Bf16* weights = nullptr;          // [outputs, inputs]; or
+  uint8_t* mxfp4_codes = nullptr;   // [outputs, inputs / 2], base/mxfp4.h, with
+  uint8_t* mxfp4_scales = nullptr;  // [outputs, inputs / 32]; or
+  uint8_t* codes = nullptr;         // [outputs, inputs], with
+  float* scales = nullptr;          // [outputs, inputs / scale_inputs, rounded up]
   int scale_inputs = 0;
 };
 
@@ -30,8 +32,12 @@ struct PortableMatrix {
 struct DeviceExperts {
   float* router = nullptr;       // [experts, hidden], times the norm's weights; portable: without
   float* choice_bias = nullptr;  // [experts], or null
-  // Rows of all experts, one expert after another, inputs padded (PaddedInputs): gates and ups of
-  // each; or, where passes are portable, each by itself, and the same in device memory.
+  // [experts], [experts, 2 intermediate], [experts, hidden], in the order of their matrices, or
+  // null.
+  float *logit_bias = nullptr, *gate_up_bias = nullptr, *down_bias = nullptr;
+  // Rows of all experts, one expert after another, inputs padded (PaddedInputs): gates, then ups of
+  // each; or, where passes are portable, each by itself, rows as they are stored, and the same in
+  // device memory.
   DeviceMatrix gate_up, down;
   std::vector<PortableMatrix> portable_gate_up, portable_down;
   PortableMatrix *gate_up_table = nullptr, *down_table = nullptr;
@@ -60,6 +66,7 @@ struct DeviceLayer {
   DeviceStateLayer state;
   float *attention_norm = nullptr, *feed_forward_norm = nullptr;
   float *q_norm = nullptr, *k_norm = nullptr, *qkv_bias = nullptr, *o_bias = nullptr;  // or null
+  float* sinks = nullptr;  // [heads], times log2(e) but where passes are portable; or null
   RotationKind rotation = RotationKind::kNone;
   uint32_t* rotation_fragments = nullptr;
   float* rotation_matrices = nullptr;  // [rotations, D, D], where passes are portable

@@ -77,6 +77,9 @@ struct CacheView {
   }
 };
 
+// The head dim whose decode and prefill kernels have a form with sinks.
+inline constexpr int kSinkHeadDim = 64;
+
 // Shape of an attention layer; what a kernel is chosen by. Where heads differ in bits, HeadBlocks
 // come beside it and history_kind means nothing.
 struct AttentionShape {
@@ -85,6 +88,10 @@ struct AttentionShape {
   int group_dims = 128;
   int num_q_heads = 32;
   int num_kv_heads = 8;
+  // A logit per query head that takes weight in the softmax and gives no value.
+  bool has_sinks = false;
+  // Tokens that a query sees, itself among them, all of them in the windows; 0: every token.
+  int sliding_window = 0;
 
   constexpr int group_size() const { return num_q_heads / num_kv_heads; }
   constexpr BlockLayout history_layout() const {

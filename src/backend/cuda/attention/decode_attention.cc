@@ -10,6 +10,7 @@
 #include "cuda/attention/decode_kernels.h"
 #include "cuda/attention/decode_params.h"
 #include "cuda/attention/head_blocks.h"
+#include "cuda/attention/sink_params.h"
 #include "cuda/device/cuda_status.h"
 #include "cuda/device/launch.h"
 
@@ -25,6 +26,10 @@ const DecodeKernelInfo* FindKernel(const AttentionShape& shape, bool mixed, int 
   const auto* table = DispatchHeadDim<const DecodeKernelInfo*>(
       shape.head_dim, nullptr,
       [&]<int kDim>() { return mixed ? MixedDecodeKernels<kDim>() : DecodeKernels<kDim>(); });
+  if (shape.has_sinks) {
+    if (shape.head_dim != kSinkHeadDim) return nullptr;
+    table = mixed ? SinkMixedDecodeKernels() : SinkDecodeKernels();
+  }
   for (; table != nullptr && table->function != nullptr; ++table) {
     const bool fits = mixed || table->kind == shape.history_kind;
     const bool has_groups = mixed || shape.history_kind != BlockKind::kBf16;
@@ -94,8 +99,9 @@ Result<DecodeAttention> DecodeAttention::Create(const AttentionShape& shape, int
   if (shape.group_size() > 8) kernel = FindKernel(shape, self.mixed_, 16);
   if (kernel == nullptr) kernel = FindKernel(shape, self.mixed_, 8);
   if (kernel == nullptr) {
-    return Unexpected(Unimplemented(fmt::format("no decode kernel for head dim {}, group {}",
-                                                shape.head_dim, shape.group_dims)));
+    return Unexpected(Unimplemented(fmt::format("no decode kernel for head dim {}, group {}{}",
+                                                shape.head_dim, shape.group_dims,
+                                                shape.has_sinks ? ", with attention sinks" : "")));
   }
   self.kernel_ = kernel->function;
   self.heads_ = kernel->heads;
@@ -188,6 +194,9 @@ Status DecodeAttention::Launch(const DecodeArguments& args, Stream stream) const
                      static_cast<size_t>(shape_.head_dim));
   auto* workspace = static_cast<std::byte*>(args.workspace);
   if (mixed_) OSCAR_RETURN_IF_ERROR(CheckHeads(shape_, args.heads));
+  if (shape_.has_sinks != (args.sinks != nullptr)) {
+    return InvalidArgument("decode: sinks that the shape does not have, or the other way round");
+  }
   MixedDecodeParams params{};
   params.cache = args.cache;
   params.sequences = args.sequences;
@@ -217,6 +226,15 @@ Status DecodeAttention::Launch(const DecodeArguments& args, Stream stream) const
   // Kernels of heads alike take the first part of it.
   void* kernel_args[] = {static_cast<DecodeKernelParams*>(&params)};
   static_assert(std::is_standard_layout_v<DecodeKernelParams>);
+  SinkParams<MixedDecodeParams> mixed_sinks;
+  SinkParams<DecodeKernelParams> sinks;
+  if (shape_.has_sinks && mixed_) {
+    mixed_sinks = {params, args.sinks, shape_.sliding_window};
+    kernel_args[0] = &mixed_sinks;
+  } else if (shape_.has_sinks) {
+    sinks = {params, args.sinks, shape_.sliding_window};
+    kernel_args[0] = &sinks;
+  }
   return LaunchOverlapping(kernel_, {blocks_, threads_, shared_bytes_, args.overlap_predecessor},
                            kernel_args, stream, "launching decode attention");
 }

@@ -28,6 +28,7 @@ struct DecodeArguments {
   // Launches that may overlap need one each.
   void* workspace = nullptr;
   std::span<const HeadBlock> heads;  // host; of the layer, where heads differ in bits
+  const float* sinks = nullptr;      // [q_heads], device, times log2(e), where the shape has them
   // Launch with programmatic dependence: blocks may start while the predecessor drains, which may
   // write q and the windows, but neither lengths nor tables nor history.
   bool overlap_predecessor = false;

@@ -28,8 +28,11 @@ class DecodeConsumer : DecodeRing<T> {
           for (int i = rank; i < item.count; i += T::kWarps) Page();
         }
       } else {
-        for (int i = rank; i < item.count; i += T::kWarps)
-          Unit(this->ValidRows(item, item.first + i));
+        for (int i = rank; i < item.count; i += T::kWarps) {
+          int skipped = 0;
+          if constexpr (T::kHasWindow) skipped = this->SkippedRows(item, item.first + i);
+          Unit(this->ValidRows(item, item.first + i), skipped);
+        }
       }
       this->WaitForState();
       if constexpr (T::kMixed) {
@@ -400,8 +403,8 @@ class DecodeConsumer : DecodeRing<T> {
     }
   }
 
-  // 16 BF16 tokens, of which the first `valid` count.
-  __device__ __forceinline__ void Unit(int valid) {
+  // 16 BF16 tokens, of which the first `valid` count, less the first `skipped` of a sliding window.
+  __device__ __forceinline__ void Unit(int valid, [[maybe_unused]] int skipped) {
     this->WaitStage();
     float s[T::kNB][4] = {};
 #pragma unroll
@@ -422,6 +425,10 @@ class DecodeConsumer : DecodeRing<T> {
       for (int c = 0; c < 2; ++c) {
         if (row_ >= valid) s[nb][c] = -INFINITY;
         if (row_ + 8 >= valid) s[nb][c + 2] = -INFINITY;
+        if constexpr (T::kHasWindow) {
+          if (row_ < skipped) s[nb][c] = -INFINITY;
+          if (row_ + 8 < skipped) s[nb][c + 2] = -INFINITY;
+        }
         n[nb][c] = fmaxf(s[nb][c], s[nb][c + 2]);
         moves = moves || n[nb][c] * factor_[nb][c] > max_[nb][c] + kSlack;
       }

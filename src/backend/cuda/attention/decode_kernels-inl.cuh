@@ -3,6 +3,7 @@
 
 #include "cuda/attention/decode_attention.cuh"
 #include "cuda/attention/decode_kernels.h"
+#include "cuda/attention/sink_params.h"
 
 namespace oscar::cuda {
 
@@ -28,6 +29,14 @@ DecodeKernelInfo DecodeKernel() {
 template <int kDim, int kGroup, int kHeads>
 DecodeKernelInfo MixedDecodeKernel() {
   return DecodeKernelOf<MixedDecodeTraits<kDim, kGroup, kHeads>>();
+}
+template <BlockKind kKind, int kGroup>
+DecodeKernelInfo SinkDecodeKernel() {
+  return DecodeKernelOf<SinkTraits<DecodeTraits<kKind, kSinkHeadDim, kGroup, 8>>>();
+}
+template <int kGroup>
+DecodeKernelInfo SinkMixedDecodeKernel() {
+  return DecodeKernelOf<SinkTraits<MixedDecodeTraits<kSinkHeadDim, kGroup, 8>>>();
 }
 
 }  // namespace oscar::cuda

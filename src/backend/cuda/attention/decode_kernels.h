@@ -25,5 +25,8 @@ const DecodeKernelInfo* DecodeKernels();
 // Of layers whose heads differ in bits: `kind` means nothing.
 template <int kDim>
 const DecodeKernelInfo* MixedDecodeKernels();
+// The same of layers with learned sinks, of head dim kSinkHeadDim.
+const DecodeKernelInfo* SinkDecodeKernels();
+const DecodeKernelInfo* SinkMixedDecodeKernels();
 
 }  // namespace oscar::cuda

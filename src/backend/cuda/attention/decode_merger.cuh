@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cuda/attention/decode_traits.cuh"
+#include "cuda/attention/sink_params.h"
 
 namespace oscar::cuda {
 
@@ -101,7 +102,7 @@ class DecodeMerger {
 #pragma unroll
       for (int j = 0; j < kSums; ++j) {
         const int at = i + j * threads;
-        if (at < sums) Store(p, item, at / kColumns, at % kColumns, sum[j], l[j]);
+        if (at < sums) Store(p, item, at / kColumns, at % kColumns, sum[j], reference[j], l[j]);
       }
     }
   }
@@ -145,7 +146,7 @@ class DecodeMerger {
         l = fmaf(of_warp[w].y, f, l);
       }
       if (item.slots == 1) {
-        Store(p_, item, head, column, sum, l);
+        Store(p_, item, head, column, sum, reference, l);
       } else {
         __stcg(reinterpret_cast<float4*>(p_.partial_o + (partial + head) * T::kDim) + column, sum);
         if (column == 0) __stcg(p_.partial_ml + partial + head, float2{reference, l});
@@ -167,10 +168,18 @@ class DecodeMerger {
   }
 
   __device__ static __forceinline__ void Store(const typename T::Params& p, const DecodeItem& item,
-                                               int head, int column, float4 sum, float l) {
-    const float f = l > 0.0f ? 1.0f / l : 0.0f;
+                                               int head, int column, float4 sum,
+                                               [[maybe_unused]] float reference, float l) {
     const int64_t row = (int64_t{item.row} * p.num_kv_heads + item.kv_head) * p.group_size +
                         item.head_block * T::kHeads + head;
+    float f = 0.0f;
+    if constexpr (T::kHasSinks) {
+      // Once per sequence and head, whatever its splits.
+      const int q_head = item.kv_head * p.group_size + item.head_block * T::kHeads + head;
+      f = InverseWithSink(reference, l, __ldg(p.sinks + q_head));
+    } else {
+      f = l > 0.0f ? 1.0f / l : 0.0f;
+    }
     const int64_t at = row * T::kDim + column * 4;
     if (p.out_fp32) {
       *reinterpret_cast<float4*>(static_cast<float*>(p.out) + at) = {sum.x * f, sum.y * f,

@@ -95,6 +95,17 @@ class DecodeRing {
                          : item.recent_tokens - (unit - item.sink_units) * kUnitTokens;
     return min(left, kUnitTokens);
   }
+  // Rows of the unit before the sliding window.
+  __device__ int SkippedRows(const DecodeItem& item, int unit) const {
+    if (p_.sliding_window == 0 || item.kind != kItemUnits) return 0;
+    const int recent_begin = item.ring_begin * kPageTokens;
+    const int length =
+        item.recent_tokens > 0 ? recent_begin + item.recent_tokens : item.sink_tokens;
+    const int position = unit < item.sink_units
+                             ? unit * kUnitTokens
+                             : recent_begin + (unit - item.sink_units) * kUnitTokens;
+    return length - p_.sliding_window - position;
+  }
   // Rows beyond the sequence's end may hold anything, and 0 * NaN is NaN.
   __device__ __forceinline__ void ClearRows(int valid) {
     uint8_t* rows = shared_ + StageOffset();

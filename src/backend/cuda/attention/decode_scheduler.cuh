@@ -106,7 +106,7 @@ class DecodeScheduler {
       if (row < p_.batch) {
         const SequenceView view = Load(row);
         views[row] = view;
-        n = ItemsOf(view, p_.split_pages, p_.max_splits, T::kQuantised ? T::kWarps : 1);
+        n = Items(view);
         if constexpr (T::kMixed) {
           n.history =
               p_.head_blocks * p_.split.AllSplits(p_.split.RoundsOf(view.history_pages, T::kWarps));
@@ -126,6 +126,20 @@ class DecodeScheduler {
     }
     if (lane_ == 0) windows[p_.batch] = window_sum, splits[p_.batch] = split_sum;
     __syncwarp();
+  }
+
+  __device__ __forceinline__ DecodeItems Items(const SequenceView& sequence) const {
+    if constexpr (T::kHasWindow) {
+      if (p_.sliding_window > 0) {
+        const int units = UnitsOf(sequence) - BeginOf(sequence, p_.sliding_window).unit;
+        return {(units + kUnitsPerItem - 1) / kUnitsPerItem, 0, 1};
+      }
+    }
+    return ItemsOf(sequence, p_.split_pages, p_.max_splits, T::kQuantised ? T::kWarps : 1);
+  }
+  __device__ static int UnitsOf(const SequenceView& sequence) {
+    return (sequence.sink_tokens + kUnitTokens - 1) / kUnitTokens +
+           (sequence.recent_tokens + kUnitTokens - 1) / kUnitTokens;
   }
 
   __device__ SequenceView Load(int row) const {
@@ -172,8 +186,7 @@ class DecodeScheduler {
       }
     }
     const SequenceView sequence = views[low];
-    const DecodeItems n =
-        ItemsOf(sequence, p_.split_pages, p_.max_splits, T::kQuantised ? T::kWarps : 1);
+    const DecodeItems n = Items(sequence);
     const int index = at - prefix[low];
     item.row = low;
     item.kv_head = head / p_.head_blocks;
@@ -193,6 +206,7 @@ class DecodeScheduler {
       }
       item.slot = index;
       item.first = index * kUnitsPerItem;
+      if constexpr (T::kHasWindow) item.first += BeginOf(sequence, p_.sliding_window).unit;
       item.count = min(kUnitsPerItem, units - item.first);
     } else if constexpr (T::kMixed) {
       LocateSplit(sequence, n.window, index, item);

@@ -29,6 +29,8 @@ template <BlockKind kKindV, int kDimV, int kGroupV, int kHeadsV>
 struct DecodeTraits {
   using Params = DecodeKernelParams;
   static constexpr bool kMixed = false;  // heads differ in bits
+  // SinkTraits
+  static constexpr bool kHasSinks = false, kHasWindow = false;
   static constexpr BlockKind kKind = kKindV;
   static constexpr int kDim = kDimV;
   static constexpr int kHeads = kHeadsV;        // query heads a block handles: 4, 8 or 16

@@ -8,6 +8,7 @@
 #include "cache/block_codec.h"
 #include "cuda/attention/head_blocks.h"
 #include "cuda/attention/prefill_kernels.h"
+#include "cuda/attention/sink_params.h"
 #include "cuda/device/cuda_status.h"
 
 namespace oscar::cuda {
@@ -32,7 +33,7 @@ Result<PrefillAttention> PrefillAttention::Create(const AttentionShape& shape, P
   const PrefillKernelInfo* kernel = wgmma ? kPrefillKernelsSm90 : kPrefillKernelsGeneric;
   for (; kernel->function != nullptr; ++kernel) {
     const bool fits = mixed ? kernel->mixed : !kernel->mixed && kernel->kind == shape.history_kind;
-    if (!fits || kernel->head_dim != shape.head_dim) continue;
+    if (!fits || kernel->sinks != shape.has_sinks || kernel->head_dim != shape.head_dim) continue;
     self.kernel_ = kernel->function;
     self.threads_ = kernel->threads;
     self.shared_bytes_ = kernel->shared_bytes;
@@ -46,7 +47,8 @@ Result<PrefillAttention> PrefillAttention::Create(const AttentionShape& shape, P
   }
   if (self.kernel_ == nullptr) {
     return Unexpected(
-        Unimplemented(fmt::format("no prefill kernel for head dim {}", shape.head_dim)));
+        Unimplemented(fmt::format("no prefill kernel for head dim {}{}", shape.head_dim,
+                                  shape.has_sinks ? " with attention sinks" : "")));
   }
   if (self.shared_bytes_ > limits.shared_per_block) {
     return Unexpected(Unimplemented(
@@ -68,6 +70,9 @@ Status PrefillAttention::Launch(const PrefillArguments& args, Stream stream) con
         fmt::format("prefill of {} chunks of up to {} tokens", args.batch, args.max_query_tokens));
   }
   if (mixed_) OSCAR_RETURN_IF_ERROR(CheckHeads(shape_, args.heads));
+  if (shape_.has_sinks != (args.sinks != nullptr)) {
+    return InvalidArgument("prefill: sinks that the shape does not have, or the other way round");
+  }
   MixedPrefillParams params{};
   params.cache = args.cache;
   params.sequences = args.sequences;
@@ -89,6 +94,15 @@ Status PrefillAttention::Launch(const PrefillArguments& args, Stream stream) con
                   static_cast<unsigned>(args.batch));
   // Kernels of heads alike take the first part of it.
   void* kernel_args[] = {static_cast<PrefillKernelParams*>(&params)};
+  SinkParams<MixedPrefillParams> mixed_sinks;
+  SinkParams<PrefillKernelParams> sinks;
+  if (shape_.has_sinks && mixed_) {
+    mixed_sinks = {params, args.sinks, shape_.sliding_window};
+    kernel_args[0] = &mixed_sinks;
+  } else if (shape_.has_sinks) {
+    sinks = {params, args.sinks, shape_.sliding_window};
+    kernel_args[0] = &sinks;
+  }
   return CudaStatus(cudaLaunchKernel(kernel_, grid, dim3(static_cast<unsigned>(threads_)),
                                      kernel_args, static_cast<size_t>(shared_bytes_), stream),
                     "launching prefill attention");

@@ -12,6 +12,7 @@
 #include "cache/block_layout.h"
 #include "cuda/attention/page_expand.cuh"
 #include "cuda/attention/prefill_params.h"
+#include "cuda/attention/sink_params.h"
 #include "cuda/device/ptx.cuh"
 
 namespace oscar::cuda {
@@ -19,7 +20,10 @@ namespace oscar::cuda {
 template <BlockKind kKindV, int kDimV>
 struct GenericPrefillTraits {
   using Params = PrefillKernelParams;
+  using Tiles = PrefillTiles;
   static constexpr bool kMixed = false;  // heads differ in bits
+  // SinkTraits
+  static constexpr bool kHasSinks = false, kHasWindow = false;
   static constexpr BlockKind kKind = kKindV;
   static constexpr bool kQuantised = kKind != BlockKind::kBf16;
   static constexpr int kDim = kDimV;
@@ -47,8 +51,8 @@ struct MixedGenericPrefillTraits : GenericPrefillTraits<BlockKind::kInt4, kDimV>
 template <typename T>
 class GenericPrefill {
  public:
-  __device__ GenericPrefill(const typename T::Params& p, uint8_t* shared, const PrefillTiles& tiles,
-                            int q_head)
+  __device__ GenericPrefill(const typename T::Params& p, uint8_t* shared,
+                            const typename T::Tiles& tiles, int q_head)
       : p_(p),
         shared_(shared),
         base_(SharedAddress(shared)),
@@ -350,18 +354,28 @@ class GenericPrefill {
     for (int r = 0; r < 2; ++r) {
       const int64_t see = first_position + row_ + 8 * r - tile.position + 1;
       const int visible = static_cast<int>(min(int64_t{tile.valid}, see));
+      [[maybe_unused]] int64_t begin = 0;  // of what the window shows of the tile
+      if constexpr (T::kHasWindow) {
+        begin = p_.sliding_window == 0 ? 0 : see - p_.sliding_window;
+      }
       float largest = -INFINITY;
 #pragma unroll
       for (int n = 0; n < 8; ++n) {
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
           if (n * 8 + quad_ * 2 + e >= visible) s[n][r * 2 + e] = -INFINITY;
+          if constexpr (T::kHasWindow) {
+            if (n * 8 + quad_ * 2 + e < begin) s[n][r * 2 + e] = -INFINITY;
+          }
           largest = fmaxf(largest, s[n][r * 2 + e]);
         }
       }
       largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
       largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
-      const float next = fmaxf(max_[r], largest * scale);
+      float next = fmaxf(max_[r], largest * scale);
+      if constexpr (T::kHasWindow) {
+        if (next == -INFINITY) next = kNothingSeen;  // the window begins behind this tile
+      }
       correction[r] = Exp2(max_[r] - next);
       max_[r] = next;
       sum_[r] *= correction[r];
@@ -420,7 +434,8 @@ class GenericPrefill {
       float sum = sum_[r];
       sum += __shfl_xor_sync(~0u, sum, 1);
       sum += __shfl_xor_sync(~0u, sum, 2);
-      const float f = 1.0f / sum;
+      float f = 1.0f / sum;
+      if constexpr (T::kHasSinks) f = InverseWithSink(max_[r], sum, __ldg(p_.sinks + q_head_));
       const int row = row_ + 8 * r;
       if (row >= rows) continue;
       const int64_t at =
@@ -441,7 +456,7 @@ class GenericPrefill {
   const typename T::Params& p_;
   uint8_t* shared_;
   const uint32_t base_;
-  const PrefillTiles& tiles_;
+  const typename T::Tiles& tiles_;
   const int q_head_, kv_head_, thread_, lane_, row_, quad_;
   uint32_t q_[T::kSteps][4];
   float o_[T::kSteps * 2][4];
@@ -459,10 +474,11 @@ __global__ void __launch_bounds__(kGenericThreads)
   const PrefillChunk chunk = p.chunks[blockIdx.z];
   const int first_query = static_cast<int>(gridDim.y - 1 - blockIdx.y) * kGenericRows;
   if (first_query >= chunk.query_tokens) return;
-  const PrefillTiles tiles(view, 1);
+  const int64_t first_position = view.length() - chunk.query_tokens + first_query;
+  const auto tiles = TilesOf<T>(p, view, 1, first_position);
   GenericPrefill<T>(p, shared, tiles, static_cast<int>(blockIdx.x))
       .Run(chunk.query_begin + first_query, min(kGenericRows, chunk.query_tokens - first_query),
-           view.length() - chunk.query_tokens + first_query);
+           first_position);
 }
 
 }  // namespace oscar::cuda

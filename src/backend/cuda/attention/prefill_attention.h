@@ -33,6 +33,7 @@ struct PrefillArguments {
   int batch = 0;
   int max_query_tokens = 0;          // of any chunk
   std::span<const HeadBlock> heads;  // host; of the layer, where heads differ in bits
+  const float* sinks = nullptr;      // [q_heads], device, times log2(e), where the shape has them
 };
 
 // Which kernel family; kBest takes wgmma on compute capability 9.0 and mma.sync elsewhere.

@@ -29,6 +29,7 @@
 #include "cache/block_layout.h"
 #include "cuda/attention/page_expand.cuh"
 #include "cuda/attention/prefill_params.h"
+#include "cuda/attention/sink_params.h"
 #include "cuda/attention/wgmma.cuh"
 #include "cuda/device/ptx.cuh"
 
@@ -37,7 +38,10 @@ namespace oscar::cuda {
 template <BlockKind kKindV, int kDimV>
 struct PrefillTraits {
   using Params = PrefillKernelParams;
+  using Tiles = PrefillTiles;
   static constexpr bool kMixed = false;  // heads differ in bits
+  // SinkTraits
+  static constexpr bool kHasSinks = false, kHasWindow = false;
   static constexpr BlockKind kKind = kKindV;
   static constexpr bool kQuantised = kKind != BlockKind::kBf16;
   static constexpr int kDim = kDimV;
@@ -120,7 +124,7 @@ template <typename T, bool kFillsK, bool kFillsV>
 class PrefillProducer {
  public:
   __device__ PrefillProducer(const typename T::Params& p, uint8_t* shared,
-                             const PrefillTiles& tiles, int kv_head, int num_tiles)
+                             const typename T::Tiles& tiles, int kv_head, int num_tiles)
       : p_(p),
         shared_(shared),
         base_(SharedAddress(shared)),
@@ -452,7 +456,7 @@ class PrefillProducer {
   uint8_t* shared_;
   const uint32_t base_;
   const PrefillBars bars_;
-  const PrefillTiles& tiles_;
+  const typename T::Tiles& tiles_;
   const int kv_head_, num_tiles_, thread_;
   int quantised_tiles_ = 0;
   int ids_[T::kTilePages] = {};
@@ -464,7 +468,7 @@ template <typename T>
 class PrefillConsumer {
  public:
   __device__ PrefillConsumer(const typename T::Params& p, uint8_t* shared,
-                             const PrefillTiles& tiles, int group)
+                             const typename T::Tiles& tiles, int group)
       : p_(p),
         shared_(shared),
         base_(SharedAddress(shared)),
@@ -744,6 +748,23 @@ class PrefillConsumer {
         }
       }
     }
+    if constexpr (T::kHasWindow) {
+      // What the last row of the warpgroup does not see begins before the tile, or in it.
+      if (p_.sliding_window > 0 && first_position + 64 - p_.sliding_window > tile.position) {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          const int64_t first = first_position + row_ + 8 * r + 1 - p_.sliding_window;
+          const int begin = static_cast<int>(min(first - tile.position, int64_t{T::kTokens}));
+#pragma unroll
+          for (int i = 0; i < kScores / 4; ++i) {
+#pragma unroll
+            for (int e = 0; e < 2; ++e) {
+              if (i * 8 + quad_ * 2 + e < begin) s_[i * 4 + r * 2 + e] = -INFINITY;
+            }
+          }
+        }
+      }
+    }
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       float largest = s_[r * 2];
@@ -753,7 +774,10 @@ class PrefillConsumer {
       }
       largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
       largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
-      const float next = fmaxf(max_[r], largest * scale);
+      float next = fmaxf(max_[r], largest * scale);
+      if constexpr (T::kHasWindow) {
+        if (next == -INFINITY) next = kNothingSeen;  // the window begins behind this tile
+      }
       correction_[r] = Exp2(max_[r] - next);
       max_[r] = next;
       float sum = 0.0f;
@@ -792,7 +816,8 @@ class PrefillConsumer {
       float sum = sum_[r];
       sum += __shfl_xor_sync(~0u, sum, 1);
       sum += __shfl_xor_sync(~0u, sum, 2);
-      const float f = 1.0f / sum;
+      float f = 1.0f / sum;
+      if constexpr (T::kHasSinks) f = InverseWithSink(max_[r], sum, __ldg(p_.sinks + q_head));
       const int row = row_ + 8 * r;
       if (row >= rows) continue;
       const int64_t at = (int64_t{first_row + row} * p_.num_q_heads + q_head) * T::kDim + quad_ * 2;
@@ -813,7 +838,7 @@ class PrefillConsumer {
   uint8_t* shared_;
   const uint32_t base_;
   const PrefillBars bars_;
-  const PrefillTiles& tiles_;
+  const typename T::Tiles& tiles_;
   const int group_, thread_, row_, quad_;
   float half_scale_ = 0.0f;
   // Of the head's K, where heads differ in bits.
@@ -841,7 +866,7 @@ __global__ void __launch_bounds__(T::kThreads, 1)
   const auto q_head = static_cast<int>(blockIdx.x);
   const int64_t first_position = view.length() - chunk.query_tokens + first_query;
   const int rows = min(kPrefillRows, chunk.query_tokens - first_query);
-  const PrefillTiles tiles(view, T::kTilePages);
+  const auto tiles = TilesOf<T>(p, view, T::kTilePages, first_position);
   if (threadIdx.x == 0) {
     const PrefillBars bars{SharedAddress(shared) + T::kBarOffset};
     const uint32_t consumers = rows > 64 ? 8 : 4;

@@ -8,6 +8,7 @@ template <typename T>
 PrefillKernelInfo Kernel() {
   return {T::kKind,
           T::kMixed,
+          T::kHasSinks,
           T::kDim,
           kGenericThreads,
           T::kSharedBytes,
@@ -22,7 +23,13 @@ PrefillKernelInfo Kernel() {
       Kernel<GenericPrefillTraits<BlockKind::kInt4, dim>>(), \
       Kernel<GenericPrefillTraits<BlockKind::kBf16, dim>>(), \
       Kernel<MixedGenericPrefillTraits<dim>>(),
-const PrefillKernelInfo kPrefillKernelsGeneric[] = {OSCAR_HEAD_DIMS(OSCAR_X){}};
+const PrefillKernelInfo kPrefillKernelsGeneric[] = {
+    OSCAR_HEAD_DIMS(OSCAR_X)
+        Kernel<SinkTraits<GenericPrefillTraits<BlockKind::kInt2, kSinkHeadDim>>>(),
+    Kernel<SinkTraits<GenericPrefillTraits<BlockKind::kInt4, kSinkHeadDim>>>(),
+    Kernel<SinkTraits<GenericPrefillTraits<BlockKind::kBf16, kSinkHeadDim>>>(),
+    Kernel<SinkTraits<MixedGenericPrefillTraits<kSinkHeadDim>>>(),
+    {}};
 #undef OSCAR_X
 
 }  // namespace oscar::cuda

@@ -8,6 +8,7 @@ namespace oscar::cuda {
 struct PrefillKernelInfo {
   BlockKind kind;
   bool mixed;  // heads differ in bits; `kind` means nothing
+  bool sinks;  // AttentionShape::has_sinks
   int head_dim;
   int threads;
   int shared_bytes;  // without the raw blocks

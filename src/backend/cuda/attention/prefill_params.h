@@ -94,6 +94,23 @@ struct PrefillTiles {
   }
 };
 
+// Tiles from the first on that queries at `first_query` and later see of a sliding window; of
+// `window` 0 all. No history begins behind the first position that is seen.
+struct WindowTiles : PrefillTiles {
+  int skipped;
+
+  OSCAR_HD WindowTiles(const SequenceView& sequence, int tile_pages, int64_t first_query,
+                       int window)
+      : PrefillTiles(sequence, tile_pages), skipped(0) {
+    if (window == 0 || first_query < window) return;
+    skipped = PrefillTiles::UpTo(first_query - window + 1) - 1;
+  }
+  OSCAR_HD int UpTo(int64_t last) const { return PrefillTiles::UpTo(last) - skipped; }
+  OSCAR_HD PrefillTile operator[](int index) const {
+    return PrefillTiles::operator[](index + skipped);
+  }
+};
+
 // The one head dim whose Hopper kernels have a form that rounds P once; others are always precise,
 // which saves compiling a form nobody has timed.
 inline constexpr int kFastPrefillDim = 128;

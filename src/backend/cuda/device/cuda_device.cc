@@ -70,7 +70,7 @@ uint64_t CudaPageBudget(const KvPlan& plan, uint64_t bytes) {
 Status CheckCudaPlan(const ModelSpec& spec, const KvPlan& plan) {
   OSCAR_RETURN_IF_ERROR(CheckCudaFeatures(spec));
   const CacheConfig& config = plan.cache();
-  if (config.seals()) {
+  if (config.seals() && plan.method().is_quantized) {
     const KvMethod& method = plan.method();
     const auto has_kernel = [](RowRule rule) {
       return rule != RowRule::kRealMin && rule != RowRule::kIntegerZero;
@@ -110,8 +110,12 @@ Status CheckCudaPlan(const ModelSpec& spec, const KvPlan& plan) {
                     "or --bits 2.25, which gives every head two",
                     plan.method().name, config.sealed.kv_heads(), cuda::kMaxMixedHeads));
   }
+  // Rows of layers with a sliding window are not rotated.
+  const SideTransform* first = nullptr;
   for (int slot = 0; slot < spec.num_kv_layers(); ++slot) {
-    if (plan.k(slot).kind != plan.k(0).kind) {
+    if (!config.sealed.Holds(slot)) continue;
+    if (first == nullptr) first = &plan.k(slot);
+    if (plan.k(slot).kind != first->kind) {
       return Unimplemented(
           "layers with different rotations run on the CPU alone; use --device cpu");
     }

@@ -195,6 +195,9 @@ TEST(Routing, LogitsDoNotDependOnTheBatch) {
   for (float& v : x) v = random.Normal() * 3.0f;
   for (float& v : norm) v = 1.0f + 0.2f * random.Normal();
   for (float& v : router) v = random.Normal() * 0.1f;
+  std::vector<float> biases(kExperts);
+  for (float& v : biases) v = random.Normal();
+  const auto d_biases = Upload(biases);
   for (size_t i = 0; i < router.size(); ++i) folded.push_back(router[i] * norm[i % kHidden]);
   const auto d_x = Upload(x), d_norm = Upload(norm), d_router = Upload(folded);
   std::vector<float> first;
@@ -205,6 +208,7 @@ TEST(Routing, LogitsDoNotDependOnTheBatch) {
     args.x = d_x.data();
     args.norm = d_norm.data();
     args.router = d_router.data();
+    args.bias = d_biases.data();
     args.logits = logits.data();
     args.normed = normed.data();
     args.normed_stride = kStride;
@@ -224,7 +228,7 @@ TEST(Routing, LogitsDoNotDependOnTheBatch) {
       for (size_t k = 0; k < kHidden; ++k) squares += std::pow(double{x[r * kHidden + k]}, 2);
       const double factor = 1.0 / std::sqrt(squares / kHidden + 1e-6);
       for (size_t e = 0; e < kExperts; ++e) {
-        double logit = 0.0;
+        double logit = double{biases[e]};
         for (size_t k = 0; k < kHidden; ++k) {
           logit += x[r * kHidden + k] * factor * norm[k] * double{router[e * kHidden + k]};
         }
@@ -247,6 +251,7 @@ struct GroupedCase {
   std::vector<int> counts;
   GemmOutput output;
   std::vector<int> tile_rows;  // all give one result, bit for bit
+  bool biased = false;         // and, of kSiluMul, clamped
 };
 
 class GroupedGemmTest : public testing::TestWithParam<GroupedCase> {};
@@ -254,7 +259,8 @@ class GroupedGemmTest : public testing::TestWithParam<GroupedCase> {};
 TEST_P(GroupedGemmTest, AsInDoublePrecision) {
   const GroupedCase& c = GetParam();
   Random random(23);
-  const bool pair = c.output == GemmOutput::kSiluMul, fp8 = c.kind != Kind::kBf16;
+  const bool pair = c.output == GemmOutput::kSiluMul;
+  const bool fp8 = c.kind != Kind::kBf16 && c.kind != Kind::kMxfp4;
   const auto num_experts = static_cast<int>(c.counts.size());
   const TestMatrix matrix = MakeMatrix(c.kind, c.outputs * num_experts, c.inputs, random);
   int places = 0;
@@ -274,6 +280,10 @@ TEST_P(GroupedGemmTest, AsInDoublePrecision) {
   for (int32_t& row : rows) row = static_cast<int32_t>(random.Bits() % num_rows);
   const auto d_x = Upload(x);
   const auto d_rows = Upload(rows);
+  std::vector<float> biases(c.biased ? static_cast<size_t>(c.outputs * num_experts) : 0);
+  for (float& bias : biases) bias = random.Normal();
+  const auto d_biases = Upload(biases);
+  const ClampedGate clamped{1.5f, 1.702f};
   std::vector<std::byte> first_bits;
   for (const int tile_rows : c.tile_rows) {
     std::vector<ExpertTile> tiles;
@@ -305,6 +315,8 @@ TEST_P(GroupedGemmTest, AsInDoublePrecision) {
     args.out_stride = stride;
     args.raise = fp8;
     args.output = c.output;
+    if (c.biased) args.bias = d_biases.data();
+    if (c.biased && pair) args.clamped = clamped;
     const Status launched = LaunchGroupedGemm(args, tile_rows, nullptr);
     ASSERT_TRUE(launched.ok()) << launched.ToString();
     ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
@@ -338,7 +350,23 @@ TEST_P(GroupedGemmTest, AsInDoublePrecision) {
           }
           double magnitude = 0.0, up_magnitude = 0.0;
           double wanted = dot(m, &magnitude), tolerance = 2e-6 * magnitude;
-          if (pair) {
+          const auto bias_of = [&](int output) {
+            return c.biased ? double{biases[e * static_cast<size_t>(c.outputs) +
+                                            static_cast<size_t>(output)]}
+                            : 0.0;
+          };
+          wanted += bias_of(m);
+          if (pair && c.biased) {
+            const double limit = double{clamped.limit}, slope = double{clamped.slope};
+            const double gate = std::min(wanted, limit);
+            const double up =
+                std::clamp(dot(width + m, &up_magnitude) + bias_of(width + m), -limit, limit);
+            const double gated = gate / (1.0 + std::exp(-slope * gate));
+            tolerance = 2e-6 * (1.2 * magnitude * std::fabs(up + 1.0) +
+                                up_magnitude * std::fabs(gated) + 2.0);
+            wanted = gated * (up + 1.0);
+            tolerance += std::fabs(wanted) * 0x1p-8;
+          } else if (pair) {
             const double up = dot(width + m, &up_magnitude);
             const double gate = wanted / (1.0 + std::exp(-wanted));
             tolerance = 2e-6 * (1.1 * magnitude * std::fabs(up) + up_magnitude * std::fabs(gate));
@@ -371,6 +399,20 @@ INSTANTIATE_TEST_SUITE_P(
         GroupedCase{Kind::kBlocks, 48, 384, {2, 0, 5}, kSum, {8, 16}},
         GroupedCase{Kind::kBlocks, 2 * 24, 256, {1, 9}, kGate, {8, 16}},
         GroupedCase{Kind::kBlockRows, 2 * 19, 2304, {4, 1}, kGate, {8, 16}},
+        // Biases, with gates that are clamped where there are any.
+        GroupedCase{Kind::kBf16, 48, 64, {1, 0, 3, 8}, kSum, {8, 16}, true},
+        GroupedCase{Kind::kBf16, 2 * 21, 192, {5, 1}, kGate, {8, 16}, true},
+        GroupedCase{Kind::kRows, 2 * 40, 128, {3, 12}, kGate, {8, 16}, true},
+        GroupedCase{Kind::kRows, 33, 256, {65, 0, 3}, kSum, {64}, true},
+        GroupedCase{Kind::kBf16, 2 * 75, 192, {33, 66}, kGate, {64, 128}, true},
+        GroupedCase{Kind::kBf16, 150, 64, {70, 0, 1}, kSum, {64, 128}, true},
+        // MXFP4: tails of chunks, runs and stages.
+        GroupedCase{Kind::kMxfp4, 48, 64, {1, 0, 3, 8}, kSum, {8, 16}, true},
+        GroupedCase{Kind::kMxfp4, 37, 1216, {0, 2, 0, 17}, kSum, {8, 16}, true},
+        GroupedCase{Kind::kMxfp4, 2 * 21, 2880, {5, 1}, kGate, {8, 16}, true},
+        GroupedCase{Kind::kMxfp4, 18, 4672, {9}, kSum, {16, 8}, true},
+        GroupedCase{Kind::kMxfp4, 131, 576, {65, 0, 3}, kSum, {64, 128}, true},
+        GroupedCase{Kind::kMxfp4, 2 * 70, 1088, {10, 130}, kGate, {128, 64}, true},
         // No rows at all.
         GroupedCase{Kind::kBf16, 48, 64, {0, 0}, kSum, {8, 64}},
         // Tiles on tensor cores.
@@ -383,6 +425,28 @@ INSTANTIATE_TEST_SUITE_P(
         GroupedCase{Kind::kBlocks, 144, 384, {1, 64, 2}, kSum, {64}},
         GroupedCase{Kind::kBlocks, 2 * 72, 256, {0, 67}, kGate, {64}},
         GroupedCase{Kind::kBlockRows, 2 * 35, 640, {31, 40}, kGate, {64}}));
+
+// What would be computed otherwise is refused.
+TEST(GroupedGemm, BiasesAreOfKernelsThatHaveThem) {
+  Random random(1);
+  const auto bias = Upload(std::vector<float>(64));
+  GroupedGemm args;
+  args.num_experts = 1;
+  args.max_tiles = 1;
+  args.out_stride = 64;
+  const auto refused = [&](Kind kind, int inputs, bool biased, GemmOutput output) {
+    const TestMatrix matrix = MakeMatrix(kind, 64, inputs, random);
+    args.matrix = matrix.on_device;
+    args.bias = biased ? bias.data() : nullptr;
+    args.output = output;
+    const Status status = LaunchGroupedGemm(args, 8, nullptr);
+    EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+    return status.message();
+  };
+  EXPECT_NE(refused(Kind::kMxfp4, 64, false, kSum).find("MXFP4"), std::string::npos);
+  EXPECT_NE(refused(Kind::kBlocks, 256, true, kSum).find("blocks"), std::string::npos);
+  EXPECT_NE(refused(Kind::kBf16, 64, true, kGate).find("clamped"), std::string::npos);
+}
 
 TEST(GroupedGemm, TilesSuitTheRows) {
   ExpertsSpec spec;

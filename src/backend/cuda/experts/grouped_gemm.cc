@@ -19,6 +19,16 @@ Status LaunchGroupedGemm(const GroupedGemm& args, int tile_rows, Stream stream) 
       args.matrix.inputs != PaddedInputs(args.matrix.inputs, fp8) || args.out_stride % 2 != 0) {
     return InvalidArgument("a GEMM of experts takes matrices of one shape with padded inputs");
   }
+  const bool gated = args.output == GemmOutput::kSiluMul;
+  if (gated && args.clamped.has_value() != (args.bias != nullptr)) {
+    return InvalidArgument("experts have biases and clamped gates, or neither");
+  }
+  if (args.matrix.is_mxfp4() && args.bias == nullptr) {
+    return InvalidArgument("MXFP4 experts have biases");
+  }
+  if (fp8 && args.matrix.scale_columns > 1 && args.bias != nullptr) {
+    return InvalidArgument("FP8 experts with scales of blocks have no biases");
+  }
   return tile_rows <= kSkinnyTileRows ? LaunchGroupedSkinny(args, tile_rows, stream)
                                       : LaunchGroupedTiles(args, tile_rows, stream);
 }

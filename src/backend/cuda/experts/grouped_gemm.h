@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 
 #include "cuda/experts/routing.h"
 #include "cuda/gemm/gemm_arguments.h"
@@ -20,6 +21,10 @@ constexpr int PaddedInputs(int inputs, bool fp8) {
 struct GroupedGemm {
   // Rows of all experts, one expert after another. kSiluMul: an expert's gates, then its ups.
   DeviceMatrix matrix;
+  // [matrix.outputs], added to the sums, or null. MXFP4 and kSiluMul with `clamped` have it, FP8
+  // with scales of blocks has not.
+  const float* bias = nullptr;
+  std::optional<ClampedGate> clamped = {};  // kSiluMul: in place of SiLU
   int num_experts = 0;
   const Bf16* x = nullptr;          // [*, matrix.inputs]; FP8 matrices: times 2^60
   const int32_t* x_rows = nullptr;  // of x, by place; null: the place itself

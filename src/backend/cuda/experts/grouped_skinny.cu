@@ -9,11 +9,15 @@
 //            where an expert has one tile), running ahead over items; eight consumer warps take an
 //            eighth of a stage's k each. 192 KiB a SM are on their way.
 // Operands   weights are A, rows of x are B, gathered by the lanes that multiply them (L2). FP8 as
-// in
-//            gemm_kernels.cuh, x already raised; scales of blocks multiply the sum over each 128 k.
+//            in gemm_kernels.cuh, x already raised; scales of blocks multiply the sum over each 128
+//            k. MXFP4: a lane's 16 bytes are a block of 32 k, so that it has one scale, which came
+//            with the codes (base/mxfp4.h); weights become BF16 exactly, by a shift, two masks and
+//            a product a pair, before the MMA. Chunks of 128 k are dealt to warps one by one, since
+//            all k of a row are often one stage.
 // Order      fixed by the item: k of a warp ascending, warps in order. Which tile a row is in, how
 //            many rows it has and whether it is of 8 or 16 does not show.
-// Bytes      2 (FP8: 1) a weight of each touched expert, once per tile; x and outputs are small.
+// Bytes      2 (FP8: 1, MXFP4: 17/32) a weight of each touched expert, once per tile; x and outputs
+//            are small.
 //            Qwen3-30B-A3B, one row: 8 experts x 9.4 MB a layer; gate and up are 768 items for 264
 //            blocks, 3 rounds of which the last is 91 % full.
 #include <algorithm>
@@ -29,23 +33,50 @@ constexpr int kWarps = 8;  // consumers
 constexpr int kThreads = (kWarps + 1) * 32;
 constexpr int kRows = 16, kRowBytes = 2048, kPad = 64, kPitch = kRowBytes + kPad;
 constexpr int kStageBytes = kRows * kPitch;
+// MXFP4: whole runs of 512 k, in a pitch that puts two rows' 64 bytes side by side, too.
+constexpr int kRuns = kRowBytes / kMxfp4RunBytes, kMxfp4Pitch = 1984;
+static_assert(kRuns * kMxfp4RunBytes <= kMxfp4Pitch && kMxfp4Pitch <= kPitch);
 constexpr int kMaxStages = 3, kMinStages = 2, kBlocks = 2;
+
+// A block of rows `lo` and `hi`: two steps a word.
+template <int kNTiles>
+__device__ __forceinline__ void MultiplyMxfp4(float (&sums)[kNTiles][4], const uint4& lo,
+                                              const uint4& hi, const Mxfp4Scale& lo_scale,
+                                              const Mxfp4Scale& hi_scale,
+                                              const uint4 (&x)[kNTiles][4]) {
+  const uint32_t lo_words[4] = {lo.x, lo.y, lo.z, lo.w}, hi_words[4] = {hi.x, hi.y, hi.z, hi.w};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    uint32_t a[4], b[4];
+    UnpackMxfp4(lo_words[i], lo_scale, a);
+    UnpackMxfp4(hi_words[i], hi_scale, b);
+#pragma unroll
+    for (int n = 0; n < kNTiles; ++n) {
+      MmaBf16(sums[n], a[0], b[0], a[1], b[1], x[n][i].x, x[n][i].y);
+      MmaBf16(sums[n], a[2], b[2], a[3], b[3], x[n][i].z, x[n][i].w);
+    }
+  }
+}
 
 template <int kNTiles>
 constexpr int kPartialBytes = kWarps* kRows*(kNTiles * 8 + 1) * 4;
 
-template <int kNTiles, GemmOutput kOut, WeightFormat kFormat>
+template <int kNTiles, GemmOutput kOut, WeightFormat kFormat, bool kBiased>
 __global__ void __launch_bounds__(kThreads, kBlocks) GroupedSkinnyKernel(const GroupedParams p) {
   constexpr bool kPair = kOut == GemmOutput::kSiluMul;
-  constexpr bool kFp8 = kFormat != WeightFormat::kBf16;
+  constexpr bool kMxfp4 = kFormat == WeightFormat::kMxfp4;
+  constexpr bool kFp8 = kFormat != WeightFormat::kBf16 && !kMxfp4;
   constexpr int kWidth = kFp8 ? 1 : 2;  // bytes of a weight
-  constexpr int kChunkK = 64 / kWidth;  // k of a chunk, which is 64 bytes of a row
-  constexpr int kLoads = kFp8 ? 2 : 1;  // of 16 bytes of x, a lane's share of a chunk
+  // k of a chunk, which is 64 bytes of a row, and loads of 16 bytes of x, a lane's share of it
+  constexpr int kChunkK = kMxfp4 ? 128 : 64 / kWidth, kLoads = kChunkK / 32;
   constexpr int kTileRows = kPair ? kRows / 2 : kRows;  // of the output
-  constexpr int kSpan = kRowBytes / kWidth;             // k of a stage
-  constexpr int kChunks = kSpan / kChunkK / kWarps;     // a warp's share of a stage
+  // k of a stage; a warp's share of its chunks
+  constexpr int kSpan = kMxfp4 ? kRuns * kMxfp4Run : kRowBytes / kWidth;
+  constexpr int kStageChunks = kSpan / kChunkK;
+  constexpr int kChunks = (kStageChunks + kWarps - 1) / kWarps;
+  constexpr int kRowPitch = kMxfp4 ? kMxfp4Pitch : kPitch;
   // Chunks whose operands are held at once: as many as registers take.
-  constexpr int kHeld = kFp8 && kNTiles > 1 ? kChunks / 2 : kChunks;
+  constexpr int kHeld = kMxfp4 ? 2 / kNTiles : kFp8 && kNTiles > 1 ? kChunks / 2 : kChunks;
   constexpr int kColumns = kNTiles * 8 + 1;  // of partial sums: rows in different banks
   static_assert(kChunks % 2 == 0);           // whole blocks of 128 k
   extern __shared__ __align__(128) unsigned char ring[];
@@ -69,7 +100,8 @@ __global__ void __launch_bounds__(kThreads, kBlocks) GroupedSkinnyKernel(const G
   const int written = WrittenOutputs<kOut>(p);
   const int across = (written + kTileRows - 1) / kTileRows;  // items of a tile
   const int items = *p.num_tiles * across;
-  const int stages = (p.inputs + kSpan - 1) / kSpan, chunks = p.inputs / kChunkK;
+  const int stages = (p.inputs + kSpan - 1) / kSpan;
+  const int chunks = kMxfp4 ? (p.inputs + kChunkK - 1) / kChunkK : p.inputs / kChunkK;
   // Row `r` of an item among all experts' rows; what lies beyond the outputs is the last one.
   const auto matrix_row = [&](const ExpertTile& tile, int first, int r) {
     const int half = kPair ? r / kTileRows : 0, row = first + (kPair ? r % kTileRows : r);
@@ -82,21 +114,24 @@ __global__ void __launch_bounds__(kThreads, kBlocks) GroupedSkinnyKernel(const G
   };
 
   if (warp == kWarps) {
-    const int64_t pitch = int64_t{p.inputs} * kWidth;
+    const int64_t pitch = kMxfp4 ? Mxfp4RowBytes(p.inputs) : int64_t{p.inputs} * kWidth;
     bool first_round = true;
     for (int item = blockIdx.x; item < items; item += gridDim.x) {
       const ExpertTile tile = p.tiles[item / across];
       const int first = item % across * kTileRows;
       for (int s = 0; s < stages; ++s) {
         if (!first_round) BarrierWait(empty(slot), parity ^ 1);
-        const int k = s * kSpan, bytes = min(kRowBytes, (p.inputs - k) * kWidth);
+        const int k = s * kSpan;
+        const int64_t from = kMxfp4 ? int64_t{s} * (kRuns * kMxfp4RunBytes) : int64_t{k} * kWidth;
+        const int bytes = kMxfp4
+                              ? static_cast<int>(min(int64_t{kRuns * kMxfp4RunBytes}, pitch - from))
+                              : min(kRowBytes, (p.inputs - k) * kWidth);
         const StageFill fill(full(slot), static_cast<uint32_t>(bytes * kRows), lane);
         const uint32_t to = SharedAddress(ring) + static_cast<uint32_t>(slot * kStageBytes);
 #pragma unroll 4
         for (int r = 0; r < kRows; ++r) {
-          fill.Copy(to + static_cast<uint32_t>(r * kPitch),
-                    p.w + matrix_row(tile, first, r) * pitch + int64_t{k} * kWidth,
-                    static_cast<uint32_t>(bytes));
+          fill.Copy(to + static_cast<uint32_t>(r * kRowPitch),
+                    p.w + matrix_row(tile, first, r) * pitch + from, static_cast<uint32_t>(bytes));
         }
         fill.End();
         advance();
@@ -119,17 +154,23 @@ __global__ void __launch_bounds__(kThreads, kBlocks) GroupedSkinnyKernel(const G
     }
     float sums[kNTiles][4] = {}, block_sums[kNTiles][4] = {};
     for (int s = 0; s < stages; ++s) {
-      const int first_chunk = s * (kSpan / kChunkK) + warp * kChunks;
+      // A warp's chunks follow each other; of MXFP4, each is kWarps behind the one before.
+      constexpr int kEvery = kMxfp4 ? kWarps : 1;
+      const int first_chunk = s * kStageChunks + (kMxfp4 ? warp : warp * kChunks);
+      const auto is_beyond = [&](int c) {
+        return first_chunk + c * kEvery >= chunks ||
+               (kStageChunks % kWarps != 0 && warp + c * kWarps >= kStageChunks);
+      };
       uint4 b[kHeld][kNTiles][kLoads];
       const auto load = [&](int c) {
 #pragma unroll
         for (int n = 0; n < kNTiles; ++n) {
 #pragma unroll
           for (int j = 0; j < kLoads; ++j) {
-            const int k = (first_chunk + c) * kChunkK + quad * (kChunkK / 4) + j * 8;
-            b[c % kHeld][n][j] = x[n] == nullptr || first_chunk + c >= chunks
-                                     ? make_uint4(0, 0, 0, 0)
-                                     : *reinterpret_cast<const uint4*>(x[n] + k);
+            const int k = (first_chunk + c * kEvery) * kChunkK + quad * (kChunkK / 4) + j * 8;
+            const bool none = x[n] == nullptr || is_beyond(c) || (kMxfp4 && k >= p.inputs);
+            b[c % kHeld][n][j] =
+                none ? make_uint4(0, 0, 0, 0) : *reinterpret_cast<const uint4*>(x[n] + k);
           }
         }
       };
@@ -149,14 +190,21 @@ __global__ void __launch_bounds__(kThreads, kBlocks) GroupedSkinnyKernel(const G
         }
       }
       BarrierWait(full(slot), parity);
-      const unsigned char* at =
-          ring + slot * kStageBytes + group * kPitch + warp * kChunks * 64 + quad * 16;
+      const unsigned char* at = ring + slot * kStageBytes + group * kRowPitch +
+                                (kMxfp4 ? 0 : warp * kChunks * 64 + quad * 16);
 #pragma unroll
       for (int c = 0; c < kChunks; ++c) {
-        if (first_chunk + c >= chunks) break;  // nothing was copied there
-        const uint4 lo = *reinterpret_cast<const uint4*>(at + c * 64);
-        const uint4 hi = *reinterpret_cast<const uint4*>(at + 8 * kPitch + c * 64);
-        if constexpr (kFormat == WeightFormat::kBf16) {
+        if (is_beyond(c)) break;  // nothing was copied there
+        // Of MXFP4, this lane's block in the stage. What lies behind the inputs meets zeros.
+        const int block = (warp + c * kWarps) * 4 + quad;
+        const int codes = kMxfp4 ? static_cast<int>(Mxfp4CodesAt(block)) : c * 64;
+        const uint4 lo = *reinterpret_cast<const uint4*>(at + codes);
+        const uint4 hi = *reinterpret_cast<const uint4*>(at + 8 * kRowPitch + codes);
+        if constexpr (kMxfp4) {
+          const auto scale = static_cast<int>(Mxfp4ScaleAt(block));
+          MultiplyMxfp4<kNTiles>(sums, lo, hi, Mxfp4Scale(at[scale]),
+                                 Mxfp4Scale(at[8 * kRowPitch + scale]), b[c % kHeld]);
+        } else if constexpr (kFormat == WeightFormat::kBf16) {
 #pragma unroll
           for (int n = 0; n < kNTiles; ++n) {
             const uint4& v = b[c % kHeld][n][0];
@@ -207,10 +255,22 @@ __global__ void __launch_bounds__(kThreads, kBlocks) GroupedSkinnyKernel(const G
       if (n >= tile.rows || m >= written) continue;
       const int64_t to = int64_t{tile.first + n} * p.out_stride + m;
       if constexpr (kPair) {
-        const float value = m < p.outputs ? SiluMul(total(r, n), total(kTileRows + r, n)) : 0.0f;
+        float value = 0.0f;
+        if constexpr (kBiased) {
+          if (m < p.outputs) {
+            const float* bias = p.bias + int64_t{tile.expert} * p.matrix_rows + m;
+            value = ClampedGateMul(p, total(r, n) + __ldg(bias),
+                                   total(kTileRows + r, n) + __ldg(bias + p.outputs));
+          }
+        } else {
+          value = m < p.outputs ? SiluMul(total(r, n), total(kTileRows + r, n)) : 0.0f;
+        }
         const __nv_bfloat16 rounded = __float2bfloat16_rn(value);
         static_cast<__nv_bfloat16*>(p.out)[to] =
             __float2bfloat16_rn(__bfloat162float(rounded) * p.factor);
+      } else if constexpr (kBiased) {
+        const float bias = __ldg(p.bias + int64_t{tile.expert} * p.matrix_rows + m);
+        static_cast<float*>(p.out)[to] = total(r, n) + bias;
       } else {
         static_cast<float*>(p.out)[to] = total(r, n);
       }
@@ -219,24 +279,29 @@ __global__ void __launch_bounds__(kThreads, kBlocks) GroupedSkinnyKernel(const G
   }
 }
 
-template <int kNTiles, WeightFormat kFormat>
+template <int kNTiles, WeightFormat kFormat, bool kBiased = false>
 const void* KernelFor(GemmOutput output) {
   return output == GemmOutput::kSiluMul
              ? reinterpret_cast<const void*>(
-                   &GroupedSkinnyKernel<kNTiles, GemmOutput::kSiluMul, kFormat>)
+                   &GroupedSkinnyKernel<kNTiles, GemmOutput::kSiluMul, kFormat, kBiased>)
              : reinterpret_cast<const void*>(
-                   &GroupedSkinnyKernel<kNTiles, GemmOutput::kFloat, kFormat>);
+                   &GroupedSkinnyKernel<kNTiles, GemmOutput::kFloat, kFormat, kBiased>);
 }
 
 template <int kNTiles>
 const void* KernelFor(const GroupedGemm& args) {
+  const bool biased = args.bias != nullptr;
   switch (FormatOf(args.matrix)) {
     case WeightFormat::kBf16:
-      return KernelFor<kNTiles, WeightFormat::kBf16>(args.output);
+      return biased ? KernelFor<kNTiles, WeightFormat::kBf16, true>(args.output)
+                    : KernelFor<kNTiles, WeightFormat::kBf16>(args.output);
     case WeightFormat::kFp8Rows:
-      return KernelFor<kNTiles, WeightFormat::kFp8Rows>(args.output);
+      return biased ? KernelFor<kNTiles, WeightFormat::kFp8Rows, true>(args.output)
+                    : KernelFor<kNTiles, WeightFormat::kFp8Rows>(args.output);
     case WeightFormat::kFp8Blocks:
       return KernelFor<kNTiles, WeightFormat::kFp8Blocks>(args.output);
+    case WeightFormat::kMxfp4:
+      return KernelFor<kNTiles, WeightFormat::kMxfp4, true>(args.output);
   }
   return nullptr;
 }

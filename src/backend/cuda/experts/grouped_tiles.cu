@@ -3,16 +3,18 @@
 // Grid       two blocks an SM; items are (tile of up to 64 or 128 rows of one expert, 128 weight
 //            rows or 64 gates and their 64 ups), weight rows inside: blocks that run together share
 //            rows of x and whole experts in the L2. How many there are is read from the device.
-// Pipeline   64 inputs a stage by 16-byte cp.async into 3 stages (FP8: 4); rows of x are gathered
-//            there. 96 KiB a block at most, which every device from compute capability 8.6 on has.
+// Pipeline   64 inputs a stage by 16-byte cp.async into 3 stages (FP8, MXFP4: 4); rows of x are
+//            gathered there, and every eighth stage of MXFP4 brings the scales of eight. 96 KiB a
+//            block at most, which every device from compute capability 8.6 on has.
 // Operands   mma.sync m16n8k16, eight warps, two along the rows and four along the outputs, 64 x 32
 //            outputs a warp (FP8 32 x 32: sums of blocks want registers of their own). The sum over
 //            k may run in any order, so that a lane's 16-byte load, 8 consecutive k of a row (16 of
-//            FP8 codes), serves as its operands of two steps (four). Chunks of 16 bytes are
-//            swizzled so that eight lanes always read 128 different bytes.
+//            FP8 codes, 8 bytes of MXFP4), serves as its operands of two steps (four). Chunks of 16
+//            bytes are swizzled so that eight lanes always read 128 different bytes.
 // FP8        as in gemm_kernels.cuh, x already raised: codes are unpacked once for the rows of a
-// warp. Order      k ascending in steps: fixed, whatever the tile. Bound      tensor cores by
-// mma.sync, about six tenths of wgmma's rate on Hopper; shared memory is
+//            warp. MXFP4 as in grouped_skinny.cu.
+// Order      k ascending in steps: fixed, whatever the tile.
+// Bound      tensor cores by mma.sync, about six tenths of wgmma's rate on Hopper; shared memory is
 //            read at 12 x 512 bytes for 32 MMAs, as fast as those are issued. wgmma, which reads
 //            its operands itself, is the next step.
 #include <algorithm>
@@ -29,17 +31,21 @@ constexpr int kXRowBytes = kDepth * 2;
 
 template <WeightFormat kFormat>
 struct Tile {
-  static constexpr bool kFp8 = kFormat != WeightFormat::kBf16;
-  static constexpr int kStages = kFp8 ? 4 : 3;
-  static constexpr int kWRowBytes = kFp8 ? kDepth : kDepth * 2;
+  static constexpr bool kMxfp4 = kFormat == WeightFormat::kMxfp4;
+  static constexpr bool kFp8 = kFormat != WeightFormat::kBf16 && !kMxfp4;
+  static constexpr int kStages = kFp8 || kMxfp4 ? 4 : 3;
+  static constexpr int kWRowBytes = kMxfp4 ? kDepth / 2 : kFp8 ? kDepth : kDepth * 2;
+  // Behind the stages: scales of the columns for two runs of 512 inputs.
+  static constexpr int kRunSteps = kMxfp4Run / kDepth;
+  static constexpr int kScaleBytes = kMxfp4 ? kColumns * 16 : 0;
   static constexpr int kWBytes = kColumns * kWRowBytes;
   static constexpr int StageBytes(int rows) { return rows * kXRowBytes + kWBytes; }
   // Where 16-byte chunk `c` of a row lies in it.
   static __device__ __forceinline__ int XChunk(int row, int c) {
-    return kFp8 ? c ^ (row & 1) : c ^ ((row & 1) << 2);
+    return kFp8 || kMxfp4 ? c ^ (row & 1) : c ^ ((row & 1) << 2);
   }
   static __device__ __forceinline__ int WChunk(int row, int c) {
-    return kFp8 ? c : c ^ ((row & 1) << 2);
+    return kFp8 || kMxfp4 ? c : c ^ ((row & 1) << 2);
   }
 };
 
@@ -54,10 +60,10 @@ __device__ __forceinline__ void WaitForCopies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
-template <int kMTiles, GemmOutput kOut, WeightFormat kFormat>
+template <int kMTiles, GemmOutput kOut, WeightFormat kFormat, bool kBiased>
 __global__ void __launch_bounds__(kThreads, 2) GroupedTilesKernel(const GroupedParams p) {
   using T = Tile<kFormat>;
-  constexpr bool kPair = kOut == GemmOutput::kSiluMul, kFp8 = T::kFp8;
+  constexpr bool kPair = kOut == GemmOutput::kSiluMul, kFp8 = T::kFp8, kMxfp4 = T::kMxfp4;
   constexpr bool kBlocks = kFormat == WeightFormat::kFp8Blocks;
   constexpr int kRows = 2 * kMTiles * 16, kNTiles = 4;
   constexpr int kStages = T::kStages, kStage = T::StageBytes(kRows);
@@ -72,7 +78,7 @@ __global__ void __launch_bounds__(kThreads, 2) GroupedTilesKernel(const GroupedP
   const int written = WrittenOutputs<kOut>(p);
   const int across = (written + kOutputs - 1) / kOutputs;
   const int items = *p.num_tiles * across, steps = p.inputs / kDepth;
-  const int64_t w_pitch = int64_t{p.inputs} * (kFp8 ? 1 : 2);
+  const int64_t w_pitch = kMxfp4 ? Mxfp4RowBytes(p.inputs) : int64_t{p.inputs} * (kFp8 ? 1 : 2);
   // A warp has gates and ups of the same outputs: 16 of each.
   const auto output_of = [&](int column) {
     return kPair ? column / 32 * 16 + column % 16 : column;
@@ -100,7 +106,8 @@ __global__ void __launch_bounds__(kThreads, 2) GroupedTilesKernel(const GroupedP
 #pragma unroll
     for (int i = 0; i < kWCopies; ++i) {
       const int column = i * (kThreads / kWChunks) + w_row;
-      w_from[i] = static_cast<uint32_t>(matrix_row(column) * (w_pitch / 16) + w_chunk);
+      w_from[i] =
+          static_cast<uint32_t>(matrix_row(column) * (w_pitch / 16) + (kMxfp4 ? 0 : w_chunk));
     }
     const uint32_t x_to =
         SharedAddress(shared) +
@@ -112,7 +119,20 @@ __global__ void __launch_bounds__(kThreads, 2) GroupedTilesKernel(const GroupedP
       if (step < steps) {
         const auto stage = static_cast<uint32_t>(step % kStages * kStage);
         const auto* x = reinterpret_cast<const uint4*>(p.x) + step * (kXRowBytes / 16);
-        const auto* w = reinterpret_cast<const uint4*>(p.w) + step * (T::kWRowBytes / 16);
+        const auto* w = reinterpret_cast<const uint4*>(p.w);
+        if constexpr (kMxfp4) {
+          const int run = step / T::kRunSteps;
+          w += run * (kMxfp4RunBytes / 16);
+          if (step % T::kRunSteps == 0 && w_chunk == 0) {
+            CopyAsync(
+                SharedAddress(shared) +
+                    static_cast<uint32_t>(kStages * kStage + run % 2 * T::kScaleBytes + w_row * 16),
+                w + w_from[0]);
+          }
+          w += 1 + step % T::kRunSteps * 2 + w_chunk;
+        } else {
+          w += step * (T::kWRowBytes / 16);
+        }
 #pragma unroll
         for (int i = 0; i < kXCopies; ++i) {
           CopyAsync(x_to + stage + i * (kThreads / 8 * kXRowBytes), x + x_from[i]);
@@ -145,7 +165,36 @@ __global__ void __launch_bounds__(kThreads, 2) GroupedTilesKernel(const GroupedP
         return *reinterpret_cast<const uint4*>(w_at + column * T::kWRowBytes +
                                                T::WChunk(column, c) * 16);
       };
-      if constexpr (!kFp8) {
+      if constexpr (kMxfp4) {
+        const unsigned char* const scales_at = shared + kStages * kStage +
+                                               step / T::kRunSteps % 2 * T::kScaleBytes +
+                                               step % T::kRunSteps * 2 + quad / 2;
+        uint2 w[kNTiles];
+        uint32_t scales[kNTiles];
+#pragma unroll
+        for (int n = 0; n < kNTiles; ++n) {
+          const int column = warp_n * 32 + n * 8 + group;
+          w[n] = *reinterpret_cast<const uint2*>(w_at + column * T::kWRowBytes + quad * 8);
+          scales[n] = scales_at[column * 16];
+        }
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+          uint32_t pairs[kNTiles][4];
+#pragma unroll
+          for (int n = 0; n < kNTiles; ++n) {
+            UnpackMxfp4(j == 0 ? w[n].x : w[n].y, Mxfp4Scale(scales[n]), pairs[n]);
+          }
+#pragma unroll
+          for (int m = 0; m < kMTiles; ++m) {
+            const uint4 lo = load_x(m, 0, quad * 2 + j), hi = load_x(m, 1, quad * 2 + j);
+#pragma unroll
+            for (int n = 0; n < kNTiles; ++n) {
+              MmaBf16(sums[m][n], lo.x, hi.x, lo.y, hi.y, pairs[n][0], pairs[n][1]);
+              MmaBf16(sums[m][n], lo.z, hi.z, lo.w, hi.w, pairs[n][2], pairs[n][3]);
+            }
+          }
+        }
+      } else if constexpr (!kFp8) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           uint4 w[kNTiles];
@@ -235,7 +284,17 @@ __global__ void __launch_bounds__(kThreads, 2) GroupedTilesKernel(const GroupedP
 #pragma unroll
           for (int e = 0; e < 2; ++e) {
             v[e] = value(m, n, h * 2 + e);
-            if constexpr (kPair) {
+            if constexpr (kBiased) {
+              const float* bias = p.bias + base + output + e;
+              if (output + e >= p.outputs) {
+                v[e] = 0.0f;
+              } else if constexpr (kPair) {
+                v[e] = ClampedGateMul(p, v[e] + __ldg(bias),
+                                      value(m, n + 2, h * 2 + e) + __ldg(bias + p.outputs));
+              } else {
+                v[e] += __ldg(bias);
+              }
+            } else if constexpr (kPair) {
               v[e] = output + e < p.outputs ? SiluMul(v[e], value(m, n + 2, h * 2 + e)) : 0.0f;
             }
           }
@@ -263,25 +322,36 @@ struct Choice {
   int shared_bytes;
 };
 
-template <int kMTiles, WeightFormat kFormat>
+template <int kMTiles, WeightFormat kFormat, bool kBiased = false>
 Choice Make(GemmOutput output) {
-  const void* kernel = output == GemmOutput::kSiluMul
-                           ? reinterpret_cast<const void*>(
-                                 &GroupedTilesKernel<kMTiles, GemmOutput::kSiluMul, kFormat>)
-                           : reinterpret_cast<const void*>(
-                                 &GroupedTilesKernel<kMTiles, GemmOutput::kFloat, kFormat>);
-  return {kernel, Tile<kFormat>::kStages * Tile<kFormat>::StageBytes(kMTiles * 32)};
+  using T = Tile<kFormat>;
+  const void* kernel =
+      output == GemmOutput::kSiluMul
+          ? reinterpret_cast<const void*>(
+                &GroupedTilesKernel<kMTiles, GemmOutput::kSiluMul, kFormat, kBiased>)
+          : reinterpret_cast<const void*>(
+                &GroupedTilesKernel<kMTiles, GemmOutput::kFloat, kFormat, kBiased>);
+  return {kernel, T::kStages * T::StageBytes(kMTiles * 32) + 2 * T::kScaleBytes};
+}
+
+template <WeightFormat kFormat, bool kBiased = false>
+Choice MakeOfEither(GemmOutput output, int tile_rows) {
+  return tile_rows > 64 ? Make<4, kFormat, kBiased>(output) : Make<2, kFormat, kBiased>(output);
 }
 
 Choice Choose(const GroupedGemm& args, int tile_rows) {
+  const bool biased = args.bias != nullptr;
   switch (FormatOf(args.matrix)) {
     case WeightFormat::kBf16:
-      return tile_rows > 64 ? Make<4, WeightFormat::kBf16>(args.output)
-                            : Make<2, WeightFormat::kBf16>(args.output);
+      return biased ? MakeOfEither<WeightFormat::kBf16, true>(args.output, tile_rows)
+                    : MakeOfEither<WeightFormat::kBf16>(args.output, tile_rows);
     case WeightFormat::kFp8Rows:
-      return Make<2, WeightFormat::kFp8Rows>(args.output);
+      return biased ? Make<2, WeightFormat::kFp8Rows, true>(args.output)
+                    : Make<2, WeightFormat::kFp8Rows>(args.output);
     case WeightFormat::kFp8Blocks:
       return Make<2, WeightFormat::kFp8Blocks>(args.output);
+    case WeightFormat::kMxfp4:
+      return MakeOfEither<WeightFormat::kMxfp4, true>(args.output, tile_rows);
   }
   return {};
 }

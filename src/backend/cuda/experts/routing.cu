@@ -108,7 +108,8 @@ __global__ void __launch_bounds__(kThreads)
     const float factor = 1.0f / sqrtf(mean + p.epsilon);
 #pragma unroll
     for (int e = 0; e < kExperts; ++e) {
-      const float logit = WarpSum(sums[r][e]) * factor;
+      float logit = WarpSum(sums[r][e]) * factor;
+      if (p.bias != nullptr) logit += __ldg(p.bias + min(first_expert + e, p.num_experts - 1));
       if (lane == 0 && first_row + r < p.rows && first_expert + e < p.num_experts) {
         p.logits[int64_t{first_row + r} * p.num_experts + first_expert + e] = logit;
       }

@@ -50,6 +50,7 @@ struct RouterArguments {
   const float* norm = nullptr;         // [hidden]
   const float* router = nullptr;       // [experts, hidden], times `norm`
   const int32_t* positions = nullptr;  // [rows]; negative: a padded row, which goes nowhere
+  const float* bias = nullptr;         // [experts], added to the logits, or null
   float* logits = nullptr;             // [rows, experts]
   // RMSNorm of x in BF16, [rows, normed_stride], zeros beyond hidden; times 2^60 where `raise`
   // (gemm_kernels.cuh: for FP8 weights).

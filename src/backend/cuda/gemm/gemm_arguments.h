@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "base/half.h"
+#include "base/mxfp4.h"
 #include "cuda/attention/cache_view.h"
 
 namespace oscar::cuda {
@@ -15,9 +16,10 @@ enum class GemmOutput : uint8_t {
   kSiluMul,  // weights are gate rows, then up rows; out[n][m] = silu(gate) * up, BF16
 };
 
-// A matrix in device memory: BF16, or FP8 codes with scales. Does not own them.
+// A matrix in device memory: BF16, FP8 codes with scales or, of experts, MXFP4. Does not own them.
 struct DeviceMatrix {
   Bf16* weights = nullptr;    // [outputs, inputs]; or
+  uint8_t* mxfp4 = nullptr;   // [outputs, Mxfp4RowBytes(inputs)], rows of base/mxfp4.h; or
   uint32_t* codes = nullptr;  // [outputs, inputs / 4], words of base/fp8.h, with
   float* scales = nullptr;    // [outputs / scale_rows, scale_columns]
   int scale_rows = 1;
@@ -25,8 +27,12 @@ struct DeviceMatrix {
   int outputs = 0, inputs = 0;
 
   bool is_fp8() const { return codes != nullptr; }
+  bool is_mxfp4() const { return mxfp4 != nullptr; }
   uint64_t bytes() const {
     const auto size = static_cast<uint64_t>(outputs) * static_cast<uint64_t>(inputs);
+    if (is_mxfp4()) {
+      return static_cast<uint64_t>(outputs) * static_cast<uint64_t>(Mxfp4RowBytes(inputs));
+    }
     if (!is_fp8()) return size * sizeof(Bf16);
     return size + static_cast<uint64_t>(outputs / scale_rows) *
                       static_cast<uint64_t>(scale_columns) * sizeof(float);

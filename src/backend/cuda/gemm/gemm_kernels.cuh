@@ -7,9 +7,11 @@
 
 namespace oscar::cuda {
 
-enum class WeightFormat { kBf16, kFp8Rows, kFp8Blocks };  // FP8: what a scale is for
+// FP8: what a scale is for. MXFP4 is of experts alone (experts/).
+enum class WeightFormat { kBf16, kFp8Rows, kFp8Blocks, kMxfp4 };
 
 inline WeightFormat FormatOf(const DeviceMatrix& matrix) {
+  if (matrix.is_mxfp4()) return WeightFormat::kMxfp4;
   if (!matrix.is_fp8()) return WeightFormat::kBf16;
   return matrix.scale_columns == 1 ? WeightFormat::kFp8Rows : WeightFormat::kFp8Blocks;
 }

@@ -298,6 +298,8 @@ const void* KernelFor(const GemmArguments& args) {
       return KernelFor<1, WeightFormat::kFp8Rows>(args.output);
     case WeightFormat::kFp8Blocks:
       return KernelFor<1, WeightFormat::kFp8Blocks>(args.output);
+    case WeightFormat::kMxfp4:
+      break;
   }
   return nullptr;
 }
@@ -314,7 +316,7 @@ int StagesFor(const DeviceLimits& limits, int inputs, int rows) {
 }  // namespace
 
 bool FitsGemv(const DeviceMatrix& matrix, int rows) {
-  if (rows < 1 || rows > GemvRows(matrix.is_fp8()) ||
+  if (matrix.is_mxfp4() || rows < 1 || rows > GemvRows(matrix.is_fp8()) ||
       !FitsGemmKernels(matrix.inputs, matrix.is_fp8())) {
     return false;
   }

@@ -292,6 +292,8 @@ Choice Choose(const GemmArguments& args, bool invariant) {
       return Choose<WeightFormat::kFp8Rows>(args.output, args.rows, invariant);
     case WeightFormat::kFp8Blocks:
       return Choose<WeightFormat::kFp8Blocks>(args.output, args.rows, invariant);
+    case WeightFormat::kMxfp4:
+      break;
   }
   return {};
 }
@@ -316,7 +318,8 @@ bool TakesWideLaunches() {
 Status LaunchSkinny(const GemmArguments& args, bool invariant, Stream stream) {
   const bool fp8 = args.matrix.is_fp8();
   if (args.rows < 1 || args.rows > SkinnyRows(fp8 && !invariant) || args.outputs() < 1 ||
-      !FitsGemmKernels(args.matrix.inputs, fp8) || args.residual != nullptr) {
+      !FitsGemmKernels(args.matrix.inputs, fp8) || args.residual != nullptr ||
+      args.matrix.is_mxfp4()) {
     return InvalidArgument(
         "a skinny product takes 1 to 16 rows (FP8 32) and inputs in multiples of 32, of 128 in "
         "FP8");

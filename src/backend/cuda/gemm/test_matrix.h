@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <vector>
 
 #include "base/fp8.h"
@@ -17,8 +18,9 @@ enum class Kind {
   kBf16,
   kRows,
   kBlocks,
-  kBlockRows
-};  // kBlockRows: a scale for each row and block
+  kBlockRows,  // a scale for each row and block
+  kMxfp4
+};
 
 class Random {
  public:
@@ -41,6 +43,7 @@ struct TestMatrix {
   DeviceBuffer<Bf16> weights;
   DeviceBuffer<uint32_t> words;
   DeviceBuffer<float> scales;
+  DeviceBuffer<uint8_t> blocks;
   std::vector<double> values;  // [outputs, inputs]
 };
 
@@ -58,6 +61,34 @@ inline TestMatrix MakeMatrix(Kind kind, int outputs, int inputs, Random& random)
     }
     matrix.weights = *DeviceBuffer<Bf16>::Copy(host);
     matrix.on_device.weights = matrix.weights.data();
+    return matrix;
+  }
+  if (kind == Kind::kMxfp4) {
+    // Rows as base/mxfp4.h has them; scales up to the ends of their range, in blocks of zeros too.
+    const auto row_bytes = static_cast<size_t>(Mxfp4RowBytes(inputs));
+    std::vector<uint8_t> host(static_cast<size_t>(outputs) * row_bytes, 0);
+    for (size_t row = 0; row < static_cast<size_t>(outputs); ++row) {
+      uint8_t* const at = &host[row * row_bytes];
+      for (int block = 0; block < inputs / kMxfp4Block; ++block) {
+        // Large ones in few rows: other rows' sums would be nothing beside them, but are their own.
+        const uint8_t scale = row % 16 == 5    ? static_cast<uint8_t>(155 + random.Bits() % 4)
+                              : row % 16 == 11 ? static_cast<uint8_t>(70 + random.Bits() % 4)
+                                               : static_cast<uint8_t>(118 + random.Bits() % 6);
+        at[Mxfp4ScaleAt(block)] = scale;
+        for (int word = 0; word < 4; ++word) {
+          const uint32_t codes = random.Bits() % 8 == 0 ? 0x80000008u : random.Bits();
+          const uint32_t packed = PackMxfp4(codes);
+          std::memcpy(at + Mxfp4CodesAt(block) + word * 4, &packed, 4);
+          for (int i = 0; i < 8; ++i) {
+            const auto k = static_cast<size_t>(block * kMxfp4Block + word * 8 + i);
+            matrix.values[row * static_cast<size_t>(inputs) + k] =
+                ToFloat(Mxfp4ToBf16(static_cast<uint8_t>(codes >> (4 * i) & 15), scale));
+          }
+        }
+      }
+    }
+    matrix.blocks = *DeviceBuffer<uint8_t>::Copy(host);
+    matrix.on_device.mxfp4 = matrix.blocks.data();
     return matrix;
   }
   std::vector<uint8_t> codes(size);

@@ -83,14 +83,18 @@ DevicePages::~DevicePages() {
 
 Status DevicePages::PrepareSealing(const CacheConfig& config, const AttentionShape& shape,
                                    const KvPlan& plan) {
-  const auto& rules = plan.rules();
-  const int layers = config.open.num_layers();
+  const auto& rules = plan.rules();  // none: BF16
+  std::vector<int> held;             // layers
+  for (int layer = 0; layer < config.sealed.num_layers(); ++layer) {
+    if (config.sealed.Holds(layer)) held.push_back(layer);
+  }
   // One launch takes all layers, those of heads alike as well.
   std::vector<HeadBlocks> blocks;
-  if (!config.sealed.is_uniform() || config.sealed.block(0, 0).kind() == BlockKind::kInt3) {
+  const bool is_uniform = config.sealed.is_uniform();
+  if (!is_uniform || config.sealed.block(held[0], 0).kind() == BlockKind::kInt3) {
     device_heads_ = reinterpret_cast<HeadBlock*>(device_jobs_ + 2 * kMaxJobs);
     HeadBlocks all;
-    for (int layer = 0; layer < layers; ++layer) {
+    for (const int layer : held) {
       blocks.push_back(HeadBlocksOf(config.sealed, layer));
       for (HeadBlock head : blocks.back()) {
         head.offset += static_cast<uint32_t>(config.sealed.BlockOffset(layer, 0));
@@ -103,13 +107,27 @@ Status DevicePages::PrepareSealing(const CacheConfig& config, const AttentionSha
                               cudaMemcpyHostToDevice),
                    "sending the bits of heads"));
   }
-  for (int layer = 0; layer < layers; ++layer) {
+  for (size_t i = 0; i < held.size(); ++i) {
+    const int layer = held[i], index = static_cast<int>(i);
+    // Joins the run before where layers are as far apart.
+    const auto joins = [&] {
+      SealRun& run = runs_.back();
+      const int step = layer - (run.first_layer + (run.layers - 1) * run.step);
+      if (run.layers > 1 && step != run.step) return false;
+      run.step = step;
+      ++run.layers;
+      return true;
+    };
+    if (rules.empty()) {
+      if (runs_.empty() || !joins()) runs_.push_back({std::nullopt, layer, 1, 1, -1, index});
+      continue;
+    }
     const auto& heads = rules[static_cast<size_t>(layer)];
     const bool uniform = std::ranges::all_of(
         heads, [&](const BlockRules& rule) { return SameRules(rule, heads.front()); });
-    if (uniform && layer > 0 && runs_.back().head < 0 &&
-        SameRules(rules[static_cast<size_t>(runs_.back().first_layer)].front(), heads.front())) {
-      ++runs_.back().layers;
+    if (uniform && !runs_.empty() && runs_.back().head < 0 &&
+        SameRules(rules[static_cast<size_t>(runs_.back().first_layer)].front(), heads.front()) &&
+        joins()) {
       continue;
     }
     AttentionShape one = shape;
@@ -118,7 +136,7 @@ Status DevicePages::PrepareSealing(const CacheConfig& config, const AttentionSha
       OSCAR_ASSIGN_OR_RETURN(const PageSeal seal,
                              PageSeal::Create(one, heads[static_cast<size_t>(head)],
                                               OneHead(blocks, uniform ? -1 : head)));
-      runs_.push_back({seal, layer, 1, uniform ? -1 : head});
+      runs_.push_back({seal, layer, 1, 1, uniform ? -1 : head, index});
     }
   }
   return {};
@@ -233,10 +251,11 @@ Status DevicePages::Flush() {
       args.history_pool = arena_ + sealed.BlockOffset(run.first_layer, head);
       args.window_page_stride = args.history_page_stride = kUnit;
       if (run.layers > 1) {
+        const int next = run.first_layer + run.step;
         args.window_layer_stride =
-            static_cast<int64_t>(open.BlockOffset(1, 0) - open.BlockOffset(0, 0));
-        args.history_layer_stride =
-            static_cast<int64_t>(sealed.BlockOffset(1, 0) - sealed.BlockOffset(0, 0));
+            static_cast<int64_t>(open.BlockOffset(next, 0) - open.BlockOffset(run.first_layer, 0));
+        args.history_layer_stride = static_cast<int64_t>(sealed.BlockOffset(next, 0) -
+                                                         sealed.BlockOffset(run.first_layer, 0));
       }
       args.source_pages = device_jobs_;
       args.target_pages = device_jobs_ + count;
@@ -246,9 +265,11 @@ Status DevicePages::Flush() {
       if (device_heads_ != nullptr) {
         args.history_pool = arena_;
         args.heads_stride = sealed.kv_heads();
-        args.heads = device_heads_ + run.first_layer * sealed.kv_heads() + head;
+        args.heads = device_heads_ + run.index * sealed.kv_heads() + head;
       }
-      Keep(run.seal.Launch(args, stream_));
+      Keep(run.seal.has_value()
+               ? run.seal->Launch(args, stream_)
+               : LaunchPageCopy(args, sealed.LayerBytes(run.first_layer), stream_));
     }
     Keep(CudaStatus(cudaMemcpyAsync(seen_saturated_, saturated_, sizeof(*saturated_),
                                     cudaMemcpyDeviceToHost, stream_),

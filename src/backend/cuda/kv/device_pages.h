@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "backend/kv_plan.h"
@@ -78,10 +79,13 @@ class DevicePages : public PageMemory {
     const std::byte* open;
     std::byte* sealed;
   };
-  // Layers (and heads) of one rule, sealed by one launch whatever their bits.
+  // Layers (and heads) of one rule, sealed by one launch whatever their bits. Layers are those that
+  // sealed pages hold, every `step`th one.
   struct SealRun {
-    PageSeal seal;
-    int first_layer, layers, head;  // head: -1 all
+    std::optional<PageSeal> seal;  // none: BF16, which is copied
+    int first_layer, layers, step;
+    int head;   // -1 all
+    int index;  // of the first layer among those that sealed pages hold
   };
 
   DevicePages() = default;
@@ -100,9 +104,10 @@ class DevicePages : public PageMemory {
   std::unique_ptr<PageArena> places_;
   std::vector<SealJob> jobs_;
   std::vector<SealRun> runs_;
-  int32_t* device_jobs_ = nullptr;     // [2, kMaxJobs]
-  int32_t* host_jobs_ = nullptr;       // pinned, the same
-  HeadBlock* device_heads_ = nullptr;  // [layers, KV heads] of a page whose heads differ in bits
+  int32_t* device_jobs_ = nullptr;  // [2, kMaxJobs]
+  int32_t* host_jobs_ = nullptr;    // pinned, the same
+  // [layers that are held, KV heads] of a page whose heads differ in bits
+  HeadBlock* device_heads_ = nullptr;
   unsigned long long* saturated_ = nullptr;
   unsigned long long* seen_saturated_ = nullptr;  // pinned: as of some flush before
   bool warned_ = false;

@@ -46,4 +46,7 @@ class PageSeal {
   int shared_bytes_ = 0;
 };
 
+// Seals BF16 pages: copies `layer_bytes` of each layer. A multiple of 16.
+Status LaunchPageCopy(const SealArguments& args, size_t layer_bytes, Stream stream);
+
 }  // namespace oscar::cuda

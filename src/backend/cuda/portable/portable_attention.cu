@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <string>
 
+#include "base/softmax_sink.h"
 #include "cache/query_rounding.h"
 #include "cuda/attention/head_blocks.h"
 #include "cuda/device/cuda_status.h"
@@ -30,8 +31,10 @@ struct Params {
   const float* q;
   int64_t q_stride;
   float* out;
-  float factor;  // softmax scale times log2 e
+  float factor;        // softmax scale times log2 e
+  const float* sinks;  // or null
   int32_t heads, kv_heads, tokens;
+  int32_t sliding_window;       // 0: none
   BlockLayout history, window;  // history: of blocks that are alike
   HeadBlock blocks[kMaxMixedHeads];
 };
@@ -285,7 +288,13 @@ __global__ void __launch_bounds__(kWarps * 32) PortableKernel(const Params p) {
 
   const int sink_pages = (view.sink_tokens + kPageTokens - 1) / kPageTokens;
   const int64_t last = start + count - 1;
-  for (int page = 0; int64_t{page} * kPageTokens <= last; ++page) {
+  // The first position that a token sees.
+  const auto first_seen = [&](int64_t position) {
+    const int64_t window = p.sliding_window;
+    return window == 0 || position < window ? int64_t{0} : position - window + 1;
+  };
+  for (auto page = static_cast<int>(first_seen(start) / kPageTokens);
+       int64_t{page} * kPageTokens <= last; ++page) {
     const int64_t begin = int64_t{page} * kPageTokens;
     const bool is_history = page >= sink_pages && page < sink_pages + view.history_pages;
     const bool packed = is_history && kKind != BlockKind::kBf16;
@@ -317,7 +326,8 @@ __global__ void __launch_bounds__(kWarps * 32) PortableKernel(const Params p) {
     for (int i = 0; i < kRowsPerWarp; ++i) {
       const int row = warp + i * kWarps;
       const int64_t visible = start + row / group + 1 - begin;
-      if (row >= rows || visible <= 0) continue;
+      const int64_t unseen = first_seen(start + row / group) - begin;  // of a window, before it
+      if (row >= rows || visible <= 0 || unseen >= kPageTokens) continue;
       float2 logit{0.0f, 0.0f};
       if (packed) {
         logit = PackedLogits<kDim>(history, s, s.rounded, row, lane, logit);
@@ -330,14 +340,19 @@ __global__ void __launch_bounds__(kWarps * 32) PortableKernel(const Params p) {
       } else {
         logit = PlainLogits<kDim>(s, row, lane);
       }
-      if (lane >= visible) logit.x = -INFINITY;
-      if (lane + 32 >= visible) logit.y = -INFINITY;
+      const bool sees_x = lane < visible && lane >= unseen;
+      const bool sees_y = lane + 32 < visible && lane + 32 >= unseen;
+      if (!sees_x) logit.x = -INFINITY;
+      if (!sees_y) logit.y = -INFINITY;
       const float top = fmaxf(MaxOfWarp(fmaxf(logit.x, logit.y)), m[i]);
       alpha[i] = Exp2(m[i] - top);
       m[i] = top;
       weight[i] = {Exp2(logit.x - top), Exp2(logit.y - top)};
       const Four w = ByLanes(weight[i].x, weight[i].y, lane);
       d[i] = d[i] * alpha[i] + FoldHeads(((w.x[0] + w.x[1]) + w.x[2]) + w.x[3]);
+      // They are 2^-126 so far, of rows that may be nowhere.
+      if (p.sliding_window > 0 && !sees_x) weight[i].x = 0.0f;
+      if (p.sliding_window > 0 && !sees_y) weight[i].y = 0.0f;
     }
     __syncthreads();
     if (packed) {
@@ -350,6 +365,7 @@ __global__ void __launch_bounds__(kWarps * 32) PortableKernel(const Params p) {
     for (int i = 0; i < kRowsPerWarp; ++i) {
       const int row = warp + i * kWarps;
       if (row >= rows || start + row / group < begin) continue;
+      if (first_seen(start + row / group) - begin >= kPageTokens) continue;
       if (!packed) {
 #pragma unroll
         for (int j = 0; j < kDims; ++j) o[i][j] *= alpha[i];
@@ -396,7 +412,8 @@ __global__ void __launch_bounds__(kWarps * 32) PortableKernel(const Params p) {
     const int row = warp + i * kWarps;
     if (row >= rows) continue;
     const int2 at = place(row);
-    const float inverse = 1.0f / d[i];
+    const float inverse =
+        p.sinks == nullptr ? 1.0f / d[i] : InverseWithSink(m[i], d[i], p.sinks[at.y]);
     float* out = p.out + (int64_t{at.x} * p.heads + at.y) * kDim;
 #pragma unroll
     for (int j = 0; j < kDims; ++j) out[lane + 32 * j] = o[i][j] * inverse;
@@ -458,12 +475,17 @@ Status PortableAttention::Launch(const PortableArguments& args, Stream stream) c
                 args.q_stride,
                 args.out,
                 args.softmax_scale * 1.4426950408889634f,
+                args.sinks,
                 shape_.num_q_heads,
                 shape_.num_kv_heads,
                 tokens_,
+                shape_.sliding_window,
                 shape_.history_layout(),
                 shape_.window_layout(),
                 {}};
+  if (shape_.has_sinks != (args.sinks != nullptr)) {
+    return InvalidArgument("portable attention: sinks that the shape does not have, or none");
+  }
   if (mixed_) {
     OSCAR_RETURN_IF_ERROR(CheckHeads(shape_, args.heads));
     std::ranges::copy(args.heads, params.blocks);

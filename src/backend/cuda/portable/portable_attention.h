@@ -25,6 +25,7 @@ struct PortableArguments {
   int batch = 0;
   int max_query_tokens = 1;          // of any chunk
   std::span<const HeadBlock> heads;  // host; of the layer, where heads differ in bits
+  const float* sinks = nullptr;      // [q_heads], device, natural, where the shape has them
 };
 
 class PortableAttention {

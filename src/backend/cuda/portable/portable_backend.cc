@@ -29,6 +29,9 @@ class PortableBackend final : public DeviceBackend {
     if (decode_.has_value()) {
       OSCAR_ASSIGN_OR_RETURN(kernel_, PortableAttention::Create(shape_));
     }
+    if (windowed_decode_.has_value()) {
+      OSCAR_ASSIGN_OR_RETURN(windowed_kernel_, PortableAttention::Create(windowed_shape_));
+    }
     if (!mixed_layers_.empty()) {
       OSCAR_ASSIGN_OR_RETURN(mixed_kernel_, PortableAttention::Create(shape_, /*mixed=*/true));
     }
@@ -46,7 +49,7 @@ class PortableBackend final : public DeviceBackend {
   Status Multiply(const DeviceMatrix& matrix, const float* x, const float* bias, float* out,
                   int rows, bool add = false);
 
-  std::optional<PortableAttention> kernel_, mixed_kernel_;
+  std::optional<PortableAttention> kernel_, mixed_kernel_, windowed_kernel_;
   float* normed_ = nullptr;    // [rows, hidden]
   float* attended_ = nullptr;  // [rows, MixerOutputs()]
   // Of linear attention: q, k and v behind the convolution [rows, channels]; gates [rows, heads].
@@ -124,8 +127,9 @@ Status PortableBackend::Linear(const LinearOp& op) {
   }
   if (op.matrix != LayerMatrix::kSharedGateUp || weights.shared_share == nullptr) return {};
   // A router of one expert, before the layer's own.
-  OSCAR_RETURN_IF_ERROR(LaunchPortableScores(normed_, weights.shared_share, RouterScore::kSigmoid,
-                                             router_logits_, pass_.rows, hidden, 1, stream_));
+  OSCAR_RETURN_IF_ERROR(LaunchPortableScores(normed_, weights.shared_share, nullptr,
+                                             RouterScore::kSigmoid, router_logits_, pass_.rows,
+                                             hidden, 1, stream_));
   return LaunchPortableScale(gated_, router_logits_, pass_.rows, middle, stream_);
 }
 
@@ -136,8 +140,9 @@ Status PortableBackend::Experts(int index) {
   const int pairs = rows * experts.experts_per_token;
   OSCAR_RETURN_IF_ERROR(LaunchPortableNorm(x_, layer(index).feed_forward_norm, spec_.norm_eps,
                                            nullptr, normed_, rows, hidden, stream_));
-  OSCAR_RETURN_IF_ERROR(LaunchPortableScores(normed_, weights.router, experts.score, router_logits_,
-                                             rows, hidden, experts.num_experts, stream_));
+  OSCAR_RETURN_IF_ERROR(LaunchPortableScores(normed_, weights.router, weights.logit_bias,
+                                             experts.score, router_logits_, rows, hidden,
+                                             experts.num_experts, stream_));
   OSCAR_RETURN_IF_ERROR(LaunchChoose(experts, router_logits_, /*are_scores=*/true,
                                      weights.choice_bias, pass_.positions, rows, routing_,
                                      stream_));
@@ -148,6 +153,7 @@ Status PortableBackend::Experts(int index) {
   gemm.num_tiles = routing_.num_tiles;
   gemm.max_tiles = MaxTiles(pairs, experts.num_experts, kPortableTileRows);
   gemm.experts = weights.gate_up_table;
+  gemm.bias = weights.gate_up_bias;
   gemm.outputs = 2 * middle;
   gemm.inputs = hidden;
   gemm.x = normed_;
@@ -155,8 +161,12 @@ Status PortableBackend::Experts(int index) {
   gemm.out = expert_gate_up_;
   OSCAR_RETURN_IF_ERROR(LaunchPortableGroupedGemm(gemm, stream_));
   OSCAR_RETURN_IF_ERROR(
-      LaunchPortableSiluMul(expert_gate_up_, expert_gated_, pairs, middle, stream_));
+      experts.clamped.has_value()
+          ? LaunchPortableClampedGate(expert_gate_up_, *experts.clamped, expert_gated_, pairs,
+                                      middle, stream_)
+          : LaunchPortableSiluMul(expert_gate_up_, expert_gated_, pairs, middle, stream_));
   gemm.experts = weights.down_table;
+  gemm.bias = weights.down_bias;
   gemm.outputs = hidden;
   gemm.inputs = middle;
   gemm.x = expert_gated_;
@@ -196,7 +206,10 @@ Status PortableBackend::WriteKv(int index, int slot) {
 
 Status PortableBackend::Attend(int index, int slot) {
   PortableArguments args;
-  const PortableAttention& kernel = IsMixed(slot) ? *mixed_kernel_ : *kernel_;
+  const PortableAttention& kernel = IsWindowed(slot) ? *windowed_kernel_
+                                    : IsMixed(slot)  ? *mixed_kernel_
+                                                     : *kernel_;
+  args.sinks = layer(index).sinks;
   args.cache = ViewOf(slot);
   args.heads = HeadsOf(slot);
   args.q = qkv_;

@@ -1,8 +1,9 @@
 // Experts in the CPU's order of sums, built without contraction (--fmad=false): a GEMM is one fused
 // chain over the inputs; of FP8 weights one for each slice of 128 inputs or less that share a
-// scale, which multiplies its sum (simd/grouped_gemm.cc).
+// scale, which multiplies its sum (simd/grouped_gemm.cc). MXFP4 weights are multiplied as BF16.
 #include <algorithm>
 
+#include "base/mxfp4.h"
 #include "cuda/device/cuda_status.h"
 #include "cuda/portable/portable_kernels.h"
 #include "cuda/portable/portable_math.cuh"
@@ -50,8 +51,15 @@ __global__ void __launch_bounds__(kGemmThreads) GroupedGemmKernel(const Portable
       }
       if (k < p.inputs && output < p.outputs) {
         const int64_t at = int64_t{output} * p.inputs + k;
-        b = fp8 ? OfCode(matrix.codes[at])
-                : __uint_as_float(uint32_t{matrix.weights[at].bits} << 16);
+        if (fp8) {
+          b = OfCode(matrix.codes[at]);
+        } else if (matrix.mxfp4_codes != nullptr) {
+          const int code = matrix.mxfp4_codes[at / 2] >> (at % 2 * 4) & 15;
+          b = ToFloat(
+              Mxfp4ToBf16(static_cast<uint8_t>(code), matrix.mxfp4_scales[at / kMxfp4Block]));
+        } else {
+          b = __uint_as_float(uint32_t{matrix.weights[at].bits} << 16);
+        }
       }
       x[i % kDepth][line] = a;
       w[i % kDepth][line] = b;
@@ -89,7 +97,9 @@ __global__ void __launch_bounds__(kGemmThreads) GroupedGemmKernel(const Portable
     for (int j = 0; j < 4; ++j) {
       const int row = my_row + i, output = first_output + my_output + j;
       if (row >= tile.rows || output >= p.outputs) continue;
-      p.out[int64_t{tile.first + row} * p.outputs + output] = fp8 ? total[i][j] : sum[i][j];
+      float result = fp8 ? total[i][j] : sum[i][j];
+      if (p.bias != nullptr) result += p.bias[int64_t{tile.expert} * p.outputs + output];
+      p.out[int64_t{tile.first + row} * p.outputs + output] = result;
     }
   }
 }
@@ -97,8 +107,8 @@ __global__ void __launch_bounds__(kGemmThreads) GroupedGemmKernel(const Portable
 constexpr int kWarps = 4;
 
 // A warp per row and expert.
-__global__ void DotKernel(const float* x, const float* router, float* scores, int rows, int hidden,
-                          int num_experts) {
+__global__ void DotKernel(const float* x, const float* router, const float* bias, float* scores,
+                          int rows, int hidden, int num_experts) {
   const int64_t unit = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   if (unit >= int64_t{rows} * num_experts) return;
@@ -107,7 +117,24 @@ __global__ void DotKernel(const float* x, const float* router, float* scores, in
   float sum = 0.0f;
   for (int i = lane % 16; i < hidden; i += 16) sum = fmaf(a[i], b[i], sum);
   sum = SumOfLanes16(sum);
+  if (bias != nullptr) sum += bias[unit % num_experts];
   if (lane == 0) scores[unit] = sum;
+}
+
+// ClampedGateMulRow of simd/vec_ops.cc.
+__global__ void ClampedGateKernel(const float* gate_up, ClampedGate clamped, float* out,
+                                  int64_t count) {
+  constexpr float kLog2E = 1.4426950408889634f;
+  const int64_t at = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  if (at >= count) return;
+  float gate = gate_up[2 * at], up = gate_up[2 * at + 1];
+  // What is no number stays so.
+  const float lowest = -87.0f / clamped.slope;
+  gate = gate > clamped.limit ? clamped.limit : gate;
+  gate = gate < lowest ? lowest : gate;
+  up = up > clamped.limit ? clamped.limit : up;
+  up = up < -clamped.limit ? -clamped.limit : up;
+  out[at] = (up + 1.0f) * (gate / (1.0f + CpuExp2(gate * (-clamped.slope * kLog2E))));
 }
 
 // A warp per row.
@@ -155,12 +182,23 @@ Status LaunchPortableGroupedGemm(const PortableGroupedGemm& product, Stream stre
   return CudaStatus(cudaGetLastError(), "launching a portable GEMM of experts");
 }
 
-Status LaunchPortableScores(const float* x, const float* router, RouterScore kind, float* scores,
-                            int rows, int hidden, int num_experts, Stream stream) {
+Status LaunchPortableClampedGate(const float* gate_up, const ClampedGate& gate, float* out,
+                                 int rows, int width, Stream stream) {
+  const int64_t count = int64_t{rows} * width;
+  if (count <= 0) return {};
+  constexpr int kGateThreads = 256;
+  ClampedGateKernel<<<static_cast<unsigned>((count + kGateThreads - 1) / kGateThreads),
+                      kGateThreads, 0, stream>>>(gate_up, gate, out, count);
+  return CudaStatus(cudaGetLastError(), "launching portable gates of experts");
+}
+
+Status LaunchPortableScores(const float* x, const float* router, const float* bias,
+                            RouterScore kind, float* scores, int rows, int hidden, int num_experts,
+                            Stream stream) {
   if (rows <= 0) return {};
   const int64_t units = int64_t{rows} * num_experts;
   DotKernel<<<static_cast<unsigned>((units + kWarps - 1) / kWarps), kWarps * 32, 0, stream>>>(
-      x, router, scores, rows, hidden, num_experts);
+      x, router, bias, scores, rows, hidden, num_experts);
   OSCAR_RETURN_IF_ERROR(CudaStatus(cudaGetLastError(), "launching a portable router"));
   ScoreKernel<<<static_cast<unsigned>((rows + kWarps - 1) / kWarps), kWarps * 32, 0, stream>>>(
       scores, kind, rows, num_experts);

@@ -33,6 +33,7 @@ Status LaunchPortableGemm(const PortableGemm& product, Stream stream);
 // The same of a layer's experts, each with the rows that go to it (Routing).
 struct PortableGroupedGemm {
   const PortableMatrix* experts = nullptr;  // [experts], device: [outputs, inputs] each
+  const float* bias = nullptr;              // [experts, outputs], added to sums, or null
   int outputs = 0, inputs = 0;
   const float* x = nullptr;           // [*, inputs]
   const int32_t* x_rows = nullptr;    // of x, by place; null: the place itself
@@ -44,9 +45,14 @@ struct PortableGroupedGemm {
 inline constexpr int kPortableTileRows = 64;
 Status LaunchPortableGroupedGemm(const PortableGroupedGemm& product, Stream stream);
 
-// A router's scores [rows, experts] of normed rows: logits, then softmax or sigmoid.
-Status LaunchPortableScores(const float* x, const float* router, RouterScore kind, float* scores,
-                            int rows, int hidden, int num_experts, Stream stream);
+// A router's scores [rows, experts] of normed rows: logits, `bias` [experts] added or null, then
+// softmax or sigmoid.
+Status LaunchPortableScores(const float* x, const float* router, const float* bias,
+                            RouterScore kind, float* scores, int rows, int hidden, int num_experts,
+                            Stream stream);
+// Of rows that are a gate, its up, the next gate and so on: ClampedGate's rule.
+Status LaunchPortableClampedGate(const float* gate_up, const ClampedGate& gate, float* out,
+                                 int rows, int width, Stream stream);
 
 // out[r][i] = silu(gate_up[r][i]) * gate_up[r][width + i].
 Status LaunchPortableSiluMul(const float* gate_up, float* out, int rows, int width, Stream stream);
