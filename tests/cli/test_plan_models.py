@@ -27,7 +27,7 @@ PLANNED = {
     "openai--gpt-oss-20b_config.json": ("gpt_oss", 20.9, 4.19, 1),
     "openai--gpt-oss-120b_config.json": ("gpt_oss", 116.8, 5.71, 1),
 }
-GPU_FAMILIES = ("qwen2", "qwen3", "llama", "mistral", "qwen3_moe", "glm4_moe", "minimax_m2")
+GPU_FAMILIES = ("qwen2", "qwen3", "llama", "mistral", "qwen3_moe", "glm4_moe", "minimax_m2", "gpt_oss")
 REFUSED = {
     "google--gemma-4-26B-A4B_config.json": ["gemma4", "multimodal"],
     "mistralai--Mistral-7B-Instruct-v0.1_config.json": ["sliding_window", "4096", "--max-model-len 4096"],

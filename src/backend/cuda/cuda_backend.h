@@ -31,8 +31,9 @@ inline Status CheckCudaFeatures(const ModelSpec& spec) {
     if (attention == nullptr || (attention->sliding_window == 0 && !attention->has_sinks)) continue;
     if (!attention->has_sinks || attention->head_dim != cuda::kSinkHeadDim) {
       return Unimplemented(
-          "attention with sinks or a sliding window: the GPU has kernels for sinks and head dim 64 "
-          "alone; use --device cpu");
+          spec.architecture +
+          ": attention with sinks or a sliding window is not computed on a GPU but "
+          "with sinks and head dim 64 alone; use --device cpu");
     }
     if (attention->sliding_window != 0 && attention->sliding_window != spec.max_window()) {
       return Unimplemented(

@@ -75,7 +75,8 @@ TEST_P(GpuFamilyTest, TapIsTheCpus) {
 INSTANTIATE_TEST_SUITE_P(Families, GpuFamilyTest,
                          testing::Values("qwen2", "mistral", "qwen3_moe", "qwen3_moe_fp8",
                                          "glm4_moe", "glm4_moe_fp8", "minimax_m2", "minimax_m2_fp8",
-                                         "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_fp8", "qwen3_next"),
+                                         "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_fp8", "qwen3_next",
+                                         "gpt_oss", "gpt_oss_mxfp4"),
                          [](const auto& item) { return std::string(item.param); });
 
 // --- Batches ------------------------------------------------------------------------------------
@@ -125,8 +126,69 @@ TEST_P(GpuBatchTest, InvariantBatchesDoNotShow) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Experts, GpuBatchTest,
-                         testing::Values("qwen3_moe", "minimax_m2", "minimax_m2_fp8"),
+                         testing::Values("qwen3_moe", "minimax_m2", "minimax_m2_fp8", "gpt_oss",
+                                         "gpt_oss_mxfp4"),
                          [](const auto& item) { return std::string(item.param); });
+
+// --- Sliding windows ----------------------------------------------------------------------------
+
+// Sealed pages, of BF16 as well, hold nothing of layers with a window; prompts cut anywhere and
+// prefixes that are continued give the bits that they give alone.
+class GpuWindowTest : public testing::TestWithParam<const char*> {
+ protected:
+  static KvPlanOptions Kv() {
+    KvPlanOptions kv;
+    kv.method = GetParam();
+    kv.prefill_cell = 64;
+    if (kv.method != "bf16") kv.recent = 64;
+    return kv;
+  }
+};
+
+TEST_P(GpuWindowTest, CutsAndPrefixesDoNotShow) {
+  const TinyCheckpoint checkpoint(ConfigOf("gpt_oss_mxfp4"));
+  BackendOptions options = Sized(128, 2);
+  options.batch_invariant = true;
+  TinyGpu gpu(checkpoint.path(), Kv(), options);
+  ASSERT_TRUE(gpu.status.ok()) << gpu.status.ToString();
+  const std::vector<int32_t> ids = SomeIds(330);
+  const std::vector<float> whole = gpu.Logits(ids);
+  EXPECT_EQ(gpu.Logits(ids, 50), whole);
+  // On from the middle of another text.
+  const auto vocab = static_cast<size_t>(gpu.spec.vocab_size);
+  Generator generator(*gpu.model, *gpu.pool);
+  std::vector<int32_t> other(ids.begin(), ids.begin() + 300);
+  for (const int32_t id : SomeIds(40, 9)) other.push_back(id);
+  std::vector<float> last;
+  const auto keep = [&](int64_t, std::span<const float> part) {
+    last.assign(part.begin(), part.end());
+  };
+  ASSERT_TRUE(generator.Prefill(other, 1, keep).ok());
+  EXPECT_GT(generator.cache().Usage().sealed_pages, 1u);
+  ASSERT_TRUE(generator.Prefill(ids, 1, keep).ok());
+  EXPECT_TRUE(std::equal(last.begin(), last.end(), whole.end() - static_cast<ptrdiff_t>(vocab)));
+  // Against the CPU: prompts and generated tokens over sealed pages.
+  TinyGpu exact(checkpoint.path(), Kv(), Portable());
+  TinyModel cpu(checkpoint.path(), Kv(), 2, Portable());
+  ASSERT_TRUE(exact.status.ok()) << exact.status.ToString();
+  EXPECT_EQ(exact.Logits(ids), cpu.Logits(ids));
+  EXPECT_EQ(exact.Greedy(ids, 4), cpu.Greedy(ids, 4));
+  TinyModel fast(checkpoint.path(), Kv());
+  const std::vector<float> expected = fast.Logits(ids);
+  double squares = 0.0;
+  for (size_t i = 0; i < whole.size(); ++i) {
+    squares += std::pow(static_cast<double>(whole[i]) - expected[i], 2);
+  }
+  // A token that nearly goes to other experts may differ by more.
+  EXPECT_LE(std::sqrt(squares / static_cast<double>(whole.size())), 2 * BudgetOf("bf16").rms);
+}
+
+INSTANTIATE_TEST_SUITE_P(Methods, GpuWindowTest, testing::Values("bf16", "oscar+", "int4"),
+                         [](const auto& item) {
+                           std::string name = item.param;
+                           std::erase(name, '+');
+                           return name;
+                         });
 
 // --- Shapes that no golden has ------------------------------------------------------------------
 
@@ -186,6 +248,28 @@ TEST_P(GpuShapeTest, MatchesTheCpu) {
 INSTANTIATE_TEST_SUITE_P(Shapes, GpuShapeTest, testing::ValuesIn(kTinyShapes), NameOfShape);
 
 TEST(GpuFamilies, FaultsAreNamed) { ExpectNamedFaults(Device::kCuda); }
+
+// What a GPU has no kernels for is said by name.
+TEST(GpuFamilies, SinksOfOtherHeadDimsAreRefused) {
+  const TinyCheckpoint checkpoint(ConfigFor({"gpt_oss", 64, 8, 1, 128, 16, 4, 40, 1, 1, 0}));
+  TinyGpu gpu(checkpoint.path());
+  EXPECT_EQ(gpu.status.code(), StatusCode::kUnimplemented);
+  EXPECT_THAT(gpu.status.message(), ::testing::HasSubstr("head dim 64 alone"));
+}
+
+// MXFP4 experts stay so: 17 bytes for 64 of BF16, padding of odd widths apart.
+TEST(GpuFamilies, Mxfp4ExpertsStayMxfp4) {
+  const TinyCheckpoint bf16(ConfigOf("gpt_oss")), mxfp4(ConfigOf("gpt_oss_mxfp4"));
+  TinyGpu first(bf16.path()), second(mxfp4.path());
+  ASSERT_TRUE(second.status.ok()) << second.status.ToString();
+  const auto bytes_of = [](TinyGpu& tiny) {
+    EXPECT_FALSE(tiny.Logits(SomeIds(9)).empty());
+    const ExpertTraffic traffic = tiny.model->backend().expert_traffic();
+    return static_cast<double>(traffic.bytes) / static_cast<double>(traffic.experts);
+  };
+  // Rows as short as these have room for 16 scales and use 2 to 4.
+  EXPECT_NEAR(bytes_of(second) / bytes_of(first), 17.0 / 64.0, 0.07);
+}
 
 // FP8 experts stay FP8: their bytes, padding of odd widths apart, are half of BF16's.
 TEST(GpuFamilies, Fp8ExpertsStayFp8) {

@@ -36,7 +36,7 @@ struct Tile {
   static constexpr int kStages = kFp8 || kMxfp4 ? 4 : 3;
   static constexpr int kWRowBytes = kMxfp4 ? kDepth / 2 : kFp8 ? kDepth : kDepth * 2;
   // Behind the stages: scales of the columns for two runs of 512 inputs.
-  static constexpr int kRunSteps = kMxfp4Run / kDepth;
+  [[maybe_unused]] static constexpr int kRunSteps = kMxfp4Run / kDepth;
   static constexpr int kScaleBytes = kMxfp4 ? kColumns * 16 : 0;
   static constexpr int kWBytes = kColumns * kWRowBytes;
   static constexpr int StageBytes(int rows) { return rows * kXRowBytes + kWBytes; }
