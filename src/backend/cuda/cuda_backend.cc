@@ -312,6 +312,8 @@ Status CudaBackend::Attend(int index, int slot) {
     args.q = q_;
     args.out = gated ? static_cast<void*>(ungated_) : attended_;
     args.out_fp32 = gated;
+    // What a BF16 output loses by itself is as much as P loses where it is rounded.
+    args.precision = gated ? PrefillPrecision::kPrecise : PrefillPrecision::kFast;
     args.softmax_scale = kScaledQuerySoftmax;
     args.batch = pass_.chunks;
     args.max_query_tokens = pass_.longest_chunk;
