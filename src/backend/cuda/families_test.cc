@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 
 #include "cuda/cuda_fixture.h"
+#include "engine/engine_test_util.h"
+#include "engine/page_budget.h"
 #include "engine/tiny_model.h"
 
 namespace oscar {
@@ -189,6 +191,59 @@ INSTANTIATE_TEST_SUITE_P(Methods, GpuWindowTest, testing::Values("bf16", "oscar+
                            std::erase(name, '+');
                            return name;
                          });
+
+// A service with little memory gives way and begins again, and a next turn computes what is new.
+TEST(GpuWindows, PreemptionDoesNotShow) {
+  const TinyCheckpoint checkpoint(ConfigOf("gpt_oss_mxfp4"));
+  BackendOptions options = Sized(128, 4);
+  options.batch_invariant = true;
+  std::vector<std::vector<int32_t>> expected;
+  for (const bool tight : {false, true}) {
+    uint64_t budget = uint64_t{1} << 26;
+    if (tight) {
+      const TinyModel plan(checkpoint.path(), SmallWindows());
+      const CacheConfig& config = plan.plan->cache();
+      budget = PeakBytes(config, 60, 150) + 2 * config.open.bytes();
+    }
+    TinyModel gpu(checkpoint.path(), SmallWindows(), 2, options, /*is_reference=*/false, budget,
+                  Device::kCuda);
+    ASSERT_TRUE(gpu.status.ok()) << gpu.status.ToString();
+    EngineServiceOptions service_options;
+    service_options.deterministic = true;
+    auto service = MakeEngineService(*gpu.model, *gpu.pool, gpu.threads, service_options);
+    const auto submit = [&](std::vector<int32_t> prompt, int64_t tokens) {
+      EngineRequest request;
+      request.prompt = std::move(prompt);
+      request.max_tokens = tokens;
+      request.sampling.temperature = 0.0f;
+      return *service->Submit(std::move(request));
+    };
+    std::vector<std::unique_ptr<RequestHandle>> handles;
+    // More than the headroom that admission counts.
+    for (uint64_t i = 0; i < 3; ++i) handles.push_back(submit(SomeIds(40 + 10 * i, i), 90));
+    for (size_t i = 0; i < handles.size(); ++i) {
+      const Answer answer = Collect(*handles[i]);
+      EXPECT_TRUE(answer.finished) << answer.status.ToString();
+      if (!tight) {
+        expected.push_back(answer.tokens);
+      } else {
+        EXPECT_EQ(answer.tokens, expected[i]) << i;
+      }
+    }
+    EXPECT_EQ(service->Stats().preemptions > 0, tight);
+    if (tight) continue;
+    EngineServiceOptions reusing;
+    service.reset();
+    service = MakeEngineService(*gpu.model, *gpu.pool, gpu.threads, reusing);
+    const Answer first = Collect(*submit(SomeIds(150, 8), 30));
+    std::vector<int32_t> turn = SomeIds(150, 8);
+    turn.insert(turn.end(), first.tokens.begin(), first.tokens.end());
+    for (const int32_t id : SomeIds(20, 3)) turn.push_back(id);
+    const Answer next = Collect(*submit(turn, 3));
+    EXPECT_TRUE(next.finished) << next.status.ToString();
+    EXPECT_EQ(next.cached_tokens, 150 + 30 - 1);
+  }
+}
 
 // --- Shapes that no golden has ------------------------------------------------------------------
 

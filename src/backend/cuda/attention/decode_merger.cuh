@@ -170,16 +170,14 @@ class DecodeMerger {
   __device__ static __forceinline__ void Store(const typename T::Params& p, const DecodeItem& item,
                                                int head, int column, float4 sum,
                                                [[maybe_unused]] float reference, float l) {
-    const int64_t row = (int64_t{item.row} * p.num_kv_heads + item.kv_head) * p.group_size +
-                        item.head_block * T::kHeads + head;
-    float f = 0.0f;
+    float f = l > 0.0f ? 1.0f / l : 0.0f;
     if constexpr (T::kHasSinks) {
       // Once per sequence and head, whatever its splits.
       const int q_head = item.kv_head * p.group_size + item.head_block * T::kHeads + head;
       f = InverseWithSink(reference, l, __ldg(p.sinks + q_head));
-    } else {
-      f = l > 0.0f ? 1.0f / l : 0.0f;
     }
+    const int64_t row = (int64_t{item.row} * p.num_kv_heads + item.kv_head) * p.group_size +
+                        item.head_block * T::kHeads + head;
     const int64_t at = row * T::kDim + column * 4;
     if (p.out_fp32) {
       *reinterpret_cast<float4*>(static_cast<float*>(p.out) + at) = {sum.x * f, sum.y * f,
