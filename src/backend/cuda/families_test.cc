@@ -140,9 +140,15 @@ class GpuWindowTest : public testing::TestWithParam<const char*> {
  protected:
   static KvPlanOptions Kv() {
     KvPlanOptions kv;
-    kv.method = GetParam();
+    const bool has_map = GetParam() == std::string_view("map");
+    kv.method = has_map ? "oscar+" : GetParam();
     kv.prefill_cell = 64;
     if (kv.method != "bf16") kv.recent = 64;
+    if (has_map) {
+      // Of the one layer that sees all: two bits more for its heads' sides together.
+      kv.sensitivities = SensitivityMap{{{0.2, 0.1}, {1.0, 0.5}}};
+      kv.bits = 3.0;
+    }
     return kv;
   }
 };
@@ -185,7 +191,7 @@ TEST_P(GpuWindowTest, CutsAndPrefixesDoNotShow) {
   EXPECT_LE(std::sqrt(squares / static_cast<double>(whole.size())), 2 * BudgetOf("bf16").rms);
 }
 
-INSTANTIATE_TEST_SUITE_P(Methods, GpuWindowTest, testing::Values("bf16", "oscar+", "int4"),
+INSTANTIATE_TEST_SUITE_P(Methods, GpuWindowTest, testing::Values("bf16", "oscar+", "int4", "map"),
                          [](const auto& item) {
                            std::string name = item.param;
                            std::erase(name, '+');
