@@ -28,6 +28,7 @@ namespace {
 
 constexpr int kThreads = 256, kColumns = 128, kDepth = 64;
 constexpr int kXRowBytes = kDepth * 2;
+constexpr int kRunSteps = kMxfp4Run / kDepth;  // of MXFP4
 
 template <WeightFormat kFormat>
 struct Tile {
@@ -35,8 +36,7 @@ struct Tile {
   static constexpr bool kFp8 = kFormat != WeightFormat::kBf16 && !kMxfp4;
   static constexpr int kStages = kFp8 || kMxfp4 ? 4 : 3;
   static constexpr int kWRowBytes = kMxfp4 ? kDepth / 2 : kFp8 ? kDepth : kDepth * 2;
-  // Behind the stages: scales of the columns for two runs of 512 inputs.
-  [[maybe_unused]] static constexpr int kRunSteps = kMxfp4Run / kDepth;
+  // Behind the stages, twice: scales of the columns for a run of 512 inputs.
   static constexpr int kScaleBytes = kMxfp4 ? kColumns * 16 : 0;
   static constexpr int kWBytes = kColumns * kWRowBytes;
   static constexpr int StageBytes(int rows) { return rows * kXRowBytes + kWBytes; }
@@ -121,15 +121,15 @@ __global__ void __launch_bounds__(kThreads, 2) GroupedTilesKernel(const GroupedP
         const auto* x = reinterpret_cast<const uint4*>(p.x) + step * (kXRowBytes / 16);
         const auto* w = reinterpret_cast<const uint4*>(p.w);
         if constexpr (kMxfp4) {
-          const int run = step / T::kRunSteps;
+          const int run = step / kRunSteps;
           w += run * (kMxfp4RunBytes / 16);
-          if (step % T::kRunSteps == 0 && w_chunk == 0) {
+          if (step % kRunSteps == 0 && w_chunk == 0) {
             CopyAsync(
                 SharedAddress(shared) +
                     static_cast<uint32_t>(kStages * kStage + run % 2 * T::kScaleBytes + w_row * 16),
                 w + w_from[0]);
           }
-          w += 1 + step % T::kRunSteps * 2 + w_chunk;
+          w += 1 + step % kRunSteps * 2 + w_chunk;
         } else {
           w += step * (T::kWRowBytes / 16);
         }
@@ -167,8 +167,8 @@ __global__ void __launch_bounds__(kThreads, 2) GroupedTilesKernel(const GroupedP
       };
       if constexpr (kMxfp4) {
         const unsigned char* const scales_at = shared + kStages * kStage +
-                                               step / T::kRunSteps % 2 * T::kScaleBytes +
-                                               step % T::kRunSteps * 2 + quad / 2;
+                                               step / kRunSteps % 2 * T::kScaleBytes +
+                                               step % kRunSteps * 2 + quad / 2;
         uint2 w[kNTiles];
         uint32_t scales[kNTiles];
 #pragma unroll
