@@ -4,6 +4,7 @@
 
 #include "cuda/cuda_fixture.h"
 #include "engine/engine_test_util.h"
+#include "engine/loaded_model.h"
 #include "engine/page_budget.h"
 #include "engine/tiny_model.h"
 
@@ -312,6 +313,39 @@ TEST_P(GpuHybridTest, RandomWeightsRun) {
     EXPECT_TRUE(read.ok()) << read.ToString();
     EXPECT_EQ(rows, 40u);
   }
+}
+
+// As commands load it: planned with the state, without and with weights, and its arena holds at
+// least a sequence's.
+TEST_P(GpuHybridTest, LoadsAsCommandsDo) {
+  ModelOptions options;
+  options.model = checkpoint_.path();
+  options.device = Device::kCuda;
+  options.kv_memory = uint64_t{1} << 24;
+  options.chunk = 128;
+  options.max_sequences = 2;
+  options.num_threads = 2;
+  const auto planned = LoadedModel::Plan(options);
+  ASSERT_TRUE(planned.has_value()) << planned.error().ToString();
+  const uint64_t state = (*planned)->kv().cache().state.bytes();
+  EXPECT_GT(state, 0u);
+  EXPECT_EQ((*planned)->memory().state_bytes, state);
+  const auto loaded = LoadedModel::Load(options);
+  ASSERT_TRUE(loaded.has_value()) << loaded.error().ToString();
+  EXPECT_GE((*loaded)->pool().budget(), options.kv_memory);
+  Generator generator((*loaded)->model(), (*loaded)->pool());
+  GenerateRequest request;
+  request.prompt = SomeIds(30);
+  request.sampling.temperature = 0.0f;
+  request.max_tokens = 3;
+  const auto answer = generator.Generate(request);
+  ASSERT_TRUE(answer.has_value()) << answer.error().ToString();
+  EXPECT_GE((*loaded)->pool().peak_bytes(), state);
+  options.kv_memory = state;
+  const auto tight = LoadedModel::Plan(options);
+  ASSERT_FALSE(tight.has_value());
+  EXPECT_NE(tight.error().message().find("recurrent state"), std::string::npos)
+      << tight.error().ToString();
 }
 
 INSTANTIATE_TEST_SUITE_P(Hybrids, GpuHybridTest, testing::Values("qwen3_5", "qwen3_next"),
