@@ -85,6 +85,20 @@ Status TimeSteps(Model& model, std::vector<SequenceCache>& caches, int steps, bo
 
 }  // namespace
 
+Result<std::unique_ptr<LoadedModel>> LoadForDecodeBench(ModelOptions options, int64_t longest,
+                                                        int steps) {
+  longest += 4 * int64_t{steps} + 16;
+  if (options.max_context == 0) {
+    OSCAR_ASSIGN_OR_RETURN(const auto plan, LoadedModel::Plan(options));
+    if (longest > plan->max_context() && options.rope_scaling.empty()) {
+      options.rope_scaling =
+          fmt::format("yarn:{}", (longest + plan->max_context() - 1) / plan->max_context());
+    }
+    options.max_context = longest;
+  }
+  return LoadedModel::Load(options);
+}
+
 uint64_t DecodeBenchBytes(const KvPlan& kv, int64_t context, int batch, int steps) {
   // One page more a sequence than it ends with (a step may seal and append), and the template.
   return static_cast<uint64_t>(batch) *

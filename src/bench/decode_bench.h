@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 
 #include "engine/loaded_model.h"
 #include "oscar/status.h"
@@ -24,6 +25,11 @@ struct DecodeBenchRow {
 
   uint64_t bytes() const { return weight_bytes + kv_bytes; }
 };
+
+// A model whose caches may hold `longest` tokens and the steps after them. Positions beyond the
+// trained ones cost the same, so the context is stretched where it must be; answers mean nothing.
+Result<std::unique_ptr<LoadedModel>> LoadForDecodeBench(ModelOptions options, int64_t longest,
+                                                        int steps);
 
 // Bytes of pages that `batch` sequences hold while RunDecodeBench times them.
 uint64_t DecodeBenchBytes(const KvPlan& kv, int64_t context, int batch, int steps);

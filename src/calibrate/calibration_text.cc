@@ -3,6 +3,7 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <array>
 #include <nlohmann/json.hpp>
 
 #include "base/file.h"
@@ -10,15 +11,20 @@
 #include "calibrate/sample_prose.h"
 #include "calibrate/synthetic_chats.h"
 #include "io/gzip.h"
+#include "tasks/benchmarks.h"
 
 namespace oscar {
 namespace {
 
+namespace fs = std::filesystem;
 using nlohmann::ordered_json;
 
 constexpr uint64_t kMaxDataBytes = uint64_t{1} << 30;
 constexpr uint64_t kMaxSampleBytes = uint64_t{1} << 24;
 constexpr std::string_view kSampleName = "the built-in sample";
+constexpr std::string_view kWikiText = "wikitext";
+constexpr std::array<std::string_view, 6> kSets = {kWikiText, "gpqa",    "mmlu",
+                                                   "gsm8k",   "math500", "longbench-e"};
 constexpr size_t kFillerChars = 6000;  // about 1,700 tokens of a needle chat
 
 // Takes sequences until the budget is spent.
@@ -119,6 +125,86 @@ Result<std::vector<int32_t>> EncodeBeginning(std::string_view text, int64_t want
   return tokenizer.Encode(text);
 }
 
+// Where a line of WikiText begins an article, " = Title = ", and no section, " = = Title = = ".
+bool BeginsArticle(std::string_view line) {
+  while (line.ends_with('\r') || line.ends_with(' ')) line.remove_suffix(1);
+  return line.starts_with(" = ") && line.ends_with(" =") && line.size() > 5 &&
+         !line.starts_with(" = =");
+}
+
+Status AddWikiText(const fs::path& path, const Tokenizer& tokenizer, int64_t budget,
+                   Collector& collector, const CalibrationText& out) {
+  OSCAR_ASSIGN_OR_RETURN(const std::string text, ReadFile(path, kMaxDataBytes));
+  if (text.starts_with("PAR1")) {
+    return InvalidArgument(fmt::format(
+        "{}: Parquet is not read; give WikiText's raw text, such as wiki.test.raw", path.string()));
+  }
+  for (size_t begin = 0; begin < text.size() && !collector.full();) {
+    size_t end = begin;
+    do {
+      end = std::min(text.find('\n', end), text.size() - 1) + 1;
+      const size_t next = std::min(text.find('\n', end), text.size());
+      if (BeginsArticle(std::string_view(text).substr(end, next - end))) break;
+    } while (end < text.size());
+    const Result<std::vector<int32_t>> tokens = EncodeBeginning(
+        std::string_view(text).substr(begin, end - begin), budget - out.num_tokens, tokenizer);
+    if (!tokens.has_value()) {  // it is not UTF-8
+      return DataLoss(fmt::format("{}: {}", path.string(), tokens.error().message()));
+    }
+    collector.Add(*tokens);
+    begin = end;
+  }
+  return {};
+}
+
+// A prompt of each task in turn: the first of many would spend the budget alone.
+Status AddBenchmark(std::string_view name, const fs::path& path, const Tokenizer& tokenizer,
+                    const ChatTemplate* chat, Collector& collector, CalibrationText& out) {
+  OSCAR_ASSIGN_OR_RETURN(const EvalSuite suite, ReadBenchmark(name, path, {}));
+  out.warnings.insert(out.warnings.end(), suite.warnings.begin(), suite.warnings.end());
+  bool found = true;
+  for (size_t i = 0; found && !collector.full(); ++i) {
+    found = false;
+    for (const EvalTask& task : suite.tasks) {
+      if (i >= task.items.size()) continue;
+      found = true;
+      const EvalItem& item = task.items[i];
+      std::vector<int32_t> tokens;
+      if (chat != nullptr && item.use_template) {
+        ordered_json messages = ordered_json::array();
+        if (!item.system.empty()) {
+          messages.push_back({{"role", "system"}, {"content", item.system}});
+        }
+        messages.push_back({{"role", "user"}, {"content", item.prompt}});
+        OSCAR_ASSIGN_OR_RETURN(tokens, EncodeChat(messages, true, tokenizer, *chat));
+      } else {
+        OSCAR_ASSIGN_OR_RETURN(tokens, tokenizer.Encode(item.prompt, {.add_special = true}));
+      }
+      collector.Add(tokens);
+    }
+  }
+  return {};
+}
+
+// Fills from NAME=PATH; kInvalidArgument where NAME is no set.
+Status AddSet(const CalibrationTextOptions& options, const Tokenizer& tokenizer,
+              const ChatTemplate* chat, Collector& collector, CalibrationText& out) {
+  const std::string whole = options.data.string();
+  const size_t equals = whole.find('=');
+  const std::string name = whole.substr(0, equals), path = whole.substr(equals + 1);
+  if (std::ranges::find(kSets, name) == kSets.end()) {
+    std::string names;
+    for (const std::string_view set : kSets) {
+      names += fmt::format("{}{}", names.empty() ? "" : ", ", set);
+    }
+    return InvalidArgument(fmt::format(
+        "{}: no such file, and {} is no data set read by name; there are {}", whole, name, names));
+  }
+  if (path.empty()) return InvalidArgument(fmt::format("{}: name its file after the =", whole));
+  return name == kWikiText ? AddWikiText(path, tokenizer, options.tokens, collector, out)
+                           : AddBenchmark(name, path, tokenizer, chat, collector, out);
+}
+
 Status AddSample(const CalibrationTextOptions& options, const Tokenizer& tokenizer,
                  const ChatTemplate* chat, Collector& collector) {
   OSCAR_ASSIGN_OR_RETURN(const std::string text,
@@ -173,6 +259,8 @@ Status AddSample(const CalibrationTextOptions& options, const Tokenizer& tokeniz
 
 }  // namespace
 
+std::span<const std::string_view> CalibrationSets() { return kSets; }
+
 Result<CalibrationText> ReadCalibrationText(const CalibrationTextOptions& given,
                                             const Tokenizer& tokenizer, const ChatTemplate* chat) {
   CalibrationTextOptions options = given;
@@ -189,6 +277,8 @@ Result<CalibrationText> ReadCalibrationText(const CalibrationTextOptions& given,
   for (char& c : extension) c = c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
   if (options.data.empty()) {
     OSCAR_RETURN_IF_ERROR(AddSample(options, tokenizer, chat, collector));
+  } else if (options.data.string().find('=') != std::string::npos && !Exists(options.data)) {
+    OSCAR_RETURN_IF_ERROR(AddSet(options, tokenizer, chat, collector, out));
   } else if (extension == ".jsonl" || extension == ".ndjson") {
     OSCAR_RETURN_IF_ERROR(ReadLines(options, tokenizer, chat, collector, out));
   } else if (extension == ".json") {  // read as text it would be mostly marks

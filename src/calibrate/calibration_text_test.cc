@@ -169,5 +169,50 @@ TEST(SyntheticChats, AreNeverItemsOfTheSuite) {
   }
 }
 
+TEST_F(CalibrationTextTest, ReadsWikiTextByArticle) {
+  const fs::path file = directory_ / "wiki.test.raw";
+  std::ofstream(file)
+      << " \n = Robert Boulter = \n \n Robert is an actor . \n = = Career = = \n He acts . \n"
+         " \n = Du Fu = \n \n Du was a poet . \n";
+  options_.data = "wikitext=" + file.string();
+  const auto text = ReadCalibrationText(options_, tokenizer_, &chat_);
+  ASSERT_TRUE(text.has_value()) << text.error().ToString();
+  ASSERT_EQ(text->sequences.size(), 3u);  // what comes before the first article is one, too
+  EXPECT_EQ(tokenizer_.Decode(text->sequences[1], false),
+            " = Robert Boulter = \n \n Robert is an actor . \n = = Career = = \n He acts . \n \n");
+  EXPECT_EQ(tokenizer_.Decode(text->sequences[2], false), " = Du Fu = \n \n Du was a poet . \n");
+  options_.tokens = 10;
+  EXPECT_EQ(ReadCalibrationText(options_, tokenizer_, &chat_)->num_tokens, 10);
+  std::ofstream(file) << "PAR1 and so on";
+  EXPECT_NE(std::string(ReadCalibrationText(options_, tokenizer_, &chat_).error().message())
+                .find("Parquet is not read"),
+            std::string::npos);
+}
+
+TEST_F(CalibrationTextTest, ReadsBenchmarksByName) {
+  const fs::path file = directory_ / "gpqa.csv";
+  std::ofstream(file) << "Question,Correct Answer,Incorrect Answer 1,Incorrect Answer 2,"
+                         "Incorrect Answer 3\nWhy?,a,b,c,d\nHow?,e,f,g,h\n";
+  options_.data = "gpqa=" + file.string();
+  const auto text = ReadCalibrationText(options_, tokenizer_, &chat_);
+  ASSERT_TRUE(text.has_value()) << text.error().ToString();
+  ASSERT_EQ(text->sequences.size(), 2u);
+  const std::string first = tokenizer_.Decode(text->sequences[0], false);
+  // As the evaluation asks it.
+  EXPECT_TRUE(first.starts_with("<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"))
+      << first;
+  EXPECT_NE(first.find("Think step by step before answering.\n\nWhy?\n\nA) "), std::string::npos);
+  EXPECT_TRUE(first.ends_with("<|im_start|>assistant\n")) << first;
+  const auto error = [&](const std::string& data) {
+    options_.data = data;
+    const auto wrong = ReadCalibrationText(options_, tokenizer_, &chat_);
+    return wrong.has_value() ? std::string() : std::string(wrong.error().message());
+  };
+  EXPECT_NE(error("trivia=x").find("no data set read by name; there are wikitext, gpqa"),
+            std::string::npos);
+  EXPECT_NE(error("mmlu=").find("name its file"), std::string::npos);
+  EXPECT_NE(error("mmlu=/nowhere.csv").find("/nowhere.csv"), std::string::npos);
+}
+
 }  // namespace
 }  // namespace oscar

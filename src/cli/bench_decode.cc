@@ -163,7 +163,6 @@ Status DecodeBench::RunMethod(const std::string& method) {
   for (const auto* list : {&options_.contexts, &options_.job_contexts, &options_.prompts}) {
     for (const int64_t context : *list) longest = std::max(longest, context);
   }
-  longest += 4 * options_.steps + 16;
   model_options.max_sequences = 1;
   for (const int batch : options_.batches) {
     model_options.max_sequences = std::max(model_options.max_sequences, batch);
@@ -177,17 +176,8 @@ Status DecodeBench::RunMethod(const std::string& method) {
         {model_options.max_sequences, 128,
          static_cast<int>(std::min<uint64_t>(most, static_cast<uint64_t>(kMostSequences)))});
   }
-  // Positions beyond the trained ones cost the same; answers mean nothing here.
-  if (model_options.max_context == 0) {
-    OSCAR_ASSIGN_OR_RETURN(const auto plan, LoadedModel::Plan(model_options));
-    if (longest > plan->max_context() && model_options.rope_scaling.empty()) {
-      model_options.rope_scaling =
-          fmt::format("yarn:{}", (longest + plan->max_context() - 1) / plan->max_context());
-    }
-    model_options.max_context = longest;
-  }
   OSCAR_ASSIGN_OR_RETURN(const std::unique_ptr<LoadedModel> loaded,
-                         LoadedModel::Load(model_options));
+                         LoadForDecodeBench(model_options, longest, options_.steps));
   device_ = loaded->device() == Device::kCpu
                 ? fmt::format("cpu, {} threads", loaded->threads().num_threads())
                 : loaded->device_name();

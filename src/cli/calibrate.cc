@@ -202,8 +202,9 @@ void AddCalibrateCommand(CLI::App& app, RunFunction& run) {
       ->check(ratio);
   command
       ->add_option("--data", o.text.data,
-                   "Text: .txt, or .jsonl with text, prompt or messages per line; default: a "
-                   "built-in sample of prose and synthetic chats")
+                   "Text: .txt, or .jsonl with text, prompt or messages per line; a data set by "
+                   "name: wikitext=FILE, gpqa=, mmlu=, gsm8k=, math500=, longbench-e=DIR; default: "
+                   "a built-in sample of prose and synthetic chats")
       ->check(NotEmpty());
   command->add_option("--tokens", o.text.tokens, "Token budget")
       ->capture_default_str()

@@ -31,6 +31,7 @@ void AddInspectCommand(CLI::App& app, RunFunction& run);
 void AddManualCommands(CLI::App& app, RunFunction& run);
 void AddPullCommand(CLI::App& app, RunFunction& run);
 void AddReportCommand(CLI::App& app, RunFunction& run);
+void AddReproduceCommand(CLI::App& app, RunFunction& run);
 void AddRotationCommand(CLI::App& app, RunFunction& run);
 void AddServeCommand(CLI::App& app, RunFunction& run);
 void AddTokenizeCommand(CLI::App& app, RunFunction& run);

@@ -5,15 +5,14 @@
 #include <CLI/Config.hpp>
 #include <CLI/Formatter.hpp>
 #include <algorithm>
-#include <charconv>
 #include <cstdlib>
-#include <limits>
-#include <nlohmann/json.hpp>
 #include <set>
 
 #include "base/file.h"
 #include "base/log.h"
+#include "cli/calibrate_once.h"
 #include "cli/command.h"
+#include "cli/eval_suites.h"
 #include "cli/interrupt.h"
 #include "cli/model_options.h"
 #include "cli/validators.h"
@@ -24,34 +23,24 @@
 #include "run/eval_report.h"
 #include "run/evaluation.h"
 #include "run/item_log.h"
+#include "run/sweep.h"
 #include "sandbox/sandbox.h"
-#include "tasks/benchmarks.h"
-#include "tasks/demo_suite.h"
-#include "tasks/ruler.h"
-#include "text/chat.h"
-#include "text/tokenizer.h"
 
 namespace oscar::cli {
 namespace {
 
 namespace fs = std::filesystem;
 
-constexpr uint64_t kItemSeed = 42;  // of items that are generated
-
 struct EvalArguments {
   ModelArguments model;
   SamplingArguments sampling;
-  std::vector<std::string> suites = {"demo"};
-  std::vector<std::string> tasks;
+  SuiteArguments suite;
   std::vector<double> bits;
-  std::vector<int64_t> lengths = {4096};
-  fs::path haystack;
+  std::vector<std::string> sweep;
   std::string prefill = "method";
   std::string windows = "auto";
   std::string prose;
   int prose_windows = 8;
-  std::string limit = "0";
-  int64_t samples = 100;
   int repeats = 0;
   int64_t max_tokens = 0;
   bool strict_only = false;
@@ -60,42 +49,6 @@ struct EvalArguments {
   // Of the command line, by name; and all that belong to a model that is run here.
   std::set<std::string> given, of_model;
 };
-
-std::vector<std::string> SplitList(const std::string& text) {
-  std::vector<std::string> out;
-  for (size_t at = 0; at <= text.size();) {
-    const size_t end = std::min(text.find(',', at), text.size());
-    if (end > at) out.push_back(text.substr(at, end - at));
-    at = end + 1;
-  }
-  return out;
-}
-
-// "60" or "60,multikey_14k=30".
-Status ParseLimits(const std::string& text, SuiteOptions& options) {
-  Status wrong = InvalidArgument(fmt::format(
-      "--limit \"{}\": give a number, or numbers of tasks as in 60,hop=20, each once", text));
-  bool has_common = false;
-  const std::vector<std::string> parts = SplitList(text);
-  if (parts.empty()) return wrong;
-  for (const std::string& part : parts) {
-    const size_t equals = part.find('=');
-    const std::string number = equals == std::string::npos ? part : part.substr(equals + 1);
-    int64_t value = 0;
-    const auto [stop, error] = std::from_chars(number.data(), number.data() + number.size(), value);
-    if (error != std::errc() || stop != number.data() + number.size() || value < 0) return wrong;
-    if (equals == std::string::npos) {
-      if (has_common) return wrong;
-      has_common = true;
-      options.limit = value;
-    } else if (!options.task_limits.emplace(part.substr(0, equals), value).second) {
-      return wrong;
-    }
-  }
-  return {};
-}
-
-bool IsRuler(const std::string& suite) { return suite == "ruler" || IsRulerTask(suite); }
 
 // Those of the names that the command line has.
 std::string GivenOf(const EvalArguments& arguments, const std::set<std::string>& names) {
@@ -117,7 +70,8 @@ Status CheckOptions(const EvalArguments& arguments) {
     }
     std::set<std::string> names = arguments.of_model;
     names.erase("--model");  // for its tokenizer
-    names.insert({"--text", "--text-windows", "--strict-only", "--prefill", "--windows"});
+    names.insert(
+        {"--sweep", "--text", "--text-windows", "--strict-only", "--prefill", "--windows"});
     if (const std::string list = given_of(names); !list.empty()) {
       return InvalidArgument(fmt::format(
           "{}: for a model that is run here, not for --endpoint; leave one of them out", list));
@@ -125,8 +79,9 @@ Status CheckOptions(const EvalArguments& arguments) {
   } else if (const std::string list = given_of({"--endpoint-model", "--parallel"}); !list.empty()) {
     return InvalidArgument(fmt::format("{}: only with --endpoint", list));
   }
-  const bool has_ruler = std::ranges::any_of(arguments.suites, IsRuler);
-  const bool has_demo = std::ranges::find(arguments.suites, "demo") != arguments.suites.end();
+  const bool has_ruler = std::ranges::any_of(arguments.suite.suites, IsRulerSuite);
+  const bool has_demo =
+      std::ranges::find(arguments.suite.suites, "demo") != arguments.suite.suites.end();
   if (const std::string list = given_of({"--haystack", "--length"}); !has_ruler && !list.empty()) {
     return InvalidArgument(fmt::format("{}: only with RULER's tasks, as --suite ruler", list));
   }
@@ -160,166 +115,16 @@ Status CheckMethods(const EvalArguments& arguments, const std::vector<EvalMethod
       "{}: --kv bf16 keeps every token in BF16, so this has no effect; leave it out", list));
 }
 
-// What a prompt of the model's chat costs, for tasks that are generated to a length.
-Result<std::function<Result<int64_t>(std::string_view)>> MakeTokenCounter(const fs::path& model) {
-  OSCAR_ASSIGN_OR_RETURN(Tokenizer loaded, Tokenizer::Load(model));
-  auto tokenizer = std::make_shared<const Tokenizer>(std::move(loaded));
-  int64_t overhead = 0;
-  const Result<ChatTemplate> chat = ChatTemplate::Load(model);
-  if (chat.has_value()) {
-    const nlohmann::ordered_json messages = {{{"role", "user"}, {"content", "x"}}};
-    TemplateInput input;
-    input.messages = &messages;
-    input.now = 0;
-    OSCAR_ASSIGN_OR_RETURN(const std::vector<TokenId> tokens, chat->Encode(input, *tokenizer));
-    overhead = static_cast<int64_t>(tokens.size());
-  } else if (chat.error().code() != StatusCode::kNotFound) {
-    return Unexpected(chat.error());
-  }
-  return [tokenizer, overhead](std::string_view text) -> Result<int64_t> {
-    OSCAR_ASSIGN_OR_RETURN(const std::vector<TokenId> tokens, tokenizer->Encode(text));
-    return static_cast<int64_t>(tokens.size()) + overhead;
-  };
-}
-
-// What tasks take from the demo model where nothing else is named; `instead` says how to name it.
-Result<fs::path> DemoModelFor(std::string_view what, std::string_view instead) {
-  Result<fs::path> demo = FindDemoModel();
-  if (demo.has_value()) return demo;
-  return Unexpected(NotFound(fmt::format(
-      "{} with the demo model, which was not found beside the program; {}", what, instead)));
-}
-
-Result<EvalSuite> MakeRuler(const EvalArguments& arguments, const std::string& name,
-                            const SuiteOptions& options) {
-  EvalSuite suite;
-  std::vector<std::string> wanted;
-  for (const std::string_view task : RulerTasks()) {
-    if (name != "ruler" && name != task) continue;
-    suite.names.emplace_back(task);
-    if (options.Takes(task)) wanted.emplace_back(task);
-  }
-  if (wanted.empty()) return suite;
-  fs::path model = arguments.model.options.model, haystack = arguments.haystack;
-  const bool needs_essays = std::any_of(wanted.begin(), wanted.end(), RulerTaskNeedsEssays);
-  if (model.empty()) {
-    OSCAR_ASSIGN_OR_RETURN(
-        model, DemoModelFor(fmt::format("the tokenizer that counts {}'s tokens comes", name),
-                            "name the model's directory with --model DIR"));
-  }
-  std::string essays;
-  if (needs_essays) {
-    if (haystack.empty()) {
-      OSCAR_ASSIGN_OR_RETURN(
-          haystack, DemoModelFor(fmt::format("the prose that {} hides needles in comes", name),
-                                 "name a text with --haystack FILE"));
-      haystack /= "eval/haystack.txt";
-    }
-    OSCAR_ASSIGN_OR_RETURN(essays, ReadHaystack(haystack));
-  }
-  RulerOptions ruler;
-  OSCAR_ASSIGN_OR_RETURN(ruler.count_tokens, MakeTokenCounter(model));
-  ruler.essays = essays;
-  const uint64_t seed = arguments.sampling.seed.value_or(kItemSeed);
-  if (seed > std::numeric_limits<uint32_t>::max()) {
-    return Unexpected(
-        InvalidArgument(fmt::format("--seed {}: RULER's items take seeds below 2^32", seed)));
-  }
-  ruler.seed = static_cast<uint32_t>(seed);
-  for (const int64_t length : arguments.lengths) {
-    ruler.length = length;
-    for (const std::string& task : wanted) {
-      const int64_t limit = options.LimitOf(task);
-      ruler.samples = limit > 0 ? std::min(limit, arguments.samples) : arguments.samples;
-      Result<EvalTask> made = MakeRulerTask(task, ruler);
-      if (made.has_value()) {
-        suite.tasks.push_back(std::move(*made));
-      } else if (made.error().code() == StatusCode::kOutOfRange) {
-        suite.warnings.push_back(fmt::format("left out: {}", made.error().message()));
-      } else {
-        return Unexpected(made.error());
-      }
-    }
-  }
-  if (!arguments.endpoint.url.empty() && arguments.model.options.model.empty()) {
-    suite.warnings.push_back(
-        "RULER's lengths are counted with the demo model's tokenizer; name a directory with the "
-        "server's own by --model");
-  }
-  return suite;
-}
-
-Status UnknownSuite(const std::string& name) {
-  std::string ruler, benchmarks;
-  for (const std::string_view task : RulerTasks()) ruler += fmt::format(", {}", task);
-  for (const std::string_view benchmark : BenchmarkNames()) {
-    benchmarks += fmt::format("{}{}=PATH", benchmarks.empty() ? "" : ", ", benchmark);
-  }
-  return InvalidArgument(
-      fmt::format("--suite {}: no suite and no directory has this name; give a "
-                  "directory of *.jsonl, or demo, ruler{}, or your data as {}",
-                  name, ruler, benchmarks));
-}
-
-// The tasks of one name of --suite; the prose for perplexity comes with a directory.
-Result<EvalSuite> MakeSuite(const EvalArguments& arguments, const std::string& name,
-                            const SuiteOptions& options, fs::path& prose) {
-  const size_t equals = name.find('=');
-  const std::string kind = name.substr(0, equals);
-  if (IsRuler(name)) return MakeRuler(arguments, name, options);
-  if (IsBenchmark(kind)) {
-    const std::string path = equals == std::string::npos ? "" : name.substr(equals + 1);
-    if (path.empty()) {
-      return Unexpected(InvalidArgument(fmt::format(
-          "--suite {}: name your copy of its data as {}=PATH; see docs/tasks.md for the format",
-          name, kind)));
-    }
-    return ReadBenchmark(kind, path, options);
-  }
-  fs::path directory = name;
-  if (name == "demo") {
-    OSCAR_ASSIGN_OR_RETURN(
-        directory, DemoModelFor("the demo suite comes", "name a directory with --suite DIR"));
-    directory /= "eval";
-    if (arguments.given.contains("--samples")) {
-      prose = directory / "heldout_prose.json";
-      OSCAR_ASSIGN_OR_RETURN(std::string text, ReadHaystack(directory / "haystack.txt"));
-      OSCAR_ASSIGN_OR_RETURN(const CodePointText haystack,
-                             CodePointText::Create(std::move(text), "haystack.txt"));
-      return MakeDemoSuite(arguments.samples, arguments.sampling.seed.value_or(kItemSeed), haystack,
-                           options);
-    }
-  }
-  if (!IsDirectory(directory)) return Unexpected(UnknownSuite(name));
-  if (Exists(directory / "heldout_prose.json")) prose = directory / "heldout_prose.json";
-  return ReadSuite(directory, options);
-}
-
-Result<EvalSuite> MakeSuites(const EvalArguments& arguments, fs::path& prose) {
-  SuiteOptions options;
-  options.tasks = arguments.tasks;
-  OSCAR_RETURN_IF_ERROR(ParseLimits(arguments.limit, options));
-  std::vector<NamedSuite> parts;
-  for (const std::string& name : arguments.suites) {
-    parts.push_back({name, {}});
-    OSCAR_ASSIGN_OR_RETURN(parts.back().suite, MakeSuite(arguments, name, options, prose));
-  }
-  OSCAR_ASSIGN_OR_RETURN(EvalSuite suite, JoinSuites(std::move(parts), options));
-  for (const std::string& warning : suite.warnings) LogWarning("{}", warning);
-  const bool uses_tokenizer =
-      std::any_of(arguments.suites.begin(), arguments.suites.end(), IsRuler) ||
-      std::any_of(suite.tasks.begin(), suite.tasks.end(),
-                  [](const EvalTask& task) { return task.max_input > 0; });
-  if (!arguments.endpoint.url.empty() && arguments.given.contains("--model") && !uses_tokenizer) {
-    return Unexpected(InvalidArgument(
-        "--model: with --endpoint only its tokenizer is used, to count and cut texts, and none of "
-        "these tasks needs that; --endpoint-model names the server's model"));
-  }
-  return suite;
-}
-
 // The same of options that only some tasks have a use for.
 Status CheckTasks(const EvalArguments& arguments, const EvalSuite& suite) {
+  const bool uses_tokenizer =
+      std::ranges::any_of(arguments.suite.suites, IsRulerSuite) ||
+      std::ranges::any_of(suite.tasks, [](const EvalTask& task) { return task.max_input > 0; });
+  if (arguments.suite.is_remote && arguments.given.contains("--model") && !uses_tokenizer) {
+    return InvalidArgument(
+        "--model: with --endpoint only its tokenizer is used, to count and cut texts, and none of "
+        "these tasks needs that; --endpoint-model names the server's model");
+  }
   const bool draws = std::ranges::any_of(suite.tasks, [](const EvalTask& task) {
     return task.sampling.has_value() && task.sampling->temperature > 0;
   });
@@ -341,6 +146,31 @@ Status CheckTasks(const EvalArguments& arguments, const EvalSuite& suite) {
   return {};
 }
 
+// The rotations of a sweep over calibrations, in OUT/calibration.
+Status CalibrateSweep(const ModelOptions& model, const fs::path& out,
+                      std::vector<EvalMethod>& methods) {
+  for (EvalMethod& method : methods) {
+    CalibrateOptions options;
+    options.model = model;
+    options.model.rotation.clear();
+    std::string name;
+    if (const auto tokens = method.swept.find(kSweepTokens); tokens != method.swept.end()) {
+      options.text.tokens = std::atoll(tokens->second.c_str());
+      name = tokens->second;
+    }
+    if (const auto text = method.swept.find(kSweepText); text != method.swept.end()) {
+      if (text->second != "sample") options.text.data = text->second;
+      std::string part = text->second;
+      std::ranges::replace(part, '/', '_');
+      name += (name.empty() ? "" : " ") + part;
+    }
+    if (name.empty()) continue;
+    method.rotation = out / "calibration" / name;
+    OSCAR_RETURN_IF_ERROR(CalibrateOnce(options, method.rotation));
+  }
+  return {};
+}
+
 Status RunEval(EvalArguments& arguments) {
   const ClearUpScope scope(EndSandboxes);
   OSCAR_RETURN_IF_ERROR(CheckOptions(arguments));
@@ -349,11 +179,19 @@ Status RunEval(EvalArguments& arguments) {
                          ParseMethods(SplitList(arguments.model.options.kv),
                                       arguments.model.options.rotation, arguments.bits));
   OSCAR_RETURN_IF_ERROR(CheckMethods(arguments, options.methods));
+  OSCAR_ASSIGN_OR_RETURN(options.sweep, ParseSweep(arguments.sweep));
+  if (!options.sweep.empty()) {
+    OSCAR_ASSIGN_OR_RETURN(options.methods, ExpandSweep(options.methods, options.sweep));
+  }
   // A server under test has its own weights; the tokenizer counts tokens.
   OSCAR_RETURN_IF_ERROR(arguments.model.Obtain(arguments.endpoint.url.empty() ? ModelParts::kWeights
                                                                               : ModelParts::kText));
   options.model = arguments.model.options;
-  OSCAR_ASSIGN_OR_RETURN(options.suite, MakeSuites(arguments, options.prose));
+  arguments.suite.generates_demo = arguments.given.contains("--samples");
+  arguments.suite.seed = arguments.sampling.seed;
+  arguments.suite.model = arguments.model.options.model;
+  arguments.suite.is_remote = !arguments.endpoint.url.empty();
+  OSCAR_ASSIGN_OR_RETURN(options.suite, MakeSuites(arguments.suite, options.prose));
   OSCAR_RETURN_IF_ERROR(SetSampling(
       options.suite, [&](const SamplingOptions& base) { return arguments.sampling.Apply(base); },
       arguments.repeats));
@@ -380,6 +218,7 @@ Status RunEval(EvalArguments& arguments) {
         "--text-windows: the suite has no heldout_prose.json; name a text with --text FILE");
   }
   options.out = arguments.out;
+  OSCAR_RETURN_IF_ERROR(CalibrateSweep(options.model, options.out, options.methods));
   EvalResults results;
   if (arguments.endpoint.url.empty()) {
     OSCAR_ASSIGN_OR_RETURN(results, Evaluate(options));
@@ -391,6 +230,9 @@ Status RunEval(EvalArguments& arguments) {
   OSCAR_RETURN_IF_ERROR(WriteResults(results, arguments.out));
   fmt::print("{}", ResultsToTable(results));
   fmt::print("\n{}/results.json, results.csv and report.html written\n", arguments.out.string());
+  for (const auto& [name, chart] : SweepCharts(results)) {
+    fmt::print("{}\n", (arguments.out / name).string());
+  }
   if (arguments.endpoint.url.empty()) return {};
   if (const int64_t failed = results.methods.front().Failed(); failed > 0) {
     return Unavailable(fmt::format(
@@ -456,34 +298,37 @@ void AddEvalCommand(CLI::App& app, RunFunction& run) {
           "NAME@none takes it away, oscar+:2.5 gives it bits")
       ->default_str(arguments->model.options.kv);
   command
-      ->add_option(
-          "--suite", arguments->suites,
-          "What to measure, joined by commas: demo, a directory of task files (*.jsonl), "
-          "ruler or one of its tasks, or a benchmark with your copy of its data: "
-          "gsm8k=FILE, math500=, aime25=, humaneval=, gpqa=, livecodebench=, longbench-e=DIR")
+      ->add_option("--suite", arguments->suite.suites,
+                   "What to measure, joined by commas: demo, a directory of task files (*.jsonl), "
+                   "ruler or one of its tasks, or a benchmark with your copy of its data: "
+                   "gsm8k=FILE, math500=, aime25=, humaneval=, gpqa=, mmlu=, livecodebench=, "
+                   "longbench-e=DIR; "
+                   "qa_1=FILE and qa_2= are RULER's, from SQuAD and HotpotQA")
       ->delimiter(',')
       ->capture_default_str();
   command
-      ->add_option("--tasks", arguments->tasks,
+      ->add_option("--tasks", arguments->suite.tasks,
                    "Only these tasks of the suites, such as sort, vt or lcc_e")
       ->delimiter(',');
   command
-      ->add_option("--limit", arguments->limit,
+      ->add_option("--limit", arguments->suite.limit,
                    "First items of each task, 0 is all; 60,hop=20 sets one task apart")
       ->capture_default_str();
-  command->add_option("--length", arguments->lengths, "Tokens of RULER's items, joined by commas")
+  command
+      ->add_option("--length", arguments->suite.lengths,
+                   "Tokens of RULER's items, joined by commas")
       ->delimiter(',')
       ->capture_default_str()
       ->check(CLI::Range(512, 1 << 24));
   command
       ->add_option(
-          "--samples", arguments->samples,
+          "--samples", arguments->suite.samples,
           "Items per task of suites that are generated: RULER's, and the demo suite, which "
           "without this option is the one that ships")
       ->capture_default_str()
       ->check(CLI::Range(1, 100000));
   command
-      ->add_option("--haystack", arguments->haystack,
+      ->add_option("--haystack", arguments->suite.haystack,
                    "Text to hide RULER's needles in, .txt or RULER's .json; default: the demo "
                    "suite's")
       ->check(NotEmpty());
@@ -491,6 +336,12 @@ void AddEvalCommand(CLI::App& app, RunFunction& run) {
       ->add_option("--max-tokens", arguments->max_tokens,
                    "Longest output, in place of the task's own")
       ->check(Positive());
+  command
+      ->add_option("--sweep", arguments->sweep,
+                   "Vary a setting of every method, as in sink=0,64; given twice: a grid. sink, "
+                   "recent, group, bits, calibration-tokens, calibration-text (sample, or as "
+                   "--data of oscar calibrate)")
+      ->check(NotEmpty());
   command->add_option("--endpoint", arguments->endpoint.url,
                       "Measure this OpenAI-compatible server in place of a model here; "
                       "$OPENAI_API_KEY is sent where set, and --model names its tokenizer for "

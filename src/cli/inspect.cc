@@ -1,5 +1,5 @@
 // oscar inspect: what a file or directory holds: model configs, safetensors, torch files,
-// rotations.
+// rotations; and the keys that a model makes of a prompt.
 #include <fmt/core.h>
 
 #include <CLI/App.hpp>
@@ -15,8 +15,10 @@
 #include "base/file.h"
 #include "base/progress.h"
 #include "cli/command.h"
+#include "cli/inspect_keys.h"
 #include "cli/model_options.h"
 #include "cli/rotation_options.h"
+#include "cli/validators.h"
 #include "hub/hub.h"
 #include "io/hf_config.h"
 #include "io/hub_cache.h"
@@ -39,6 +41,7 @@ struct InspectOptions {
   bool is_snapshot = false;  // of a name: weights may not be here
   int layer = -1;
   std::optional<double> bits;
+  InspectKeysOptions keys;  // with --kv
 };
 
 ordered_json ConfigToJson(const ModelConfig& config) {
@@ -330,7 +333,27 @@ bool LooksLikeRotation(const SafetensorsFile& file) {
   });
 }
 
+// Keys of a model, which runs for that.
+Status RunInspectKeys(InspectOptions& options) {
+  if (options.bits.has_value()) {
+    return InvalidArgument("--bits: keys are shown before they are quantised; leave it out");
+  }
+  if (options.keys.prompt.empty()) {
+    return InvalidArgument("--kv: the keys are those of a prompt; name its file with --prompt");
+  }
+  OSCAR_ASSIGN_OR_RETURN(options.keys.model.model,
+                         hub::ObtainModel(options.path, ModelParts::kWeights, options.offline));
+  options.keys.model.device = Device::kCpu;
+  options.keys.layer = options.layer;
+  options.keys.json = options.json;
+  return InspectKeys(options.keys);
+}
+
 Status RunInspect(InspectOptions options) {
+  if (!options.keys.model.kv.empty()) return RunInspectKeys(options);
+  if (options.json && options.layer >= 0) {
+    return InvalidArgument("--layer: --json has every layer; leave one of them out");
+  }
   fs::path path = options.path;
   if (!Exists(
           path)) {  // a name on the hub, perhaps: its config, and its tensors where they are here
@@ -392,12 +415,43 @@ void AddInspectCommand(CLI::App& app, RunFunction& run) {
   command->add_option("path", options->path, "File, directory, or a name on the Hugging Face hub")
       ->required();
   AddOfflineFlag(*command, options->offline);
-  CLI::Option* const json = command->add_flag("--json", options->json, "Print JSON");
-  command->add_option("--layer", options->layer, "Layer whose eigenvalue spectrum is shown")
-      ->excludes(json)
+  command->add_flag("--json", options->json, "Print JSON");
+  command
+      ->add_option("--layer", options->layer,
+                   "Layer whose eigenvalue spectrum is shown; with --kv, whose keys are")
       ->check(CLI::Range(0, 1'000'000));
   command->add_option("--bits", options->bits,
                       "History bits of the map of bits per head that is shown; default: oscar+'s");
+  const char* const group = "Keys of a prompt";
+  options->keys.model.kv.clear();
+  CLI::Option* const kv =
+      command
+          ->add_option("--kv", options->keys.model.kv,
+                       "Show channel outliers and norms of a model's keys before and after what "
+                       "this cache method does to them, such as oscar-su (on the CPU)")
+          ->check(NotEmpty())
+          ->group(group);
+  command->add_option("--prompt", options->keys.prompt, "File with the prompt's text")
+      ->needs(kv)
+      ->check(NotEmpty())
+      ->group(group);
+  command
+      ->add_option("--rotation", options->keys.model.rotation, "Rotation of methods that take one")
+      ->needs(kv)
+      ->check(NotEmpty())
+      ->group(group);
+  command
+      ->add_option("--head", options->keys.kv_head,
+                   "KV head whose keys are shown; default: the one with the largest outlier")
+      ->needs(kv)
+      ->check(CLI::Range(0, 1'000'000))
+      ->group(group);
+  command
+      ->add_option("--out", options->keys.out,
+                   "Directory for keys.html, keys.json and the charts as SVG")
+      ->needs(kv)
+      ->check(NotEmpty())
+      ->group(group);
   command->callback([options, &run] { run = [options] { return RunInspect(*options); }; });
 }
 

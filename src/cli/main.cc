@@ -61,6 +61,7 @@ int Main(int argc, char** argv) {
   AddInfoCommand(app, run);
   AddPullCommand(app, run);
   AddReportCommand(app, run);
+  AddReproduceCommand(app, run);
   AddRotationCommand(app, run);
   AddServeCommand(app, run);
   AddTokenizeCommand(app, run);

@@ -26,6 +26,10 @@ class LayerErrorProbe {
   // over KV heads: how unequal the directions are that a rotation evens out. [layers][D]
   Result<std::vector<std::vector<double>>> QuerySpectra() const;
 
+  // Keys as computed, after RoPE, of the i-th layer with a history: [tokens, KV heads, D].
+  std::span<const float> Keys(int i) const { return layers_[static_cast<size_t>(i)].k; }
+  int64_t num_tokens() const { return num_tokens_; }
+
  private:
   LayerErrorProbe() = default;
   // sum q q^T over every few tokens and the query heads of a KV head. [D, D]

@@ -434,7 +434,8 @@ std::string HeatMap(const std::vector<std::string>& rows, const std::vector<std:
           "<text x=\"{:.1f}\" y=\"{}\" class=\"cell\" fill=\"{}\" "
           "text-anchor=\"middle\">{}</text>\n",
           x, top, width - 1, kCell - 1, red, other, other, x + width / 2, top + 17,
-          share > 0.5 ? "#fff" : "#222", std::isfinite(value) ? fmt::format("{:.2g}", value) : "");
+          share > 0.5 ? "#fff" : "#222",
+          std::isfinite(value) ? fmt::format("{:.{}g}", value, o.digits) : "");
     }
   }
   for (size_t c = 0; c < columns.size(); ++c) {
@@ -446,6 +447,82 @@ std::string HeatMap(const std::vector<std::string>& rows, const std::vector<std:
   out +=
       fmt::format("<text x=\"{}\" y=\"{}\" class=\"label\" text-anchor=\"middle\">{}</text>\n",
                   (names + o.width - kRight) / 2, o.height - kBottom + 36, EscapeHtml(o.x.label));
+  return out + "</svg>\n";
+}
+
+std::string DenseMap(const std::vector<std::vector<double>>& values, double most,
+                     const ChartOptions& options) {
+  if (values.empty() || values.front().empty() || !(most > 0)) return "<p>No data.</p>\n";
+  constexpr int kLevels = 12;
+  constexpr int kKey = 90;  // pixels of the scale at the right
+  const ChartOptions& o = options;
+  const size_t columns = values.front().size();
+  const auto rows = static_cast<double>(values.size());
+  const int right = o.width - kRight - kKey, height = o.height - kTop - kBottom;
+  const auto paint = [](int level) {
+    const int other = 250 - 225 * level / (kLevels - 1);
+    return fmt::format("rgb({},{},{})", 255 - 95 * level / (kLevels - 1), other, other);
+  };
+  // One path per colour, of runs along rows; in cells, which the group scales.
+  std::vector<std::string> runs(kLevels);
+  for (size_t r = 0; r < values.size(); ++r) {
+    const auto level_at = [&](size_t c) {
+      const double share = std::isfinite(values[r][c]) ? values[r][c] / most : 0;
+      return std::clamp(static_cast<int>(share * kLevels), 0, kLevels - 1);
+    };
+    for (size_t c = 0; c < columns;) {
+      size_t end = c + 1;
+      while (end < columns && level_at(end) == level_at(c)) ++end;
+      runs[static_cast<size_t>(level_at(c))] += fmt::format("M{} {}h{}", c, r, end - c);
+      c = end;
+    }
+  }
+  std::string out = Open(o);
+  out += fmt::format(
+      "<g transform=\"translate({} {:.2f}) scale({:.4f} {:.4f})\" "
+      "shape-rendering=\"crispEdges\">\n",
+      kLeft, kTop + 0.5 * height / rows,
+      static_cast<double>(right - kLeft) / static_cast<double>(columns), height / rows);
+  for (int level = 0; level < kLevels; ++level) {
+    const std::string& path = runs[static_cast<size_t>(level)];
+    if (path.empty()) continue;
+    // A little wider than a cell, so that no seams show between rows.
+    out += fmt::format("<path d=\"{}\" stroke=\"{}\" stroke-width=\"1.04\" fill=\"none\"/>\n", path,
+                       paint(level));
+  }
+  out += "</g>\n";
+  // Ends are those of the map: rounded ones would move its cells away from their numbers.
+  ChartAxis x_axis = o.x, y_axis = o.y;
+  x_axis.low = y_axis.low = 0;
+  x_axis.high = o.x.high.value_or(static_cast<double>(columns));
+  y_axis.high = o.y.high.value_or(rows);
+  const Scale x(x_axis, 0, *x_axis.high, kLeft, right);
+  const Scale y(y_axis, 0, *y_axis.high, kTop, o.height - kBottom);
+  for (const double tick : x.ticks()) {
+    out +=
+        fmt::format("<text x=\"{:.1f}\" y=\"{}\" class=\"tick\" text-anchor=\"middle\">{}</text>\n",
+                    x.Place(tick), o.height - kBottom + 16, x.Label(tick));
+  }
+  for (const double tick : y.ticks()) {
+    out += fmt::format("<text x=\"{}\" y=\"{:.1f}\" class=\"tick\" text-anchor=\"end\">{}</text>\n",
+                       kLeft - 6, y.Place(tick) + 4, y.Label(tick));
+  }
+  out += fmt::format("<text x=\"{}\" y=\"{}\" class=\"label\" text-anchor=\"middle\">{}</text>\n",
+                     (kLeft + right) / 2, o.height - kBottom + 36, EscapeHtml(o.x.label));
+  const double middle = (kTop + o.height - kBottom) / 2.0;
+  out += fmt::format(
+      "<text x=\"14\" y=\"{0:.1f}\" class=\"label\" text-anchor=\"middle\" "
+      "transform=\"rotate(-90 14 {0:.1f})\">{1}</text>\n",
+      middle, EscapeHtml(o.y.label));
+  for (int level = 0; level < kLevels; ++level) {
+    const double step = static_cast<double>(height) / kLevels;
+    out += fmt::format("<rect x=\"{}\" y=\"{:.1f}\" width=\"14\" height=\"{:.1f}\" fill=\"{}\"/>\n",
+                       right + 18, kTop + step * (kLevels - 1 - level), step + 0.3, paint(level));
+  }
+  for (const double share : {0.0, 0.5, 1.0}) {
+    out += fmt::format("<text x=\"{}\" y=\"{:.1f}\" class=\"tick\">{}{:.3g}</text>\n", right + 38,
+                       kTop + height * (1 - share) + 4, share == 1.0 ? "≥ " : "", most * share);
+  }
   return out + "</svg>\n";
 }
 

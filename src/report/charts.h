@@ -35,6 +35,7 @@ struct ChartOptions {
   ChartAxis x, y;
   int width = 600, height = 340;  // text is of the page's size where two charts stand in a row
   bool legend = true;             // of bars: a chart that continues below needs none
+  int digits = 2;                 // of the numbers in a heat map's cells
 };
 
 // Values that are not finite, or not positive on a log axis, are left out. Where a line has few
@@ -65,6 +66,11 @@ std::string BarChart(const std::vector<std::string>& groups, const std::vector<C
 // maps can share theirs) and printed in the cell.
 std::string HeatMap(const std::vector<std::string>& rows, const std::vector<std::string>& columns,
                     const std::vector<std::vector<double>>& values, const ChartOptions& options);
+
+// values[row][column] of many cells, without their numbers: from white at 0 to dark at `most` and
+// above, rows from the top down. Axes count cells, or what their `high` says. Takes about 10 bytes per run of equal colours.
+std::string DenseMap(const std::vector<std::vector<double>>& values, double most,
+                     const ChartOptions& options);
 
 // A chart as a separate file, with the colours that a page would give it.
 std::string StandaloneChart(std::string chart);

@@ -120,3 +120,41 @@ def test_bytes_are_those_after_sealing(oscar, tmp_path):
     took = {method["method"]: method["cache_bytes"] for method in results["methods"]}
     # While the prompt is read its cell is in BF16 on every cache; what counts is what stays.
     assert took["oscar+"] < took["bf16"] / 3
+
+
+def test_a_sweep_measures_every_point_and_resumes(oscar, tmp_path):
+    out = tmp_path / "out"
+    command = ("eval", "--kv", "bf16,oscar+@none", "--tasks", "sum", "--limit", 1, "--text", "none", "--strict-only", "--out", out)
+    grid = (*command, "--sweep", "sink=0,64", "--sweep", "recent=64,256")
+    assert "sweep-oscar+@none-kl.svg" in oscar(*grid).stdout
+    results = json.loads((out / "results.json").read_text())
+    assert [axis["name"] for axis in results["sweep"]] == ["sink", "recent"]
+    labels = [method["method"] for method in results["methods"]]
+    assert labels == ["bf16", *(f"oscar+@none sink={s} recent={r}" for s in (0, 64) for r in (64, 256))]
+    # More of it in BF16 is more bits.
+    bits = [method["stored_bits"]["4096"] for method in results["methods"]]
+    assert bits[1] < bits[2] < bits[4] and bits[1] < bits[3] < bits[4]
+    items = (out / "items.jsonl").read_text()
+    assert "5 of 5 items were measured before" in oscar(*grid).stderr and (out / "items.jsonl").read_text() == items
+    # A point is what the same options measure without a sweep.
+    alone = tmp_path / "alone"
+    oscar(*command[:-1], alone, "--sink", 0, "--recent", 64)
+    found = [json.loads(line) for folder in (out, alone) for line in (folder / "items.jsonl").read_text().splitlines()]
+    points = [record for record in found if record["method"] in ("oscar+@none sink=0 recent=64", "oscar+@none")]
+    assert len(points) == 2 and points[0]["bits"] == points[1]["bits"] and points[0]["reference"] == points[1]["reference"]
+    for arguments, why in ((("--sweep", "window=3"), "what is varied"), (("--sweep", "calibration-tokens=600"), "none of the methods"),
+                           (("--sweep", "group=48"), "48")):
+        assert why in oscar(*command, *arguments, ok=False).stderr
+
+
+def test_a_sweep_over_calibrations_makes_them(oscar, tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("The sea was calm and the boats came home late. " * 100)
+    out = tmp_path / "out"
+    command = ("eval", "--kv", "bf16,oscar", "--tasks", "sum", "--limit", 1, "--text", "none", "--strict-only", "--out", out,
+               "--sweep", f"calibration-text=sample,{text}", "--sweep", "calibration-tokens=300,600")
+    oscar(*command)
+    made = sorted(path.name for path in (out / "calibration").iterdir())
+    assert len(made) == 4 and made[0].startswith("300 ") and made[3].startswith("600 ")
+    assert len(json.loads((out / "results.json").read_text())["methods"]) == 5
+    assert oscar(*command).stderr.count("calibrated before") == 4

@@ -112,3 +112,28 @@ def test_one_file_of_a_pair_is_shown_alone(oscar, root, tmp_path):
     assert values["objective"] == "sst_r_h_pbr"
     assert "name its directory" in oscar("inspect", keys, "--layer", 0, ok=False).stderr
     assert "rotation: 2 layers" in oscar("inspect", pair).stdout
+
+
+def test_keys_of_a_prompt(oscar, root, tmp_path):
+    prompt = tmp_path / "prompt.txt"
+    prompt.write_text("The sea was calm and the boats came home late. " * 20)
+    out = tmp_path / "keys"
+    command = ("inspect", root / "models/demo", "--kv", "oscar-su", "--prompt", prompt)
+    shown = oscar(*command, "--out", out).stdout
+    assert "as computed" in shown and "divided by token norms" in shown
+    made = json.loads((out / "keys.json").read_text())
+    assert [stage["stage"] for stage in made["stages"]] == ["as computed", "rotated", "divided by token norms"]
+    head = made["stages"][0]["heads"][0]
+    assert len(head["token_norms"]) == made["tokens"] and len(head["channel_rms"]) == 128
+    for name in ("channels", "norms", "spectrum", "tokens", "map-as-computed", "map-rotated", "map-divided-by-token-norms"):
+        text = (out / f"keys-{name}.svg").read_text()
+        assert text.startswith("<svg") and "NaN" not in text and len(text) < 100_000, name
+    assert "<svg" in (out / "keys.html").read_text()
+    assert oscar.json(*command, "--json") == made
+    # Norms that are left alone are not there.
+    assert "token norms" not in oscar("inspect", root / "models/demo", "--kv", "oscar+", "--prompt", prompt).stdout.replace("norms, most", "")
+    assert "--prompt" in oscar("inspect", root / "models/demo", "--kv", "oscar+", ok=False).stderr
+    assert "--layer 99" in oscar(*command, "--layer", 99, ok=False).stderr
+    assert "--bits" in oscar(*command, "--bits", 2.5, ok=False).stderr
+    prompt.write_text("Short.")
+    assert "the prompt has" in oscar(*command, ok=False).stderr

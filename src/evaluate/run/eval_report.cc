@@ -12,6 +12,7 @@
 #include "measure/token_distribution.h"
 #include "quant/kv_method.h"
 #include "report/charts.h"
+#include "run/sweep.h"
 
 namespace oscar {
 namespace {
@@ -450,6 +451,11 @@ std::string RenderEvalReport(const EvalResults& results) {
     body += fmt::format("{}: {}. ", EscapeHtml(key), EscapeHtml(value));
   }
   body += "</p>\n" + Table(results);
+  if (const auto charts = SweepCharts(results); !charts.empty()) {
+    body += "<h2>Sweep</h2>\n<div class=\"charts\">";
+    for (const auto& [name, chart] : charts) body += "<div>" + chart + "</div>";
+    body += "</div>\n";
+  }
   if (const std::string pareto = Pareto(results); !pareto.empty()) {
     body += "<h2>Accuracy and bits</h2>\n" + pareto;
   }

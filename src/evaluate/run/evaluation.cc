@@ -19,11 +19,13 @@
 #include "base/progress.h"
 #include "engine/loaded_model.h"
 #include "measure/layer_errors.h"
+#include "report/charts.h"
 #include "rotation/content_hash.h"
 #include "run/eval_items.h"
 #include "run/eval_report.h"
 #include "run/item_log.h"
 #include "run/sequence_runner.h"
+#include "run/sweep.h"
 #include "scoring/scoring.h"
 #include "tasks/prompts.h"
 #include "weights/source.h"
@@ -141,6 +143,9 @@ ModelOptions Evaluator::OptionsOf(const MethodState& state, int cell) const {
   out.kv = method.kv;
   out.rotation = method.rotation;
   out.bits = method.bits;
+  if (method.sink.has_value()) out.sink = method.sink;
+  if (method.recent.has_value()) out.recent = method.recent;
+  if (method.group_dims.has_value()) out.group_dims = method.group_dims;
   out.prefill_cell = cell;
   // The yardstick beside methods that these are meant for.
   if (method.kv == "bf16") out.k_clip.reset(), out.v_clip.reset(), out.group_dims.reset();
@@ -264,8 +269,8 @@ Result<uint64_t> Evaluator::HashModel(const LoadedModel& plan) const {
 Status Evaluator::HashSettings() {
   const ModelOptions& m = options_.model;
   for (MethodState& state : methods_) {
-    OSCAR_ASSIGN_OR_RETURN(const std::unique_ptr<LoadedModel> plan,
-                           LoadedModel::Plan(OptionsOf(state, options_.model.prefill_cell)));
+    const ModelOptions own = OptionsOf(state, options_.model.prefill_cell);
+    OSCAR_ASSIGN_OR_RETURN(const std::unique_ptr<LoadedModel> plan, LoadedModel::Plan(own));
     if (model_hash_ == 0) {
       OSCAR_ASSIGN_OR_RETURN(model_hash_, HashModel(*plan));
     }
@@ -301,8 +306,8 @@ Status Evaluator::HashSettings() {
     }
     std::string text =
         fmt::format("4|{:x}|{}|{:x}|{}|{}|{}|{}|{}|{}|{}|{}|{}", model_hash_, plan->kv().Describe(),
-                    rotation_hash, m.group_dims.value_or(-1), m.sink.value_or(-1),
-                    m.recent.value_or(-1), m.k_clip.value_or(-1), m.v_clip.value_or(-1),
+                    rotation_hash, own.group_dims.value_or(-1), own.sink.value_or(-1),
+                    own.recent.value_or(-1), m.k_clip.value_or(-1), m.v_clip.value_or(-1),
                     options_.prefill == EvalPrefill::kExact
                         ? std::string("exact")
                         : fmt::format("{}{}", m.prefill_cell,
@@ -315,6 +320,8 @@ Status Evaluator::HashSettings() {
     text += m.portable ? "|portable" : plan->device() == Device::kCuda ? "|cuda" : "";
     state.settings = HashText(text, 0);
     state.score.label = state.method->label;
+    state.score.base = state.method->base;
+    state.score.swept = state.method->swept;
     state.score.description = plan->kv().Describe();
     state.score.simulated = plan->kv().token_window() > 0;
     state.score.history_bits = plan->kv().HistoryBits();
@@ -558,6 +565,7 @@ EvalResults Evaluator::Collect() const {
   out.warnings = options_.suite.warnings;
   out.warnings.insert(out.warnings.end(), warnings_.begin(), warnings_.end());
   out.spectra = spectra_;
+  out.sweep = options_.sweep;
   out.settings = {{"seed", std::to_string(options_.seed)},
                   {"decoding", DescribeSampling(options_.suite)},
                   {"windows", WindowsText()},
@@ -784,6 +792,9 @@ Result<EvalResults> Evaluate(const EvalOptions& options) { return Evaluator(opti
 Status WriteResults(const EvalResults& results, const fs::path& directory) {
   OSCAR_RETURN_IF_ERROR(WriteFileAtomically(directory / "results.json", ResultsToJson(results)));
   OSCAR_RETURN_IF_ERROR(WriteFileAtomically(directory / "results.csv", ResultsToCsv(results)));
+  for (const auto& [name, chart] : SweepCharts(results)) {
+    OSCAR_RETURN_IF_ERROR(WriteFileAtomically(directory / name, StandaloneChart(chart)));
+  }
   return WriteFileAtomically(directory / "report.html", RenderEvalReport(results));
 }
 

@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -27,6 +28,11 @@ struct EvalMethod {
   std::string kv;
   std::filesystem::path rotation;  // as ModelOptions::rotation
   std::optional<double> bits = {};
+  // In place of the model options' own.
+  std::optional<int> sink = {}, recent = {}, group_dims = {};
+  // Of a sweep: the label without its point, and the point (run/sweep.h).
+  std::string base = {};
+  std::map<std::string, std::string> swept = {};
 };
 
 // "oscar+", "oscar+:2.5", "oscar+@DIR", "oscar+@none". Methods that take a rotation or bits get
@@ -62,6 +68,7 @@ struct EvalOptions {
   std::filesystem::path prose;  // JSON list of documents; empty: no text metrics
   int prose_windows = 8;
   int prose_tokens = 4096;
+  std::vector<SweepAxis> sweep;  // that the methods are points of; for the report
   std::filesystem::path out;
   bool show_progress = true;
 };
@@ -70,7 +77,7 @@ struct EvalOptions {
 // context counts as wrong and is named in the warnings; kOutOfRange where none fits.
 Result<EvalResults> Evaluate(const EvalOptions& options);
 
-// results.json, results.csv and report.html into `directory`.
+// results.json, results.csv, report.html and the charts of a sweep into `directory`.
 Status WriteResults(const EvalResults& results, const std::filesystem::path& directory);
 
 }  // namespace oscar

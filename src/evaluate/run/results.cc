@@ -259,6 +259,8 @@ ordered_json MethodToJson(const MethodScore& method, const std::vector<std::stri
     out["simulated"] = method.simulated;
     out["history_bits"] = method.history_bits;
   }
+  if (!method.base.empty()) out["base"] = method.base;
+  if (!method.swept.empty()) out["swept"] = method.swept;
   for (const auto& [length, bits] : method.stored_bits) {
     out["stored_bits"][std::to_string(length)] = bits;
   }
@@ -300,6 +302,12 @@ MethodScore MethodFromJson(const json& object) {
   MethodScore out;
   out.label = Field<std::string>(object, "method", "");
   out.description = Field<std::string>(object, "description", "");
+  out.base = Field<std::string>(object, "base", "");
+  if (const json swept = object.value("swept", json::object()); swept.is_object()) {
+    for (const auto& [axis, value] : swept.items()) {
+      if (value.is_string()) out.swept[axis] = value.get<std::string>();
+    }
+  }
   out.simulated = Field(object, "simulated", false);
   out.is_remote = object.contains("simulated") && object["simulated"].is_null();
   out.history_bits = Field(object, "history_bits", 0.0);
@@ -579,6 +587,9 @@ std::string ResultsToJson(const EvalResults& results) {
   for (const MethodScore& method : results.methods) {
     out["methods"].push_back(MethodToJson(method, results.short_tasks));
   }
+  for (const SweepAxis& axis : results.sweep) {
+    out["sweep"].push_back({{"name", axis.name}, {"values", axis.values}});
+  }
   if (!results.spectra.empty()) out["query_spectra"] = results.spectra;
   return out.dump(2, ' ', false, ordered_json::error_handler_t::replace) + "\n";
 }
@@ -605,6 +616,13 @@ Result<EvalResults> ResultsFromJson(std::string_view text, std::string_view what
   if (const json settings = object.value("settings", json::object()); settings.is_object()) {
     for (const auto& [key, value] : settings.items()) {
       if (value.is_string()) out.settings.emplace_back(key, value.get<std::string>());
+    }
+  }
+  for (const json& axis : object.value("sweep", json::array())) {
+    if (!axis.is_object()) continue;
+    SweepAxis& read = out.sweep.emplace_back(SweepAxis{Field<std::string>(axis, "name", ""), {}});
+    for (const json& value : axis.value("values", json::array())) {
+      if (value.is_string()) read.values.push_back(value.get<std::string>());
     }
   }
   const json methods = object.value("methods", json::array());

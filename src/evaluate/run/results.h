@@ -89,8 +89,18 @@ struct ScoreInterval {
 // error, it is not empty where all or none are right.
 ScoreInterval WilsonInterval(double percent, double items);
 
+// What a sweep varies, and the values in the order they were given.
+struct SweepAxis {
+  std::string name;
+  std::vector<std::string> values;
+  friend bool operator==(const SweepAxis&, const SweepAxis&) = default;
+};
+
 struct MethodScore {
   std::string label;
+  // Of a sweep: the label without its point, and the point, value by axis; else empty.
+  std::string base = {};
+  std::map<std::string, std::string> swept = {};
   std::string description;  // "oscar+ (Hadamard rotation), real pages, 2.25 history bits"
   bool simulated = false;
   bool is_remote = false;  // a server's: what its cache takes is not known
@@ -123,6 +133,7 @@ struct EvalResults {
   std::vector<std::pair<std::string, std::string>> settings;  // for the reader
   std::vector<std::string> warnings;
   std::vector<MethodScore> methods;
+  std::vector<SweepAxis> sweep;  // that methods are points of; may be empty
   // [layers][D] of the query second moment over their mean, largest first; may be empty.
   std::vector<std::vector<double>> spectra;
   // Tasks too short for a window of some method to fill: they never reach INT2 there.

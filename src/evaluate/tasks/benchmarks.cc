@@ -55,6 +55,22 @@ Result<std::string> Text(const json& record, const char* name) {
   return Unexpected(InvalidArgument(fmt::format("\"{}\" must be a string", name)));
 }
 
+Result<std::vector<std::string>> Texts(const json& record, const char* name) {
+  std::vector<std::string> out;
+  const json values = record.value(name, json());
+  if (values.is_null()) return out;
+  if (!values.is_array()) {
+    return Unexpected(InvalidArgument(fmt::format("\"{}\" must be a list", name)));
+  }
+  for (const json& value : values) {
+    if (!value.is_string()) {
+      return Unexpected(InvalidArgument(fmt::format("\"{}\" must hold strings", name)));
+    }
+    out.push_back(value.get<std::string>());
+  }
+  return out;
+}
+
 // The code of an answer is run. Users hear before hours of generation, not after, that this cannot
 // be done here or is done with less than usual.
 void WarnOfSandbox(const EvalTask& task, std::vector<std::string>& warnings) {
@@ -91,6 +107,73 @@ Status FillHumanEval(const json& record, EvalItem& item) {
       "Read the following function signature and docstring, and fully implement the function "
       "described. Your response should only contain the code for this function.\n" +
       item.tests_prompt;
+  return {};
+}
+
+// simple-evals' template of four choices; GPQA and MMLU share it.
+std::string ChoicePrompt(const std::string& question, std::span<const std::string, 4> choices) {
+  return fmt::format(
+      "Answer the following multiple choice question. The last line of your response should be "
+      "of the following format: 'Answer: $LETTER' (without quotes) where LETTER is one of ABCD. "
+      "Think step by step before answering.\n\n{}\n\nA) {}\nB) {}\nC) {}\nD) {}",
+      question, choices[0], choices[1], choices[2], choices[3]);
+}
+
+Status FillMmlu(const json& record, EvalItem& item) {
+  OSCAR_ASSIGN_OR_RETURN(const std::string question, Text(record, "question"));
+  OSCAR_ASSIGN_OR_RETURN(const std::vector<std::string> choices, Texts(record, "choices"));
+  const json answer = record.value("answer", json());
+  if (choices.size() != 4) {
+    return InvalidArgument(fmt::format("\"choices\" holds {}, not 4", choices.size()));
+  }
+  if (!answer.is_number_integer() || answer.get<int64_t>() < 0 || answer.get<int64_t>() > 3) {
+    return InvalidArgument("\"answer\" must be 0 to 3");
+  }
+  item.prompt = ChoicePrompt(question, std::span<const std::string, 4>(choices.data(), 4));
+  item.answer = std::string(1, static_cast<char>('A' + answer.get<int>()));
+  return {};
+}
+
+// The published CSV files: no header, one a subject.
+Status ReadMmluCsv(const fs::path& path, int64_t limit, EvalTask& task,
+                   std::vector<std::string>& warnings) {
+  OSCAR_ASSIGN_OR_RETURN(const std::string text, ReadFile(path, kMaxCsvBytes));
+  const std::vector<std::vector<std::string>> rows = ParseCsv(text);
+  for (size_t r = 0; r < rows.size(); ++r) {
+    if (limit > 0 && static_cast<int64_t>(task.items.size()) == limit) break;
+    const std::vector<std::string>& row = rows[r];
+    if (row.size() != 6 || row[5].size() != 1 || row[5][0] < 'A' || row[5][0] > 'D') {
+      warnings.push_back(
+          fmt::format("{}: record {}: left out: not a question, four choices and a letter A to D",
+                      path.string(), r + 1));
+      continue;
+    }
+    EvalItem item;
+    item.id = fmt::format("{}/{}", path.stem().string(), r);
+    item.prompt = ChoicePrompt(row[0], std::span<const std::string, 4>(&row[1], 4));
+    item.answer = row[5];
+    task.items.push_back(std::move(item));
+  }
+  return {};
+}
+
+Status ReadMmlu(const fs::path& path, int64_t limit, EvalTask& task,
+                std::vector<std::string>& warnings) {
+  if (path.extension() == ".jsonl") return ReadRecords(path, limit, FillMmlu, task, warnings);
+  if (!IsDirectory(path)) return ReadMmluCsv(path, limit, task, warnings);
+  std::vector<fs::path> files;
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(path, error)) {
+    if (entry.path().extension() == ".csv") files.push_back(entry.path());
+  }
+  if (files.empty()) {
+    return NotFound(
+        fmt::format("{}: holds none of MMLU's files, such as anatomy_test.csv", path.string()));
+  }
+  std::ranges::sort(files);
+  for (const fs::path& file : files) {
+    OSCAR_RETURN_IF_ERROR(ReadMmluCsv(file, limit, task, warnings));
+  }
   return {};
 }
 
@@ -131,11 +214,7 @@ Status ReadGpqa(const fs::path& path, int64_t limit, EvalTask& task,
     EvalItem item;
     item.id = fmt::format("gpqa/{}", r - 1);
     item.system = "You are a helpful assistant.";
-    item.prompt = fmt::format(
-        "Answer the following multiple choice question. The last line of your response should be "
-        "of the following format: 'Answer: $LETTER' (without quotes) where LETTER is one of ABCD. "
-        "Think step by step before answering.\n\n{}\n\nA) {}\nB) {}\nC) {}\nD) {}",
-        field(0), choices[0], choices[1], choices[2], choices[3]);
+    item.prompt = ChoicePrompt(field(0), choices);
     item.answer = std::string(1, static_cast<char>('A' + correct));
     task.items.push_back(std::move(item));
   }
@@ -270,22 +349,6 @@ std::string FillPrompt(std::string_view prompt, std::string_view context, std::s
   return out;
 }
 
-Result<std::vector<std::string>> Texts(const json& record, const char* name) {
-  std::vector<std::string> out;
-  const json values = record.value(name, json());
-  if (values.is_null()) return out;
-  if (!values.is_array()) {
-    return Unexpected(InvalidArgument(fmt::format("\"{}\" must be a list", name)));
-  }
-  for (const json& value : values) {
-    if (!value.is_string()) {
-      return Unexpected(InvalidArgument(fmt::format("\"{}\" must hold strings", name)));
-    }
-    out.push_back(value.get<std::string>());
-  }
-  return out;
-}
-
 Status FillLongBench(const LongBenchSet& set, const json& record, EvalItem& item) {
   OSCAR_ASSIGN_OR_RETURN(const std::string context, Text(record, "context"));
   OSCAR_ASSIGN_OR_RETURN(const std::string input, Text(record, "input"));
@@ -336,15 +399,19 @@ struct Benchmark {
   int64_t max_tokens = 0;
   bool reasons = false;                                          // sampled, several times
   bool runs_code = false;                                        // of answers, to score them
-  Status (*fill)(const json& record, EvalItem& item) = nullptr;  // null: not one JSONL file
+  Status (*fill)(const json& record, EvalItem& item) = nullptr;  // of a JSONL file
+  // Of another format.
+  Status (*read)(const fs::path& path, int64_t limit, EvalTask& task,
+                 std::vector<std::string>& warnings) = nullptr;
 };
 
-constexpr std::array<Benchmark, 7> kBenchmarks = {{
+constexpr std::array<Benchmark, 8> kBenchmarks = {{
     {"gsm8k", Scorer::kNumber, 2048, false, false, FillGsm8k},
     {"math500", Scorer::kMath, kReasoningTokens, true, false, FillMath},
     {"aime25", Scorer::kMath, kReasoningTokens, true, false, FillMath},
     {"humaneval", Scorer::kHumanEval, kReasoningTokens, true, true, FillHumanEval},
-    {"gpqa", Scorer::kChoice, kReasoningTokens, true},
+    {"gpqa", Scorer::kChoice, kReasoningTokens, true, false, nullptr, ReadGpqa},
+    {"mmlu", Scorer::kChoice, 2048, false, false, nullptr, ReadMmlu},
     {"livecodebench", Scorer::kLiveCode, kReasoningTokens, true, true, FillLiveCode},
     {"longbench-e"},
 }};
@@ -386,7 +453,7 @@ Result<EvalSuite> ReadBenchmark(std::string_view name, const fs::path& path,
   const int64_t limit = options.LimitOf(task.name);
   OSCAR_RETURN_IF_ERROR(benchmark.fill != nullptr
                             ? ReadRecords(path, limit, benchmark.fill, task, suite.warnings)
-                            : ReadGpqa(path, limit, task, suite.warnings));
+                            : benchmark.read(path, limit, task, suite.warnings));
   for (EvalItem& item : task.items) item.max_tokens = benchmark.max_tokens;
   if (task.items.empty()) {
     return Unexpected(InvalidArgument(

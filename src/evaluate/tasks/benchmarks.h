@@ -6,6 +6,8 @@
 //   aime25         JSONL {problem | question, answer}
 //   humaneval      JSONL or .gz {task_id, prompt, entry_point, test}
 //   gpqa           CSV with Question, Correct Answer, Incorrect Answer 1 to 3
+//   mmlu           CSV without a header, question, four choices and the letter; or a directory of
+//                  them, one a subject; or JSONL {question, choices, answer 0 to 3}
 //   livecodebench  JSONL {question_content, starter_code, public_test_cases, private_test_cases,
 //                  metadata, question_id}
 //   longbench-e    directory of <set>_e.jsonl {input, context, answers, length, all_classes}

@@ -147,6 +147,37 @@ TEST_F(BenchmarksTest, RecordsWithoutAnAnswerAreLeftOut) {
             std::string::npos);
 }
 
+TEST_F(BenchmarksTest, ReadsMmluInItsThreeForms) {
+  const std::string prompt =
+      "Answer the following multiple choice question. The last line of your response should be of "
+      "the following format: 'Answer: $LETTER' (without quotes) where LETTER is one of ABCD. Think "
+      "step by step before answering.\n\nWhich, of these?\n\nA) one\nB) two\nC) three\nD) four";
+  const fs::path lines = Write(
+      "m.jsonl",
+      "{\"question\": \"Which, of these?\", \"choices\": [\"one\", \"two\", \"three\", "
+      "\"four\"], \"answer\": 2}\n{\"question\": \"q\", \"choices\": [\"one\"], \"answer\": 0}\n"
+      "{\"question\": \"q\", \"choices\": [\"1\", \"2\", \"3\", \"4\"], \"answer\": 4}\n");
+  fs::create_directories(directory_ / "test");
+  const std::string row = "\"Which, of these?\",one,two,three,four,C\n";
+  const fs::path csv = Write("test/b_test.csv", row + "q,1,2,3,4,E\nq,1,2\n");
+  Write("test/a_test.csv", row);
+  for (const fs::path& path : {lines, csv, directory_ / "test"}) {
+    const auto suite = ReadBenchmark("mmlu", path, {});
+    ASSERT_TRUE(suite.has_value()) << suite.error().ToString();
+    const EvalTask& task = suite->tasks[0];
+    EXPECT_EQ(task.scorer, Scorer::kChoice);
+    EXPECT_EQ(task.items.size(), fs::is_directory(path) ? 2u : 1u);
+    EXPECT_EQ(task.items[0].prompt, prompt);
+    EXPECT_EQ(task.items[0].answer, "C");
+    EXPECT_EQ(suite->warnings.size(), 2u) << path;
+  }
+  const auto by_subject = ReadBenchmark("mmlu", directory_ / "test", {});
+  EXPECT_EQ(by_subject->tasks[0].items[0].id, "a_test/0");
+  EXPECT_NE(by_subject->warnings[0].find("b_test.csv: record 2: left out"), std::string::npos);
+  fs::create_directories(directory_ / "none");
+  EXPECT_FALSE(ReadBenchmark("mmlu", directory_ / "none", {}).has_value());
+}
+
 TEST_F(BenchmarksTest, EmptyOrBrokenFilesSayWhy) {
   const auto broken = ReadBenchmark("gsm8k", Write("x.jsonl", "{\"question\": \"q\"}\n"), {});
   ASSERT_FALSE(broken.has_value());

@@ -10,7 +10,7 @@
 
 #include "base/file.h"
 #include "base/json.h"
-#include "tasks/python_random.h"
+#include "tasks/ruler_generator.h"
 #include "tasks/word_lists.h"
 #include "text/unicode.h"
 
@@ -29,12 +29,17 @@ constexpr std::array<std::string_view, 11> kTasks = {"niah_single_1",
                                                      "cwe",
                                                      "fwe"};
 
+// Their documents are the user's own copies.
+constexpr std::array<std::string_view, 2> kDocumentTasks = {"qa_1", "qa_2"};
+
 constexpr std::string_view kNoiseLine =
     "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again.";
 constexpr std::string_view kSpace = " \t\r\n";
 constexpr uint64_t kMaxHaystackBytes = uint64_t{1} << 30;
 constexpr int kMaxDraws = 4;      // of one item, to come closer to the length
 constexpr int64_t kShort = 4096;  // below it, RULER takes smaller steps and lighter lists
+
+using Sample = RulerSample;
 
 enum class Haystack : uint8_t { kNoise, kEssay, kNeedle };
 enum class Kind : uint8_t { kWords, kNumbers, kUuids };
@@ -56,25 +61,6 @@ constexpr std::array<NeedleTask, 8> kNeedleTasks = {{
     {"niah_multivalue", Haystack::kEssay, Kind::kWords, Kind::kNumbers, 1, 4, 1},
     {"niah_multiquery", Haystack::kEssay, Kind::kWords, Kind::kNumbers, 4, 1, 4},
 }};
-
-// One drawn item of a given size.
-struct Sample {
-  std::string input, prefix;
-  std::vector<std::string> outputs;
-};
-
-class Generator {
- public:
-  virtual ~Generator() = default;
-  // `size` in units of the kind: words, lines, needles, list entries.
-  virtual Sample Draw(int64_t size, PythonRandom& random) const = 0;
-  // RULER's step of the size, which is also the least that a search begins with.
-  virtual int64_t step() const = 0;
-  // Below it an item has no room for its own answers.
-  virtual int64_t min_size() const = 0;
-  virtual int64_t max_size() const { return int64_t{1} << 24; }
-  virtual int64_t answer_tokens() const = 0;
-};
 
 void Replace(std::string& text, std::string_view from, std::string_view to) {
   for (size_t at = text.find(from); at != std::string::npos; at = text.find(from, at + to.size())) {
@@ -141,7 +127,7 @@ std::vector<std::string_view> SplitSentences(std::string_view text) {
   return out;
 }
 
-class NeedleGenerator : public Generator {
+class NeedleGenerator : public RulerGenerator {
  public:
   NeedleGenerator(const NeedleTask& task, const RulerOptions& options)
       : task_(task), length_(options.length), seed_(options.seed) {
@@ -163,7 +149,7 @@ class NeedleGenerator : public Generator {
   int64_t min_size() const override { return 1; }
   int64_t answer_tokens() const override { return 128; }
 
-  Sample Draw(int64_t size, PythonRandom& random) const override {
+  Sample Make(int64_t size, int64_t /*index*/, PythonRandom& random) const override {
     std::vector<std::string> keys, needles;
     std::vector<std::vector<std::string>> values;
     for (uint32_t k = 0; k < std::max(task_.keys, task_.queries); ++k) {
@@ -277,14 +263,14 @@ class NeedleGenerator : public Generator {
   std::vector<std::string_view> words_;
 };
 
-class TrackingGenerator : public Generator {
+class TrackingGenerator : public RulerGenerator {
  public:
   explicit TrackingGenerator(const RulerOptions& options) : length_(options.length) {}
   int64_t step() const override { return length_ < kShort ? 5 : 10; }
   int64_t min_size() const override { return kVariables; }
   int64_t answer_tokens() const override { return 30; }
 
-  Sample Draw(int64_t size, PythonRandom& random) const override {
+  Sample Make(int64_t size, int64_t /*index*/, PythonRandom& random) const override {
     const Sample example = One(kExampleLines, 3, random);
     Sample out = One(size, 5, random);
     out.input =
@@ -333,7 +319,7 @@ class TrackingGenerator : public Generator {
   const int64_t length_;
 };
 
-class CommonWordsGenerator : public Generator {
+class CommonWordsGenerator : public RulerGenerator {
  public:
   explicit CommonWordsGenerator(const RulerOptions& options)
       : is_short_(options.length < kShort), seed_(options.seed) {
@@ -346,7 +332,7 @@ class CommonWordsGenerator : public Generator {
   int64_t max_size() const override { return static_cast<int64_t>(words_.size()); }
   int64_t answer_tokens() const override { return 120; }
 
-  Sample Draw(int64_t size, PythonRandom& random) const override {
+  Sample Make(int64_t size, int64_t /*index*/, PythonRandom& random) const override {
     const Sample example = is_short_ ? One(20, 3, 1, random) : One(40, 10, 3, random);
     Sample out = is_short_ ? One(size, 6, 1, random) : One(size, 30, 3, random);
     std::string solved = example.input + example.prefix;
@@ -388,7 +374,7 @@ class CommonWordsGenerator : public Generator {
   std::vector<std::string_view> words_;
 };
 
-class FrequentWordsGenerator : public Generator {
+class FrequentWordsGenerator : public RulerGenerator {
  public:
   explicit FrequentWordsGenerator(const RulerOptions& options)
       : length_(options.length), seed_(options.seed) {}
@@ -396,7 +382,7 @@ class FrequentWordsGenerator : public Generator {
   int64_t min_size() const override { return 27; }  // the fourth rank occurs once
   int64_t answer_tokens() const override { return 50; }
 
-  Sample Draw(int64_t size, PythonRandom& random) const override {
+  Sample Make(int64_t size, int64_t /*index*/, PythonRandom& random) const override {
     std::set<std::string> names;
     const auto count = static_cast<size_t>(std::max<int64_t>(length_ / 50, 4));
     while (names.size() < count) names.insert(Letters(random, 6, 'a'));
@@ -428,8 +414,8 @@ class FrequentWordsGenerator : public Generator {
   const uint32_t seed_;
 };
 
-Result<std::unique_ptr<Generator>> MakeGenerator(std::string_view name,
-                                                 const RulerOptions& options) {
+Result<std::unique_ptr<RulerGenerator>> MakeGenerator(std::string_view name,
+                                                      const RulerOptions& options) {
   for (const NeedleTask& task : kNeedleTasks) {
     if (task.name != name) continue;
     if (task.haystack == Haystack::kEssay &&
@@ -442,6 +428,14 @@ Result<std::unique_ptr<Generator>> MakeGenerator(std::string_view name,
   if (name == "vt") return std::make_unique<TrackingGenerator>(options);
   if (name == "cwe") return std::make_unique<CommonWordsGenerator>(options);
   if (name == "fwe") return std::make_unique<FrequentWordsGenerator>(options);
+  if (RulerTaskNeedsDocuments(name)) {
+    if (options.documents.empty()) {
+      return Unexpected(InvalidArgument(fmt::format(
+          "{0} asks about documents: name {1} as {0}=FILE", name,
+          name == "qa_1" ? "SQuAD's dev-v2.0.json" : "HotpotQA's hotpot_dev_distractor_v1.json")));
+    }
+    return MakeQuestionGenerator(name, options.documents);
+  }
   return Unexpected(NotFound(fmt::format("RULER has no task \"{}\"", name)));
 }
 
@@ -450,7 +444,12 @@ Result<std::unique_ptr<Generator>> MakeGenerator(std::string_view name,
 std::span<const std::string_view> RulerTasks() { return kTasks; }
 
 bool IsRulerTask(std::string_view name) {
-  return std::find(kTasks.begin(), kTasks.end(), name) != kTasks.end();
+  return std::find(kTasks.begin(), kTasks.end(), name) != kTasks.end() ||
+         RulerTaskNeedsDocuments(name);
+}
+
+bool RulerTaskNeedsDocuments(std::string_view name) {
+  return std::ranges::find(kDocumentTasks, name) != kDocumentTasks.end();
 }
 
 bool RulerTaskNeedsEssays(std::string_view name) {
@@ -479,7 +478,8 @@ Result<std::string> ReadHaystack(const std::filesystem::path& path) {
 }
 
 Result<EvalTask> MakeRulerTask(std::string_view name, const RulerOptions& options) {
-  OSCAR_ASSIGN_OR_RETURN(const std::unique_ptr<Generator> generator, MakeGenerator(name, options));
+  OSCAR_ASSIGN_OR_RETURN(const std::unique_ptr<RulerGenerator> generator,
+                         MakeGenerator(name, options));
   const int64_t step = generator->step();
   const auto length_of = [&](const Sample& sample) -> Result<int64_t> {
     OSCAR_ASSIGN_OR_RETURN(const int64_t tokens,
@@ -494,7 +494,7 @@ Result<EvalTask> MakeRulerTask(std::string_view name, const RulerOptions& option
   // seed of their own so that the items depend on the size found alone.
   const auto length_at = [&](int64_t size) -> Result<int64_t> {
     PythonRandom random(options.seed + 1);
-    return length_of(generator->Draw(size, random));
+    return length_of(generator->Make(size, 0, random));
   };
   int64_t low = step, high = step;
   OSCAR_ASSIGN_OR_RETURN(int64_t low_length, length_at(low));
@@ -527,9 +527,9 @@ Result<EvalTask> MakeRulerTask(std::string_view name, const RulerOptions& option
                                              static_cast<double>(low - step);
   EvalTask task;
   task.name = fmt::format("{}@{}", name, options.length);
-  task.scorer = Scorer::kContainsAll;
+  task.scorer = generator->scorer();
   PythonRandom random(options.seed);
-  for (int64_t i = 0; i < options.samples; ++i) {
+  for (int64_t i = 0; i < std::min(options.samples, generator->max_items()); ++i) {
     // Draws of one size differ in tokens, a tenth for coded words: the same draw is taken again at
     // the size that its own tokens allow, until it is close, and smaller until it fits.
     const PythonRandom before = random;
@@ -541,7 +541,7 @@ Result<EvalTask> MakeRulerTask(std::string_view name, const RulerOptions& option
         return does_not_fit();
       }
       random = before;
-      Sample sample = generator->Draw(size, random);
+      Sample sample = generator->Make(size, i, random);
       OSCAR_ASSIGN_OR_RETURN(const int64_t length, length_of(sample));
       if (length <= options.length && length > best_length) {
         best = std::move(sample);

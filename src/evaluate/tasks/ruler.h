@@ -1,5 +1,6 @@
 // RULER's synthetic tasks at any length, by our own generator: needles in a haystack (eight kinds),
-// variable tracking, common words and frequent words. Prompts, counts and scoring are those that
+// variable tracking, common words, frequent words, and questions about documents of SQuAD and
+// HotpotQA, which users have. Prompts, counts and scoring are those that
 // RULER publishes; the random values are ours, and the essays are whatever text is given, so single
 // items are not RULER's own. The same seed, length, tokenizer and text give the same items. Free
 // functions; safe from any thread.
@@ -17,9 +18,12 @@
 
 namespace oscar {
 
-// "niah_single_1" ... "vt", "cwe", "fwe".
+// "niah_single_1" ... "vt", "cwe", "fwe": those that need no data. "qa_1" and "qa_2" are RULER's,
+// too.
 std::span<const std::string_view> RulerTasks();
 bool IsRulerTask(std::string_view name);
+// Whether it takes its questions from RulerOptions::documents.
+bool RulerTaskNeedsDocuments(std::string_view name);
 // Whether the task hides its needles in prose; the others make all of their text themselves.
 bool RulerTaskNeedsEssays(std::string_view name);
 
@@ -32,6 +36,8 @@ struct RulerOptions {
   int64_t samples = 100;
   uint32_t seed = 42;
   std::string_view essays;  // of the kinds that hide needles in prose
+  // Of qa_1: SQuAD's JSON; of qa_2: HotpotQA's.
+  std::filesystem::path documents;
   // Tokens of a whole prompt as the model gets it.
   std::function<Result<int64_t>(std::string_view text)> count_tokens;
 };

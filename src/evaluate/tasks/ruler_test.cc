@@ -194,6 +194,109 @@ TEST(Ruler, RefusesWhatDoesNotFit) {
   EXPECT_FALSE(MakeRulerTask("qa_1", Options(2000, "")).has_value());
 }
 
+class RulerQuestions : public testing::Test {
+ protected:
+  RulerQuestions()
+      : directory_(fs::temp_directory_path() /
+                   ("oscar_questions_" + std::to_string(::getpid()) + "_" +
+                    testing::UnitTest::GetInstance()->current_test_info()->name())) {
+    fs::create_directories(directory_);
+  }
+  ~RulerQuestions() override { fs::remove_all(directory_); }
+  RulerOptions OptionsFor(const std::string& text, int64_t length) {
+    std::ofstream(directory_ / "data.json") << text;
+    RulerOptions options = Options(length, "");
+    options.documents = directory_ / "data.json";
+    return options;
+  }
+  // 40 articles of three paragraphs; one question each on the first, one of them without answer.
+  static std::string Squad() {
+    std::string out = "{\"version\": \"v2.0\", \"data\": [";
+    for (int a = 0; a < 40; ++a) {
+      out += std::string(a == 0 ? "" : ", ") + "{\"title\": \"T\", \"paragraphs\": [";
+      for (int p = 0; p < 3; ++p) {
+        const std::string id = std::to_string(a) + "." + std::to_string(p);
+        out += std::string(p == 0 ? "" : ", ") + "{\"context\": \"Paragraph " + id +
+               " says nothing of any use to anyone.\", \"qas\": [";
+        if (p == 0) {
+          out += "{\"question\": \"Which is " + id +
+                 "?\", \"is_impossible\": " + (a == 1 ? "true" : "false") + ", \"answers\": [" +
+                 (a == 1 ? "" : "{\"text\": \"Nothing\"}, {\"text\": \"" + id + "\"}") + "]}";
+        }
+        out += "]}";
+      }
+      out += "]}";
+    }
+    return out + "]}";
+  }
+  fs::path directory_;
+};
+
+TEST_F(RulerQuestions, AskAboutOneDocumentAmongMany) {
+  RulerOptions options = OptionsFor(Squad(), 400);
+  options.samples = 100;
+  const auto task = MakeRulerTask("qa_1", options);
+  ASSERT_TRUE(task.has_value()) << task.error().ToString();
+  EXPECT_EQ(task->scorer, Scorer::kContainsAny);
+  ASSERT_EQ(task->items.size(), 39u) << "one of 40 questions has no answer";
+  for (size_t i = 0; i < task->items.size(); ++i) {
+    const EvalItem& item = task->items[i];
+    const std::string id = std::to_string(i == 0 ? 0 : i + 1) + ".";
+    EXPECT_TRUE(item.prompt.starts_with(
+        "Answer the question based on the given documents. Only give me the answer and do not "
+        "output any other words.\n\nThe following are given documents.\n\nDocument "
+        "1:\nParagraph "));
+    EXPECT_TRUE(item.prompt.ends_with("words.\n\nQuestion: Which is " + id + "0?"));
+    EXPECT_EQ(item.prefix, " Answer:");
+    EXPECT_EQ(item.max_tokens, 32);
+    EXPECT_EQ(item.answers, (std::vector<std::string>{"Nothing", id + "0"}));
+    for (int p = 0; p < 3; ++p) {  // the whole article is there, once
+      const std::string text = "\nParagraph " + id + std::to_string(p) + " says";
+      const size_t at = item.prompt.find(text);
+      ASSERT_NE(at, std::string::npos) << text;
+      EXPECT_EQ(item.prompt.find(text, at + 1), std::string::npos);
+    }
+    const int64_t length = CountWords(item.prompt + item.prefix) + 32;
+    EXPECT_LE(length, 400);
+    EXPECT_GT(length, 380);
+  }
+  EXPECT_EQ(*ScoreOutput(task->scorer, task->items[0], "It is nothing."), 1.0);
+  EXPECT_EQ(*ScoreOutput(task->scorer, task->items[0], "It is something."), 0.0);
+  // The same again.
+  EXPECT_EQ(MakeRulerTask("qa_1", options)->items[7].prompt, task->items[7].prompt);
+}
+
+TEST_F(RulerQuestions, OfHotpotKeepEveryDocumentAsked) {
+  std::string text = "[";
+  for (int i = 0; i < 30; ++i) {
+    const std::string n = std::to_string(i);
+    text += std::string(i == 0 ? "" : ", ") + "{\"question\": \"Who is " + n +
+            "?\", \"answer\": \"Number " + n + "\", \"context\": [[\"A" + n +
+            "\", [\"First.\", \" Second.\"]], [\"B" + n + "\", [\"Third.\"]]]}";
+  }
+  const auto task = MakeRulerTask("qa_2", OptionsFor(text + "]", 150));
+  ASSERT_TRUE(task.has_value()) << task.error().ToString();
+  for (size_t i = 0; i < task->items.size(); ++i) {
+    const std::string n = std::to_string(i);
+    EXPECT_NE(task->items[i].prompt.find(":\nA" + n + "\nFirst. Second.\n"), std::string::npos);
+    EXPECT_NE(task->items[i].prompt.find(":\nB" + n + "\nThird.\n"), std::string::npos);
+    EXPECT_EQ(task->items[i].answers, std::vector<std::string>{"Number " + n});
+  }
+}
+
+TEST_F(RulerQuestions, NameTheFileThatIsNone) {
+  for (const char* bytes : {"[]", "{\"data\": []}", "{\"data\": 5}", "[{\"question\": 1}]"}) {
+    for (const char* name : {"qa_1", "qa_2"}) {
+      const auto task = MakeRulerTask(name, OptionsFor(bytes, 500));
+      ASSERT_FALSE(task.has_value()) << bytes;
+      EXPECT_EQ(task.error().code(), StatusCode::kDataLoss) << bytes;
+      EXPECT_NE(task.error().message().find("data.json"), std::string::npos) << bytes;
+    }
+  }
+  EXPECT_NE(MakeRulerTask("qa_2", Options(500, "")).error().message().find("qa_2=FILE"),
+            std::string::npos);
+}
+
 TEST(Ruler, OnlyTasksInProseNeedEssays) {
   for (const std::string_view name : RulerTasks()) {
     const bool made = MakeRulerTask(name, Options(2000, "")).has_value();

@@ -42,6 +42,7 @@ enum class Scorer : uint8_t {
   kClass,
   kNumbersNamed,
   kCodeSimilarity,
+  kContainsAny,  // one of `answers` occurs in it
 };
 
 struct EvalItem {
