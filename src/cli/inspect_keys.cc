@@ -17,7 +17,7 @@ using nlohmann::ordered_json;
 
 constexpr uint64_t kMaxPromptBytes = uint64_t{1} << 26;
 // Rows of the map of one head's keys; tokens are joined to that many.
-constexpr size_t kMaxMapRows = 64;
+constexpr size_t kMaxMapRows = 32;
 
 struct Summary {
   double mean = 0, most = 0;
@@ -84,6 +84,8 @@ std::string MapOf(const KeyProfile& profile, double KeyShape::*member, const cha
   std::vector<std::vector<double>> values;
   for (const int layer : profile.layers) columns.push_back(std::to_string(layer));
   for (const KeyStage& stage : profile.stages) {
+    // A rotation changes no norm.
+    if (member == &KeyShape::norm_imbalance && stage.name == "rotated") continue;
     for (size_t h = 0; h < stage.shapes.front().size(); ++h) {
       rows.push_back(fmt::format("{}, head {}", stage.name, h));
       values.emplace_back();

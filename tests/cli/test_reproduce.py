@@ -31,12 +31,12 @@ def test_lists_tables_without_a_model(oscar):
 
 def test_missing_data_is_named_with_what_to_do(oscar, data, tmp_path):
     command = ("reproduce", "oscar-reasoning", "--out", tmp_path / "out")
-    run = oscar(*command, "--data", data, ok=None)
-    assert run.returncode != 0 and "humaneval: put HumanEval.jsonl.gz into the folder of --data; it is at" in run.stderr
-    assert "gpqa:" not in run.stderr and "--partial" in run.stderr
+    run = oscar(*command, "--data", data, ok=False)
+    assert "humaneval (HumanEval.jsonl.gz, from github.com/openai/human-eval" in run.stderr
+    assert "gpqa (" not in run.stderr and "--partial" in run.stderr
     assert not (tmp_path / "out").exists(), "nothing was run"
-    run = oscar(*command, ok=None)
-    assert run.returncode != 0 and "--data names no folder" in run.stderr and "gpqa:" in run.stderr
+    run = oscar(*command, ok=False)
+    assert "--data names no folder" in run.stderr and "gpqa (" in run.stderr
 
 
 def test_a_table_with_a_calibration_runs_and_resumes(oscar, data, tmp_path):
