@@ -90,5 +90,27 @@ TEST(Charts, LeavesOutWhatCannotBeDrawn) {
   ExpectWellFormed(HeatMap({"r"}, {"c"}, {{0.5}}, {}));
 }
 
+TEST(Charts, DenseMapsJoinCellsOfOneColour) {
+  ChartOptions options;
+  options.x.label = "channel";
+  options.y.high = 8;  // each of the two rows stands for four
+  const std::string chart = DenseMap({{0, 0, 0, 6}, {0, 3, NAN, 9}}, 6, options);
+  ExpectWellFormed(chart);
+  EXPECT_THAT(chart, testing::HasSubstr("M0 0h3M0 1h1M2 1h1\""));  // nothing is as light as 0
+  EXPECT_THAT(chart, testing::HasSubstr("\"M3 0h1M3 1h1\""));      // above the scale is its end
+  EXPECT_THAT(chart, testing::HasSubstr(">8</text>"));
+  EXPECT_THAT(chart, testing::HasSubstr("\u2265 6</text>"));
+  EXPECT_THAT(chart, testing::Not(testing::HasSubstr("nan")));
+  EXPECT_EQ(DenseMap({}, 1, {}), "<p>No data.</p>\n");
+  EXPECT_EQ(DenseMap({{1}}, 0, {}), "<p>No data.</p>\n");
+}
+
+TEST(Charts, HeatMapsHaveAsManyDigitsAsAsked) {
+  ChartOptions options;
+  EXPECT_THAT(HeatMap({"r"}, {"c"}, {{1.126}}, options), testing::HasSubstr(">1.1<"));
+  options.digits = 3;
+  EXPECT_THAT(HeatMap({"r"}, {"c"}, {{1.126}}, options), testing::HasSubstr(">1.13<"));
+}
+
 }  // namespace
 }  // namespace oscar
