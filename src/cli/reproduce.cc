@@ -25,6 +25,7 @@
 #include "run/eval_items.h"
 #include "run/evaluation.h"
 #include "sandbox/sandbox.h"
+#include "tasks/benchmarks.h"
 
 namespace oscar::cli {
 namespace {
@@ -174,6 +175,11 @@ Status Reproducer::FindData() {
     }
     if (const fs::path path = PathOf(suite); !path.empty()) {
       suites_.push_back(fmt::format("{}={}", suite, path.string()));
+      if (suite != "longbench-e") continue;
+      for (const std::string& file : MissingLongBenchFiles(path)) {
+        missing += fmt::format("{}{}", missing.empty() ? "" : "; ", (path / file).string());
+        names += fmt::format("{}{}", names.empty() ? "" : ", ", file);
+      }
       continue;
     }
     if (data->optional) {

@@ -39,6 +39,19 @@ def test_missing_data_is_named_with_what_to_do(oscar, data, tmp_path):
     assert "--data names no folder" in run.stderr and "gpqa (" in run.stderr
 
 
+def test_longbench_needs_all_of_its_files(oscar, data, tmp_path):
+    (data / "longbench").mkdir()
+    (data / "longbench/trec_e.jsonl").write_text(json.dumps(
+        {"input": "Question: Who? Type:", "context": "Question: Where? Type: Place", "answers": ["Person"], "length": 9, "all_classes": ["Person", "Place"]}) + "\n")
+    (data / "longbench/qasper_e.jsonl").write_text(json.dumps(
+        {"input": "What is it about?", "context": "A paper about boats.", "answers": ["boats"], "length": 9, "all_classes": None}) + "\n")
+    command = ("reproduce", "oscar-su-longbench", "--kv", "bf16", "--data", data, "--max-tokens", 2, "--out", tmp_path / "out")
+    run = oscar(*command, ok=False)
+    assert "lcc_e.jsonl" in run.stderr and "qasper_e.jsonl" not in run.stderr
+    shown = oscar(*command, "--partial").stdout
+    assert "qasper_e" in shown and "lcc_e.jsonl" in shown and "RotateKV: not here" in shown
+
+
 def test_a_table_with_a_calibration_runs_and_resumes(oscar, data, tmp_path):
     out = tmp_path / "out"
     command = ("reproduce", "oscar-gpqa", "--data", data, "--limit", 1, "--max-tokens", 4, "--calibration-tokens", 600, "--out", out,

@@ -345,12 +345,15 @@ std::string ReproductionToTable(const Reproduction& r) {
     out += "\n" + AlignedTable(lines);
   }
   if (const std::vector<std::string> tasks = TasksOf(r); tasks.size() > 1) {
+    // A row per task: of methods there are a few.
     std::vector<std::vector<std::string>> lines = {{"here, % by task"}};
-    lines[0].insert(lines[0].end(), tasks.begin(), tasks.end());
     for (const ReproducedRow& row : r.rows) {
-      if (row.tasks.empty()) continue;
-      lines.push_back({LabelOf(*row.row)});
-      for (const std::string& task : tasks) {
+      if (!row.tasks.empty()) lines[0].emplace_back(row.row->label);
+    }
+    for (const std::string& task : tasks) {
+      lines.push_back({task});
+      for (const ReproducedRow& row : r.rows) {
+        if (row.tasks.empty()) continue;
         const auto found = row.tasks.find(task);
         lines.back().push_back(found == row.tasks.end() ? "-"
                                                         : fmt::format("{:.1f}", found->second));

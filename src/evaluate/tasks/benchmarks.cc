@@ -464,6 +464,15 @@ Result<EvalSuite> ReadBenchmark(std::string_view name, const fs::path& path,
   return suite;
 }
 
+std::vector<std::string> MissingLongBenchFiles(const fs::path& directory) {
+  std::vector<std::string> missing;
+  for (const LongBenchSet& set : kLongBench) {
+    std::string file = fmt::format("{}_e.jsonl", set.name);
+    if (!Exists(directory / file)) missing.push_back(std::move(file));
+  }
+  return missing;
+}
+
 std::vector<std::vector<std::string>> ParseCsv(std::string_view text) {
   std::vector<std::vector<std::string>> rows(1);
   std::string field;

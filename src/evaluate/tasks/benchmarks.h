@@ -19,6 +19,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "oscar/status.h"
 #include "tasks/suite.h"
@@ -31,6 +32,9 @@ bool IsBenchmark(std::string_view name);
 // The tasks of one benchmark; `path` is its file or directory. REQUIRES: IsBenchmark(name).
 Result<EvalSuite> ReadBenchmark(std::string_view name, const std::filesystem::path& path,
                                 const SuiteOptions& options);
+
+// Files of longbench-e that its directory lacks; without one its task is left out.
+std::vector<std::string> MissingLongBenchFiles(const std::filesystem::path& directory);
 
 // Records of a CSV file: quotes, doubled quotes and line breaks inside them.
 std::vector<std::vector<std::string>> ParseCsv(std::string_view text);
