@@ -213,6 +213,28 @@ TEST_P(HybridTest, AHitEndsAtASnapshot) {
   EXPECT_EQ(ask(Joined(FirstOf(base, 100), SomeIds(40, 10))), 64);
 }
 
+// Where a pass has room for a page, chunks end with pages, though it has room for more: devices
+// take them in tiles. The rest of a prompt is one chunk.
+TEST_P(HybridTest, ChunksEndWithPages) {
+  TinyModel tiny(checkpoint_.path(), SmallWindows());
+  EngineServiceOptions options;
+  options.step_tokens = 100;
+  options.prefix_cache = false;
+  auto service = MakeEngineService(*tiny.model, *tiny.pool, tiny.threads, options);
+  const Answer answer = Collect(**service->Submit(Greedy(SomeIds(64 * 3 + 70), 1)));
+  ASSERT_TRUE(answer.finished) << answer.status.ToString();
+  ASSERT_TRUE(Eventually([&] { return service->Stats().running == 0; }));
+  const BatchHistogram passes = service->Stats().batch_tokens;
+  // 64 each, but for the last one.
+  uint64_t up_to_64 = 0, all = 0;
+  for (size_t i = 0; i < passes.counts.size(); ++i) {
+    all += passes.counts[i];
+    if (i <= 6) up_to_64 += passes.counts[i];  // 2^6
+  }
+  EXPECT_EQ(all, 5u);
+  EXPECT_EQ(up_to_64, 5u);
+}
+
 TEST_P(HybridTest, SnapshotsHaveABudget) {
   TinyModel tiny(checkpoint_.path(), SmallWindows());
   const uint64_t state = tiny.plan->cache().state.bytes();

@@ -196,6 +196,13 @@ int Scheduler::PlanPrefill(Sequence& sequence, int budget) {
     const int64_t at = sequence.cache.length();
     max_tokens = std::min(max_tokens, sequence.NextSnapshot(at) - at);
   }
+  if (config_.has_state()) {
+    // Devices take prompts through states in tiles on the grid of pages: a cut elsewhere makes two
+    // of one, and shows in the last bits.
+    const int64_t at = sequence.cache.length(), end = at + max_tokens;
+    const int64_t whole = end / kPageTokens * kPageTokens;
+    if (whole > at && end < sequence.prompt_size()) max_tokens = whole - at;
+  }
   int64_t num_logits = sequence.generated() == 0 ? 1 : 0;
   if (sequence.WantsPromptLogprobs()) {
     max_tokens =
