@@ -215,40 +215,53 @@ std::string HtmlTable(const std::vector<std::vector<std::string>>& lines) {
   return out + "</tbody></table></div>\n";
 }
 
+// Of speeds, how many times that of BF16: machines differ.
 std::string Bars(const Reproduction& r, size_t measure) {
-  std::vector<std::string> groups;
-  ChartBars ours{"here", {}, {}, {}, kPlainColor};
-  std::vector<ChartBars> series;
-  for (const std::string_view model : ColumnsOf(r, measure)) {
-    series.push_back({fmt::format("published, {}", model), {}, {}, {}, -1});
+  const bool is_speed = IsSpeed(r.table->measures[measure]);
+  const Measured none{NAN, NAN, NAN};
+  const auto ours_of = [&](size_t row) {
+    const Measured value = r.rows[row].ours[measure].value_or(none);
+    if (!is_speed) return value;
+    if (r.rows[row].row->kv == "bf16" && std::isfinite(value.value)) return Measured{1};
+    return Measured{r.Speedup(row, measure).value_or(NAN)};
+  };
+  const auto published_of = [&](std::string_view model, size_t row) {
+    const PaperFigure* const figure = FindFigure(*r.table, model, r.rows[row].row->label, measure);
+    if (figure == nullptr) return none;
+    if (!is_speed) {
+      return Measured{figure->value, figure->value - figure->spread,
+                      figure->value + figure->spread};
+    }
+    if (r.rows[row].row->kv == "bf16") return Measured{1};
+    return Measured{r.PublishedSpeedup(model, row, measure).value_or(NAN)};
+  };
+  const auto add = [](const Measured& value, ChartBars& bars) {
+    bars.values.push_back(value.value);
+    bars.low.push_back(value.low), bars.high.push_back(value.high);
+  };
+  const std::vector<std::string_view> models = ColumnsOf(r, measure);
+  std::vector<ChartBars> series = {{"here", {}, {}, {}, kPlainColor}};
+  for (const std::string_view model : models) {
+    series.push_back({fmt::format("published, {}", model),
+                      {},
+                      {},
+                      {},
+                      kPlainColor + static_cast<int>(series.size())});
   }
-  for (const ReproducedRow& line : r.rows) {
-    bool is_known = line.ours[measure].has_value();
-    for (const std::string_view model : ColumnsOf(r, measure)) {
-      is_known |= FindFigure(*r.table, model, line.row->label, measure) != nullptr;
+  std::vector<std::string> groups;
+  for (size_t row = 0; row < r.rows.size(); ++row) {
+    bool is_known = std::isfinite(ours_of(row).value);
+    for (const std::string_view model : models) {
+      is_known |= std::isfinite(published_of(model, row).value);
     }
     if (!is_known) continue;
-    groups.emplace_back(line.row->label);
-    const Measured none{NAN, NAN, NAN};
-    const Measured value = line.ours[measure].value_or(none);
-    ours.values.push_back(value.value);
-    ours.low.push_back(value.low), ours.high.push_back(value.high);
-    size_t column = 0;
-    for (const std::string_view model : ColumnsOf(r, measure)) {
-      const PaperFigure* figure = FindFigure(*r.table, model, line.row->label, measure);
-      ChartBars& bars = series[column++];
-      bars.values.push_back(figure == nullptr ? NAN : figure->value);
-      const double spread = figure == nullptr ? NAN : figure->spread;
-      bars.low.push_back(bars.values.back() - spread);
-      bars.high.push_back(bars.values.back() + spread);
-    }
+    groups.emplace_back(r.rows[row].row->label);
+    add(ours_of(row), series[0]);
+    for (size_t m = 0; m < models.size(); ++m) add(published_of(models[m], row), series[m + 1]);
   }
-  for (size_t i = 0; i < series.size(); ++i) {
-    series[i].color = kPlainColor + 1 + static_cast<int>(i);
-  }
-  series.insert(series.begin(), std::move(ours));
   ChartOptions options;
-  options.title = r.table->measures[measure].name;
+  options.title = fmt::format("{}{}", r.table->measures[measure].name,
+                              is_speed ? ": speed over that of BF16" : "");
   options.width = 1000;
   options.height = 300;
   return BarChart(groups, series, options);
