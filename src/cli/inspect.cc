@@ -4,6 +4,7 @@
 
 #include <CLI/App.hpp>
 #include <algorithm>
+#include <cstdlib>
 #include <filesystem>
 #include <limits>
 #include <map>
@@ -41,7 +42,8 @@ struct InspectOptions {
   bool is_snapshot = false;  // of a name: weights may not be here
   int layer = -1;
   std::optional<double> bits;
-  InspectKeysOptions keys;  // with --kv
+  InspectKeysOptions keys;  // with --prompt
+  std::string only_keys;    // an option of those on the command line
 };
 
 ordered_json ConfigToJson(const ModelConfig& config) {
@@ -338,9 +340,6 @@ Status RunInspectKeys(InspectOptions& options) {
   if (options.bits.has_value()) {
     return InvalidArgument("--bits: keys are shown before they are quantised; leave it out");
   }
-  if (options.keys.prompt.empty()) {
-    return InvalidArgument("--kv: the keys are those of a prompt; name its file with --prompt");
-  }
   OSCAR_ASSIGN_OR_RETURN(options.keys.model.model,
                          hub::ObtainModel(options.path, ModelParts::kWeights, options.offline));
   options.keys.model.device = Device::kCpu;
@@ -350,7 +349,11 @@ Status RunInspectKeys(InspectOptions& options) {
 }
 
 Status RunInspect(InspectOptions options) {
-  if (!options.keys.model.kv.empty()) return RunInspectKeys(options);
+  if (!options.keys.prompt.empty()) return RunInspectKeys(options);
+  if (!options.only_keys.empty()) {
+    return InvalidArgument(fmt::format(
+        "{}: is about the keys of a prompt; name its file with --prompt", options.only_keys));
+  }
   if (options.json && options.layer >= 0) {
     return InvalidArgument("--layer: --json has every layer; leave one of them out");
   }
@@ -418,41 +421,47 @@ void AddInspectCommand(CLI::App& app, RunFunction& run) {
   command->add_flag("--json", options->json, "Print JSON");
   command
       ->add_option("--layer", options->layer,
-                   "Layer whose eigenvalue spectrum is shown; with --kv, whose keys are")
+                   "Layer whose eigenvalue spectrum is shown; with --prompt, whose keys are")
       ->check(CLI::Range(0, 1'000'000));
   command->add_option("--bits", options->bits,
                       "History bits of the map of bits per head that is shown; default: oscar+'s");
   const char* const group = "Keys of a prompt";
-  options->keys.model.kv.clear();
-  CLI::Option* const kv =
+  command
+      ->add_option("--prompt", options->keys.prompt,
+                   "Show channel outliers and norms of a model's keys for the text in this file, "
+                   "before and after what a cache method does to them (on the CPU)")
+      ->check(NotEmpty())
+      ->group(group);
+  const std::vector<const CLI::Option*> of_keys = {
       command
           ->add_option("--kv", options->keys.model.kv,
-                       "Show channel outliers and norms of a model's keys before and after what "
-                       "this cache method does to them, such as oscar-su (on the CPU)")
+                       "The cache method, such as oscar-su, which has token norms")
+          ->capture_default_str()
           ->check(NotEmpty())
-          ->group(group);
-  command->add_option("--prompt", options->keys.prompt, "File with the prompt's text")
-      ->needs(kv)
-      ->check(NotEmpty())
-      ->group(group);
-  command
-      ->add_option("--rotation", options->keys.model.rotation, "Rotation of methods that take one")
-      ->needs(kv)
-      ->check(NotEmpty())
-      ->group(group);
-  command
-      ->add_option("--head", options->keys.kv_head,
-                   "KV head whose keys are shown; default: the one with the largest outlier")
-      ->needs(kv)
-      ->check(CLI::Range(0, 1'000'000))
-      ->group(group);
-  command
-      ->add_option("--out", options->keys.out,
-                   "Directory for keys.html, keys.json and the charts as SVG")
-      ->needs(kv)
-      ->check(NotEmpty())
-      ->group(group);
-  command->callback([options, &run] { run = [options] { return RunInspect(*options); }; });
+          ->group(group),
+      command
+          ->add_option("--rotation", options->keys.model.rotation,
+                       "Rotation of methods that take one")
+          ->check(NotEmpty())
+          ->group(group),
+      command
+          ->add_option("--head", options->keys.kv_head,
+                       "KV head whose keys are shown; default: the one with the largest outlier")
+          ->check(CLI::Range(0, 1'000'000))
+          ->group(group),
+      command
+          ->add_option("--out", options->keys.out,
+                       "Directory for keys.html, keys.json and the charts as SVG")
+          ->check(NotEmpty())
+          ->group(group)};
+  command->callback([options, of_keys, &run] {
+    for (const CLI::Option* option : of_keys) {
+      // A variable that is meant for other commands is no mistake here.
+      const bool is_variable = std::getenv(option->get_envname().c_str()) != nullptr;
+      if (option->count() > 0 && !is_variable) options->only_keys = option->get_name();
+    }
+    run = [options] { return RunInspect(*options); };
+  });
 }
 
 }  // namespace oscar::cli

@@ -1,4 +1,4 @@
-// oscar inspect --kv: the keys of a prompt, before and after what a cache method does to them.
+// oscar inspect --prompt: the keys of a prompt, before and after what a cache method does to them.
 #pragma once
 
 #include <filesystem>

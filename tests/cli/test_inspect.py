@@ -132,7 +132,11 @@ def test_keys_of_a_prompt(oscar, root, tmp_path):
     assert oscar.json(*command, "--json") == made
     # Norms that are left alone are not there.
     assert "token norms" not in oscar("inspect", root / "models/demo", "--kv", "oscar+", "--prompt", prompt).stdout.replace("norms, most", "")
-    assert "--prompt" in oscar("inspect", root / "models/demo", "--kv", "oscar+", ok=False).stderr
+    for option in (("--kv", "oscar+"), ("--rotation", "x"), ("--head", 0), ("--out", "x")):
+        assert option[0] in oscar("inspect", root / "models/demo", *option, ok=False).stderr
+    # Variables of other commands change nothing.
+    config = root / "models/demo/config.json"
+    assert oscar("inspect", config, env={"OSCAR_KV": "oscar+", "OSCAR_ROTATION": "x"}).stdout == oscar("inspect", config).stdout
     assert "--layer 99" in oscar(*command, "--layer", 99, ok=False).stderr
     assert "--bits" in oscar(*command, "--bits", 2.5, ok=False).stderr
     prompt.write_text("Short.")
