@@ -68,7 +68,8 @@ std::string HeatMap(const std::vector<std::string>& rows, const std::vector<std:
                     const std::vector<std::vector<double>>& values, const ChartOptions& options);
 
 // values[row][column] of many cells, without their numbers: from white at 0 to dark at `most` and
-// above, rows from the top down. Axes count cells, or what their `high` says. Takes about 10 bytes per run of equal colours.
+// above, rows from the top down. Axes count cells, or what their `high` says. Takes about 10 bytes
+// per run of equal colours.
 std::string DenseMap(const std::vector<std::vector<double>>& values, double most,
                      const ChartOptions& options);
 

@@ -85,7 +85,8 @@ Result<double> ScoreOutput(Scorer scorer, const EvalItem& item, std::string_view
     case Scorer::kContainsAll:
       return ContainsAll(text, item.answers);
     case Scorer::kContainsAny:
-      return BestOf(item, [&](const std::string& r) { return ContainsAll(text, std::span(&r, 1)); });
+      return BestOf(item,
+                    [&](const std::string& r) { return ContainsAll(text, std::span(&r, 1)); });
     case Scorer::kMath:
     case Scorer::kNumber:
       return IsSameMathAnswer(ReadAnswer(scorer, output), item.answer) ? 1.0 : 0.0;
