@@ -332,6 +332,44 @@ TEST(GpuFamilies, Mxfp4ExpertsStayMxfp4) {
   EXPECT_NEAR(bytes_of(second) / bytes_of(first), 17.0 / 64.0, 0.07);
 }
 
+// `--weights fp8` on a BF16 re-export: experts in FP8 with biases and clamped gates.
+TEST(GpuFamilies, Fp8ExpertsHaveBiases) {
+  const TinyCheckpoint checkpoint(ConfigOf("gpt_oss"));
+  const ModelSpec spec = *MakeModelSpec(*ReadModelConfig(checkpoint.path()));
+  const auto source = QuantizeWeights(*OpenCheckpointWeights(checkpoint.path()), spec);
+  const std::vector<int32_t> ids = SomeIds(40);
+  const auto logits_of = [&](Model& model, PagePool& pool) {
+    std::vector<float> logits;
+    Generator generator(model, pool);
+    EXPECT_TRUE(generator
+                    .Prefill(ids, static_cast<int64_t>(ids.size()),
+                             [&](int64_t, std::span<const float> part) {
+                               logits.insert(logits.end(), part.begin(), part.end());
+                             })
+                    .ok());
+    return logits;
+  };
+  GpuModel exact(spec, *source, TinyModel::Bf16(), Portable());
+  CpuModelOf cpu(spec, *source, TinyModel::Bf16(), Portable());
+  const std::vector<float> expected = logits_of(*cpu.model, cpu.pool);
+  EXPECT_EQ(logits_of(*exact.model, *exact.pool), expected);
+  GpuModel gpu(spec, *source, TinyModel::Bf16(), Sized(128, 2));
+  const std::vector<float> logits = logits_of(*gpu.model, *gpu.pool);
+  ASSERT_EQ(logits.size(), expected.size());
+  const auto vocab = static_cast<size_t>(spec.vocab_size);
+  std::vector<double> rms;
+  for (size_t at = 0; at < logits.size(); at += vocab) {
+    double squares = 0.0;
+    for (size_t i = at; i < at + vocab; ++i) {
+      squares += std::pow(static_cast<double>(logits[i]) - expected[i], 2);
+    }
+    rms.push_back(std::sqrt(squares / static_cast<double>(vocab)));
+  }
+  std::ranges::sort(rms);
+  // Where a token nearly goes to other experts, rounding decides.
+  EXPECT_LE(rms[rms.size() / 2], BudgetOf("bf16").rms);
+}
+
 // FP8 experts stay FP8: their bytes, padding of odd widths apart, are half of BF16's.
 TEST(GpuFamilies, Fp8ExpertsStayFp8) {
   const TinyCheckpoint bf16(ConfigOf("minimax_m2")), fp8(ConfigOf("minimax_m2_fp8"));
