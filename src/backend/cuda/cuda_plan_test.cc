@@ -62,6 +62,31 @@ TEST(CheckCudaPlan, TakesShapesThatItsKernelsHave) {
   EXPECT_TRUE(Check(spec, "oscar+").ok());
 }
 
+// gpt-oss: half of the layers have a window and no history.
+TEST(CheckCudaPlan, TakesSinksAndWindows) {
+  ModelSpec spec = Spec();
+  Attention(&spec, 64, 8, 64);
+  for (int i = 0; i < spec.num_layers(); ++i) {
+    auto& attention = std::get<AttentionSpec>(spec.layers[static_cast<size_t>(i)].mixer);
+    attention.has_sinks = true;
+    attention.sliding_window = i % 2 == 0 ? 128 : 0;
+  }
+  for (const char* method : {"bf16", "oscar+"}) {
+    const Status status = Check(spec, method);
+    EXPECT_TRUE(status.ok()) << method << ": " << status.ToString();
+  }
+  // What it has no kernels for.
+  ModelSpec other = spec;
+  Attention(&other, 64, 8, 128);
+  EXPECT_THAT(Check(other, "oscar+").message(), HasSubstr("head dim 64 alone"));
+  other = spec;
+  std::get<AttentionSpec>(other.layers[0].mixer).has_sinks = false;
+  EXPECT_THAT(Check(other, "oscar+").message(), HasSubstr("sliding window"));
+  other = spec;
+  std::get<AttentionSpec>(other.layers[2].mixer).sliding_window = 64;
+  EXPECT_THAT(Check(other, "oscar+").message(), HasSubstr("different lengths"));
+}
+
 // Every head may have other bits.
 TEST(CheckCudaPlan, TakesMapsOfBits) {
   ModelSpec spec = Spec();
