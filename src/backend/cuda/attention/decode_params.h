@@ -56,19 +56,16 @@ OSCAR_HD inline DecodeItems ItemsOf(const SequenceView& sequence, int split_page
           pages == 0 ? 0 : (sequence.history_pages + pages - 1) / pages, pages};
 }
 
-// Where a sliding window begins: units of the windows before it, rows of the next one before it.
-struct WindowBegin {
-  int unit, row;
-};
-// `window`: 0, or of a sequence whose history lies before it.
-OSCAR_HD inline WindowBegin BeginOf(const SequenceView& sequence, int window) {
+// Units of BF16 rows that lie whole before a sliding window. `window`: 0, or of a sequence whose
+// history lies before it.
+OSCAR_HD inline int UnitsBefore(const SequenceView& sequence, int window) {
   const int64_t begin = sequence.length() - window;
-  if (window == 0 || begin <= 0) return {0, 0};
+  if (window == 0 || begin <= 0) return 0;
   const int64_t before_recent = sequence.length() - sequence.recent_tokens;
   const auto of_region = static_cast<int>(begin < before_recent ? begin : begin - before_recent);
   const int units_before =
       begin < before_recent ? 0 : (sequence.sink_tokens + kUnitTokens - 1) / kUnitTokens;
-  return {units_before + of_region / kUnitTokens, of_region % kUnitTokens};
+  return units_before + of_region / kUnitTokens;
 }
 
 // Of layers whose heads differ in bits.

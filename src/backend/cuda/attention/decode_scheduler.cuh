@@ -131,7 +131,7 @@ class DecodeScheduler {
   __device__ __forceinline__ DecodeItems Items(const SequenceView& sequence) const {
     if constexpr (T::kHasWindow) {
       if (p_.sliding_window > 0) {
-        const int units = UnitsOf(sequence) - BeginOf(sequence, p_.sliding_window).unit;
+        const int units = UnitsOf(sequence) - UnitsBefore(sequence, p_.sliding_window);
         return {(units + kUnitsPerItem - 1) / kUnitsPerItem, 0, 1};
       }
     }
@@ -206,7 +206,7 @@ class DecodeScheduler {
       }
       item.slot = index;
       item.first = index * kUnitsPerItem;
-      if constexpr (T::kHasWindow) item.first += BeginOf(sequence, p_.sliding_window).unit;
+      if constexpr (T::kHasWindow) item.first += UnitsBefore(sequence, p_.sliding_window);
       item.count = min(kUnitsPerItem, units - item.first);
     } else if constexpr (T::kMixed) {
       LocateSplit(sequence, n.window, index, item);
