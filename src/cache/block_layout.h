@@ -118,8 +118,7 @@ class BlockLayout {
         break;
       case SideForm::kChannels:
       case SideForm::kMixed:
-        return static_cast<uint32_t>(channel_groups() * channel_dims() * 4) + index_bytes() +
-               norm_bytes();
+        return channel_meta_bytes() + norm_bytes();
       case SideForm::kCodebook:
         return kPageTokens * 2;
     }
@@ -136,6 +135,10 @@ class BlockLayout {
   // Dims whose metadata this block holds: those from `half` times as many on in block `half` of
   // pages_together().
   OSCAR_HD constexpr int channel_dims() const { return head_dim_ / pages_together(); }
+  // Scales, mins and indices of them, one piece from k_meta_offset() on.
+  OSCAR_HD constexpr uint32_t channel_meta_bytes() const {
+    return static_cast<uint32_t>(channel_groups() * channel_dims() * 4) + index_bytes();
+  }
   // fp16 scale and min of the `i`-th of them.
   OSCAR_HD constexpr uint32_t KChannelScale(int group, int i) const {
     return ChannelMeta(group, i, 0);

@@ -35,8 +35,9 @@ class PageMemory {
   virtual void Clear(std::byte* to, size_t bytes) = 0;  // to zeros
   virtual Status Read(const std::byte* from, std::span<std::byte> to) = 0;
   virtual Status Write(std::byte* to, std::span<const std::byte> from) = 0;
-  // Room for one sealed page beside all others, for sealing in a full pool; reused by every call.
-  virtual std::byte* Scratch() = 0;
+  // Room for a sealed page beside all others, for sealing in a full pool: the `index`-th of those
+  // that are sealed together. Reused by every call.
+  virtual std::byte* Scratch(int64_t index) = 0;
   // Seals pages that lie here.
   virtual const PageSealer* sealer() const = 0;
 

@@ -139,7 +139,7 @@ Status SequenceCache::SealPages(int64_t first, int64_t count, ThreadPool& thread
   // bytes make room: they are sealed into scratch memory first and given back.
   std::vector<PageRef> targets;
   std::vector<std::byte> host_scratch;
-  std::byte* scratch = nullptr;
+  std::vector<std::byte*> scratch;
   for (int64_t i = 0; i < count; ++i) {
     Result<PageRef> target = pool_->Allocate(sealed);
     if (!target.has_value()) {
@@ -148,11 +148,12 @@ Status SequenceCache::SealPages(int64_t first, int64_t count, ThreadPool& thread
       }
       targets.clear();
       if (pool_->memory() != nullptr) {
-        OSCAR_CHECK(count == 1, "device memory seals page by page");
-        scratch = pool_->memory()->Scratch();
+        for (int64_t j = 0; j < count; ++j) scratch.push_back(pool_->memory()->Scratch(j));
       } else {
         host_scratch.resize(static_cast<size_t>(count) * sealed.bytes());
-        scratch = host_scratch.data();
+        for (size_t j = 0; j < sources.size(); ++j) {
+          scratch.push_back(host_scratch.data() + j * sealed.bytes());
+        }
       }
       break;
     }
@@ -162,7 +163,7 @@ Status SequenceCache::SealPages(int64_t first, int64_t count, ThreadPool& thread
   std::vector<std::byte*> to;
   for (size_t i = 0; i < sources.size(); ++i) {
     from.push_back(sources[i].data());
-    to.push_back(scratch != nullptr ? scratch + i * sealed.bytes() : targets[i].data());
+    to.push_back(!scratch.empty() ? scratch[i] : targets[i].data());
   }
   saturated_ += pool_->sealer()->SealPages(from, to, threads);
   for (PageRef& source : sources) source.Reset();
@@ -170,7 +171,7 @@ Status SequenceCache::SealPages(int64_t first, int64_t count, ThreadPool& thread
     if (i == targets.size()) {
       Result<PageRef> target = pool_->Allocate(sealed);
       OSCAR_CHECK(target.has_value(), "a sealed page must fit where its open page was");
-      const std::byte* bytes = scratch + i * sealed.bytes();
+      const std::byte* bytes = scratch[i];
       if (pool_->memory() != nullptr) {
         pool_->memory()->Copy(target->data(), bytes, sealed.bytes());
       } else {

@@ -57,6 +57,9 @@ class CudaBackend final : public DeviceBackend {
       OSCAR_ASSIGN_OR_RETURN(mixed_prefill_,
                              PrefillAttention::Create(shape_, PrefillPath::kBest, mixed_layers_));
     }
+    if (form_decode_.has_value()) {
+      OSCAR_ASSIGN_OR_RETURN(form_prefill_, PrefillAttention::Create(form_shape_));
+    }
     return {};
   }
   void CarveActivations(DeviceCarver& carver, size_t rows, size_t logit_rows) override;
@@ -76,10 +79,13 @@ class CudaBackend final : public DeviceBackend {
   Result<WriteArguments> NormAndRope(int index);
 
   const PrefillAttention& PrefillOf(int slot) const {
-    return IsWindowed(slot) ? *windowed_prefill_ : IsMixed(slot) ? *mixed_prefill_ : *prefill_;
+    return IsWindowed(slot) ? *windowed_prefill_
+           : IsForm(slot)   ? *form_prefill_
+           : IsMixed(slot)  ? *mixed_prefill_
+                            : *prefill_;
   }
 
-  std::optional<PrefillAttention> prefill_, mixed_prefill_, windowed_prefill_;
+  std::optional<PrefillAttention> prefill_, mixed_prefill_, windowed_prefill_, form_prefill_;
   std::unique_ptr<GemmDispatch> gemms_;
   Bf16* normed_ = nullptr;    // [rows, hidden]
   Bf16* q_ = nullptr;         // [rows, q]

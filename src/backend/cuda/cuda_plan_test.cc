@@ -47,7 +47,9 @@ Status Check(const ModelSpec& spec, const char* method, CodeOrder order = CodeOr
 }
 
 TEST(CheckCudaPlan, TakesShapesThatItsKernelsHave) {
-  for (const char* method : {"bf16", "oscar+", "quarot", "naive", "saw-int4", "int4"}) {
+  for (const char* method :
+       {"bf16", "oscar+", "quarot", "naive", "naive-sym", "saw-int4", "int4", "kivi", "kivi-sink",
+        "oscar-su", "oscar-su:k=token", "kitty", "turboquant", "turboquant-skip"}) {
     for (const int head_dim : kHeadDims) {
       ModelSpec spec = Spec();
       Attention(&spec, 32, 8, head_dim);
@@ -238,10 +240,10 @@ TEST(CheckCudaPlan, RefusesWhatNoKernelTakes) {
     EXPECT_THAT(status.message(), HasSubstr(item.expected));
     EXPECT_THAT(status.message(), HasSubstr("--device cpu"));
   }
-  EXPECT_THAT(Check(Spec(), "kivi").message(), HasSubstr("no kernels for its pages"));
-  EXPECT_THAT(Check(Spec(), "turboquant").message(), HasSubstr("--device cpu"));
-  // Rows of a form that it reads, by a rule that it cannot write.
-  EXPECT_THAT(Check(Spec(), "oscar-su:k=token").message(), HasSubstr("no kernels for its pages"));
+  ModelSpec many = Spec();
+  Attention(&many, 256, 256, 64);
+  EXPECT_THAT(Check(many, "oscar-su").message(), HasSubstr("256 KV heads share norms"));
+  EXPECT_TRUE(Check(many, "oscar-su:norm=head").ok());
   EXPECT_FALSE(Check(Spec(), "oscar+", CodeOrder::kCpu).ok());
 }
 

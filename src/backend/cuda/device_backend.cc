@@ -24,6 +24,15 @@ constexpr int kMinLogitRows = 64;
 constexpr int kDefaultBatchTokens = 4096;
 constexpr int kLeastTileRows = 8;  // of experts
 
+// A layer whose keys are not rows, or -1. All of them have one layout: methods that have them give
+// every head the same bits.
+int FormSlot(const PageLayout& page) {
+  for (int slot = 0; slot < page.num_layers(); ++slot) {
+    if (page.Holds(slot) && !page.block(slot, 0).is_rows()) return slot;
+  }
+  return -1;
+}
+
 // Of the layers whose heads are alike, which is one kind: the plan's methods give layers different
 // ones by a bit map alone, and then only those of 2 bits count as alike.
 AttentionShape ShapeOf(const AttentionSpec& attention, const KvPlan& plan) {
@@ -32,7 +41,8 @@ AttentionShape ShapeOf(const AttentionSpec& attention, const KvPlan& plan) {
   int slot = 0;
   while (!page.Holds(slot)) ++slot;
   const BlockLayout& sealed = page.block(slot, 0);
-  const bool plain = !plan.cache().seals();
+  // Beside keys that are not rows there are layers in BF16 alone.
+  const bool plain = !plan.cache().seals() || FormSlot(page) >= 0;
   shape.history_kind = plain               ? BlockKind::kBf16
                        : page.is_uniform() ? sealed.kind()
                                            : BlockKind::kInt2;
@@ -167,7 +177,7 @@ ExpertTraffic DeviceBackend::expert_traffic() const {
 
 size_t DeviceBackend::AttentionWorkspace() const {
   size_t bytes = 0;
-  for (const auto& decode : {decode_, mixed_decode_, windowed_decode_}) {
+  for (const auto& decode : {decode_, mixed_decode_, windowed_decode_, form_decode_}) {
     if (decode.has_value()) bytes = std::max(bytes, decode->workspace_bytes());
   }
   return bytes;
@@ -266,7 +276,9 @@ Status DeviceBackend::Load(const WeightSource& source) {
   const PageLayout& sealed = config.sealed;
   bool has_uniform = false;
   for (int slot = 0; slot < sealed.num_layers(); ++slot) {
-    if (IsWindowed(slot)) {
+    const bool is_form = config.seals() && sealed.Holds(slot) && !sealed.block(slot, 0).is_rows();
+    is_form_.push_back(is_form);
+    if (is_form || IsWindowed(slot)) {
       heads_.emplace_back();
       continue;
     }
@@ -292,6 +304,16 @@ Status DeviceBackend::Load(const WeightSource& source) {
     OSCAR_ASSIGN_OR_RETURN(windowed_decode_,
                            DecodeAttention::Create(windowed_shape_, options_.max_sequences,
                                                    windowed_shape_.sliding_window));
+  }
+  if (const int slot = config.seals() ? FormSlot(sealed) : -1; slot >= 0) {
+    form_shape_ = shape_;
+    form_shape_.form = FormBlocks{sealed.block(slot, 0)};
+    if (sealed.has_norms(slot)) {
+      form_shape_.form->norm_offset =
+          static_cast<uint32_t>(sealed.NormOffset(slot) - sealed.BlockOffset(slot, 0));
+    }
+    OSCAR_ASSIGN_OR_RETURN(form_decode_,
+                           DecodeAttention::Create(form_shape_, options_.max_sequences, window));
   }
   OSCAR_RETURN_IF_ERROR(CreateKernels());
   table_shape_ = PageTables::ShapeFor(config, table_rows, positions_, options_.max_batch_tokens);

@@ -87,11 +87,16 @@ class DeviceBackend : public Backend {
   CacheView ViewOf(int slot) const;
   // Layers whose heads differ in bits have kernels apart from those whose heads are alike.
   bool IsMixed(int slot) const { return !heads_[static_cast<size_t>(slot)].empty(); }
+  // So have those whose keys are not rows.
+  bool IsForm(int slot) const { return is_form_[static_cast<size_t>(slot)]; }
   std::span<const HeadBlock> HeadsOf(int slot) const { return heads_[static_cast<size_t>(slot)]; }
   // Layers with a sliding window, whose sealed pages hold nothing of them, have theirs, too.
   bool IsWindowed(int slot) const { return !plan_.cache().sealed.Holds(slot); }
   const DecodeAttention& DecodeOf(int slot) const {
-    return IsWindowed(slot) ? *windowed_decode_ : IsMixed(slot) ? *mixed_decode_ : *decode_;
+    return IsWindowed(slot) ? *windowed_decode_
+           : IsForm(slot)   ? *form_decode_
+           : IsMixed(slot)  ? *mixed_decode_
+                            : *decode_;
   }
   // Widths of rows of kQkv and kAttended, attention's and linear attention's.
   size_t MixerInputs() const;
@@ -106,6 +111,7 @@ class DeviceBackend : public Backend {
   Stream stream_ = nullptr;
   AttentionShape shape_;           // of layers that see all tokens
   AttentionShape windowed_shape_;  // of those with a sliding window, where there are any
+  AttentionShape form_shape_;      // of those whose keys are not rows, where there are any
   DeviceWeights weights_;
   Pass pass_;
   int logit_rows_ = 0;
@@ -126,7 +132,8 @@ class DeviceBackend : public Backend {
   void* attention_workspace_ = nullptr;
   void* blas_workspace_ = nullptr;
   // None: no layer is like that.
-  std::optional<DecodeAttention> decode_, mixed_decode_, windowed_decode_;
+  std::optional<DecodeAttention> decode_, mixed_decode_, windowed_decode_, form_decode_;
+  std::vector<bool> is_form_;             // [slots]
   std::vector<HeadBlocks> heads_;         // [slots]; empty: alike
   std::vector<HeadBlocks> mixed_layers_;  // those of heads_ that are not empty
 

@@ -13,6 +13,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "base/half.h"
@@ -79,6 +80,58 @@ struct CacheView {
 
 // The head dim whose decode and prefill kernels have a form with sinks.
 inline constexpr int kSinkHeadDim = 64;
+// Blocks whose keys are not rows (docs/cache-format.md, 2b), the same for all KV heads, and what a
+// reader of one brings together in shared memory:
+//
+//   the block | metadata of the other half of the dims | norms over all heads | scratch
+//
+// Blocks that are sealed in pairs are consecutive pages of history, the first at an even index.
+struct FormBlocks {
+  BlockLayout layout;
+  uint32_t norm_offset = 0;  // bytes from the block of head 0 to the norms over all heads; 0: none
+
+  static constexpr int kScratchHeads = 8;
+  OSCAR_HD constexpr bool is_paired() const { return layout.pages_together() > 1; }
+  OSCAR_HD constexpr uint32_t mate_bytes() const {
+    return is_paired() ? layout.channel_meta_bytes() : 0;
+  }
+  OSCAR_HD constexpr uint32_t norm_bytes() const {
+    return norm_offset != 0 ? BlockLayout::kNormBytes : 0;
+  }
+  OSCAR_HD constexpr uint32_t mate_at() const { return layout.block_bytes(); }
+  OSCAR_HD constexpr uint32_t norms_at() const { return mate_at() + mate_bytes(); }
+  // Everything that is copied.
+  OSCAR_HD constexpr uint32_t copied_bytes() const { return norms_at() + norm_bytes(); }
+  // Of decode: what the upper bits of boosted dims are multiplied by.
+  OSCAR_HD constexpr uint32_t scratch_bytes() const {
+    return static_cast<uint32_t>(kScratchHeads * layout.boosted_dims() * 4);
+  }
+  OSCAR_HD constexpr uint32_t stage_bytes() const {
+    return (copied_bytes() + scratch_bytes() + 127) / 128 * 128;
+  }
+  // Bytes of a page's blocks and norms, where there are no other layers.
+  constexpr size_t PageBytes(int num_kv_heads) const {
+    return static_cast<size_t>(num_kv_heads) * layout.block_bytes() + norm_bytes();
+  }
+  // Metadata of the dims from `half` times D / 2 on, of a block whose index in history is `page`
+  // and that lies at `block` with what was copied behind it.
+  OSCAR_HD const uint8_t* ChannelMeta(const uint8_t* block, int page, int half) const {
+    if (!is_paired()) {
+      return block + layout.k_meta_offset() + half * (layout.head_dim() / 2 * 4);
+    }
+    return block + ((page & 1) == half ? layout.k_meta_offset() : mate_at());
+  }
+  // Index bytes of the same dims, of mixed keys.
+  OSCAR_HD const uint8_t* ChannelIndex(const uint8_t* block, int page, int half) const {
+    return block + ((page & 1) == half ? layout.k_meta_offset() : mate_at()) +
+           (layout.KIndex(0) - layout.k_meta_offset());
+  }
+  // fp32 norms of the page's tokens; null: none.
+  OSCAR_HD const uint8_t* Norms(const uint8_t* block) const {
+    if (layout.has_head_norms()) return block + layout.KNorm(0);
+    return norm_offset != 0 ? block + norms_at() : nullptr;
+  }
+};
 
 // Shape of an attention layer; what a kernel is chosen by. Where heads differ in bits, HeadBlocks
 // come beside it and history_kind means nothing.
@@ -92,9 +145,12 @@ struct AttentionShape {
   bool has_sinks = false;
   // Tokens that a query sees, itself among them, all of them in the windows; 0: every token.
   int sliding_window = 0;
+  // Keys that are not rows; history_kind and group_dims mean nothing then.
+  std::optional<FormBlocks> form = {};
 
   constexpr int group_size() const { return num_q_heads / num_kv_heads; }
   constexpr BlockLayout history_layout() const {
+    if (form.has_value()) return form->layout;
     return {history_kind, CodeOrder::kTensorCore, head_dim, group_dims};
   }
   constexpr BlockLayout window_layout() const {

@@ -23,17 +23,23 @@ constexpr int kMaxSplits = 128;
 constexpr int kSplitRounds = 5;  // pages a consumer warp reads in a split, at least
 
 const DecodeKernelInfo* FindKernel(const AttentionShape& shape, bool mixed, int heads) {
-  const auto* table = DispatchHeadDim<const DecodeKernelInfo*>(
-      shape.head_dim, nullptr,
-      [&]<int kDim>() { return mixed ? MixedDecodeKernels<kDim>() : DecodeKernels<kDim>(); });
+  const auto* table =
+      DispatchHeadDim<const DecodeKernelInfo*>(shape.head_dim, nullptr, [&]<int kDim>() {
+        return shape.form.has_value() ? FormDecodeKernels<kDim>()
+               : mixed                ? MixedDecodeKernels<kDim>()
+                                      : DecodeKernels<kDim>();
+      });
   if (shape.has_sinks) {
-    if (shape.head_dim != kSinkHeadDim) return nullptr;
+    if (shape.head_dim != kSinkHeadDim || shape.form.has_value()) return nullptr;
     table = mixed ? SinkMixedDecodeKernels() : SinkDecodeKernels();
   }
+  const bool any_kind = mixed || shape.form.has_value();
+  const int group_dims = shape.history_layout().group_dims();
   for (; table != nullptr && table->function != nullptr; ++table) {
-    const bool fits = mixed || table->kind == shape.history_kind;
-    const bool has_groups = mixed || shape.history_kind != BlockKind::kBf16;
-    if (fits && table->heads == heads && (!has_groups || table->group_dims == shape.group_dims)) {
+    const bool fits = any_kind || table->kind == shape.history_kind;
+    const bool has_groups = any_kind || shape.history_kind != BlockKind::kBf16;
+    if (fits && table->heads == heads &&
+        (!has_groups || table->group_dims == (mixed ? shape.group_dims : group_dims))) {
       return table;
     }
   }
@@ -75,8 +81,14 @@ struct Workspace {
 Result<DecodeAttention> DecodeAttention::Create(const AttentionShape& shape, int max_batch,
                                                 int max_window_tokens,
                                                 std::span<const HeadBlocks> layers) {
-  OSCAR_RETURN_IF_ERROR(CheckBlockShape(
-      shape.head_dim, shape.history_kind == BlockKind::kBf16 ? shape.head_dim : shape.group_dims));
+  const bool forms = shape.form.has_value();
+  OSCAR_RETURN_IF_ERROR(CheckBlockShape(shape.head_dim, forms ? shape.form->layout.group_dims()
+                                                        : shape.history_kind == BlockKind::kBf16
+                                                            ? shape.head_dim
+                                                            : shape.group_dims));
+  if (forms && (!layers.empty() || shape.form->layout.head_dim() != shape.head_dim)) {
+    return Unexpected(InvalidArgument("keys that are not rows beside heads of other kinds"));
+  }
   if (shape.num_kv_heads < 1 || shape.num_q_heads % shape.num_kv_heads != 0 ||
       shape.group_size() < 1 || shape.group_size() > kMaxGroupSize) {
     return Unexpected(InvalidArgument(
@@ -110,6 +122,10 @@ Result<DecodeAttention> DecodeAttention::Create(const AttentionShape& shape, int
   if (self.mixed_) {
     self.stage_bytes_ = std::max(kUnitTokens * shape.head_dim * 2, LargestBlock(shape, layers));
   }
+  if (forms) {
+    self.stage_bytes_ =
+        std::max(kUnitTokens * shape.head_dim * 2, static_cast<int>(shape.form->stage_bytes()));
+  }
 
   // As many blocks an SM as the registers allow, if each still gets two stages; then the deepest
   // rings that fit.
@@ -141,7 +157,7 @@ Result<DecodeAttention> DecodeAttention::Create(const AttentionShape& shape, int
   self.max_splits_ =
       std::clamp(self.blocks_ / (shape.num_kv_heads * self.head_blocks_) - 1, 1, kMaxSplits);
   // BF16 pages are dealt to warps in four units.
-  const bool bf16 = !self.mixed_ && shape.history_kind == BlockKind::kBf16;
+  const bool bf16 = !self.mixed_ && !forms && shape.history_kind == BlockKind::kBf16;
   self.warps_ = bf16 ? 1 : kernel->warps;
   self.split_pages_ = bf16 ? kSplitRounds : kSplitRounds * kernel->warps;
   self.threads_ = kernel->threads;
@@ -153,9 +169,10 @@ Result<DecodeAttention> DecodeAttention::Create(const AttentionShape& shape, int
     self.max_splits_ = MostSplits(self, layers, self.warps_);
   }
   self.slots_ = self.max_splits_ + window_items;
+  // Keys that are not rows share a kernel whatever the size of their blocks.
   OSCAR_RETURN_IF_ERROR(
       CudaStatus(cudaFuncSetAttribute(self.kernel_, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                      self.shared_bytes_),
+                                      forms ? limits.shared_per_block : self.shared_bytes_),
                  "preparing the decode kernel"));
   return self;
 }
@@ -228,12 +245,17 @@ Status DecodeAttention::Launch(const DecodeArguments& args, Stream stream) const
   static_assert(std::is_standard_layout_v<DecodeKernelParams>);
   SinkParams<MixedDecodeParams> mixed_sinks;
   SinkParams<DecodeKernelParams> sinks;
+  std::optional<FormDecodeParams> form;
   if (shape_.has_sinks && mixed_) {
     mixed_sinks = {params, args.sinks, shape_.sliding_window};
     kernel_args[0] = &mixed_sinks;
   } else if (shape_.has_sinks) {
     sinks = {params, args.sinks, shape_.sliding_window};
     kernel_args[0] = &sinks;
+  } else if (shape_.form.has_value()) {
+    form.emplace(params, *shape_.form);
+    form->stage_bytes = stage_bytes_;
+    kernel_args[0] = &*form;
   }
   return LaunchOverlapping(kernel_, {blocks_, threads_, shared_bytes_, args.overlap_predecessor},
                            kernel_args, stream, "launching decode attention");

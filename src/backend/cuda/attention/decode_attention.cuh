@@ -43,6 +43,9 @@
 namespace oscar::cuda {
 
 template <typename T>
+class DecodeConsumerForms;  // decode_consumer_forms.cuh, which the kernels that need it include
+
+template <typename T>
 __global__ void __maxnreg__(T::kRegisters)
     DecodeAttentionKernel(const __grid_constant__ typename T::Params p) {
   extern __shared__ __align__(128) uint8_t shared[];
@@ -76,7 +79,9 @@ __global__ void __maxnreg__(T::kRegisters)
   if (warp == T::kWarps + 1) {
     DecodeMerger<T>(p, shared, at, lane).Run();
   } else {
-    using Consumer = std::conditional_t<T::kPacked, DecodeConsumerPacked<T>, DecodeConsumer<T>>;
+    using Consumer = std::conditional_t<
+        T::kPacked, DecodeConsumerPacked<T>,
+        std::conditional_t<T::kForms, DecodeConsumerForms<T>, DecodeConsumer<T>>>;
     Consumer(p, shared, at, warp, lane).Run();
   }
   // Everybody but the scheduler merges what only this block is left to merge.

@@ -15,22 +15,7 @@
 namespace oscar::cuda {
 namespace {
 
-AttentionShape ShapeOf(const AttentionCase& c) {
-  return {.history_kind = c.kind,
-          .head_dim = c.head_dim,
-          .group_dims = c.group_dims,
-          .num_q_heads = c.q_heads(),
-          .num_kv_heads = c.kv_heads};
-}
-
 int SinkPages(const AttentionCase& c) { return std::max(1, (c.sink_tokens + 63) / 64); }
-
-// Empty: of a kind that kernels for heads alike read.
-HeadBlocks CaseHeads(const AttentionCase& c) {
-  if (!c.v_kind.has_value() && c.kind != BlockKind::kInt3) return {};
-  return HeadsOf(
-      std::vector<BlockLayout>(static_cast<size_t>(c.kv_heads), c.layout(CodeOrder::kTensorCore)));
-}
 
 TestCache MakeCache(const AttentionCase& c, int rows) {
   return {ShapeOf(c),   rows,        c.num_pages, (c.recent_tokens + 63) / 64 + 2,
@@ -49,6 +34,9 @@ AttentionInputs Place(const AttentionCase& c, uint64_t seed, int row, TestCache*
   }
   const auto dims = static_cast<size_t>(c.head_dim);
   const int ring_begin = c.sink_tokens / kPageTokens + c.num_pages;
+  for (size_t at = 0; at < in.norms.size(); at += kPageTokens) {
+    cache->SetNorms(row, static_cast<int>(at / kPageTokens), &in.norms[at]);
+  }
   for (int h = 0; h < c.kv_heads; ++h) {
     for (int t = 0; t < c.sink_tokens; ++t) {
       const size_t at = static_cast<size_t>(h * c.sink_tokens + t) * dims;
@@ -145,6 +133,34 @@ TEST_P(DecodeConformance, MatchesTheReference) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Cases, DecodeConformance, testing::ValuesIn(AttentionCases()),
+                         [](const auto& test) { return test.param.Name(); });
+// Keys that are not rows.
+INSTANTIATE_TEST_SUITE_P(Forms, DecodeConformance, testing::ValuesIn(FormCases()),
+                         [](const auto& test) { return test.param.Name(); });
+// Those with values in one group per row, where up to four heads have a kernel for themselves; long
+// enough for several splits.
+std::vector<AttentionCase> FourHeadCases() {
+  std::vector<AttentionCase> cases;
+  for (const SideForm form : {SideForm::kChannels, SideForm::kMixed, SideForm::kCodebook}) {
+    for (const auto pattern : {AttentionPattern::kGaussian, AttentionPattern::kSharpLogits,
+                               AttentionPattern::kOutlierQuery}) {
+      for (const int queries : {1, 3, 4}) {
+        const bool is_codebook = form == SideForm::kCodebook;
+        cases.push_back({.kind = is_codebook ? BlockKind::kInt4 : BlockKind::kInt2,
+                         .kv_heads = queries == 4 ? 1 : 2,
+                         .queries_per_kv = queries,
+                         .num_pages = queries == 4 ? 130 : 4,
+                         .pattern = pattern,
+                         .v_kind = is_codebook ? BlockKind::kInt3 : BlockKind::kInt2,
+                         .k_form = form,
+                         .group_tokens = is_codebook ? 0 : 128,
+                         .boosted_dims = form == SideForm::kMixed ? 16 : 0});
+      }
+    }
+  }
+  return cases;
+}
+INSTANTIATE_TEST_SUITE_P(FormsOfFourHeads, DecodeConformance, testing::ValuesIn(FourHeadCases()),
                          [](const auto& test) { return test.param.Name(); });
 
 // Long enough for several splits. Over thousands of equally likely tokens the output is the small

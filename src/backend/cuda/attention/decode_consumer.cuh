@@ -7,7 +7,7 @@
 namespace oscar::cuda {
 
 template <typename T>
-class DecodeConsumer : DecodeRing<T> {
+class DecodeConsumer : protected DecodeRing<T> {
  public:
   __device__ DecodeConsumer(const typename T::Params& p, uint8_t* shared, const DecodeShared<T>& at,
                             int warp, int lane)
@@ -43,7 +43,7 @@ class DecodeConsumer : DecodeRing<T> {
     });
   }
 
- private:
+ protected:
   using Ring = DecodeRing<T>;
   using Ring::ExponentOf, Ring::TokenMax, Ring::TokenSum;
   using Ring::lane_, Ring::quad_, Ring::row_, Ring::shared_;

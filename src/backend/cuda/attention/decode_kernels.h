@@ -28,5 +28,8 @@ const DecodeKernelInfo* MixedDecodeKernels();
 // The same of layers with learned sinks, of head dim kSinkHeadDim.
 const DecodeKernelInfo* SinkDecodeKernels();
 const DecodeKernelInfo* SinkMixedDecodeKernels();
+// Of layers whose keys are not rows: `kind` means nothing, `group_dims` is V's.
+template <int kDim>
+const DecodeKernelInfo* FormDecodeKernels();
 
 }  // namespace oscar::cuda

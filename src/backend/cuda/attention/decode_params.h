@@ -75,4 +75,12 @@ struct MixedDecodeParams : DecodeKernelParams {
   HeadBlock heads[kMaxMixedHeads];
 };
 
+// Of layers whose keys are not rows.
+struct FormDecodeParams : DecodeKernelParams {
+  explicit FormDecodeParams(const DecodeKernelParams& common, const FormBlocks& blocks)
+      : DecodeKernelParams(common), form(blocks) {}
+  FormBlocks form;
+  int32_t stage_bytes;
+};
+
 }  // namespace oscar::cuda

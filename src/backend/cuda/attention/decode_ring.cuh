@@ -80,6 +80,11 @@ class DecodeRing {
     asm volatile("{ .reg .pred p; setp.gt.s32 p, %2, 0; @p ld.global.nc.s32 %0, [%1]; }"
                  : "+r"(id_)
                  : "l"(p_.cache.history_table + entry_), "r"(page_copies_));
+    if constexpr (T::kForms) {  // of the page it was sealed with
+      asm volatile("{ .reg .pred p; setp.gt.s32 p, %2, 0; @p ld.global.nc.s32 %0, [%1]; }"
+                   : "+r"(mate_id_)
+                   : "l"(p_.cache.history_table + mate_entry_), "r"(page_copies_));
+    }
   }
 
   // Shared-memory address of this lane's row of ldmatrix.x4: 16 rows of dims [16 step, + 16).
@@ -158,6 +163,10 @@ class DecodeRing {
 
   // The next page, into a stage that nobody reads. On the path of every page, hence so bare.
   __device__ __forceinline__ void CopyPage(int stage) {
+    if constexpr (T::kForms) {
+      CopyForm(stage);
+      return;
+    }
     const uint64_t page =
         uint64_t{static_cast<uint32_t>(id_)} * static_cast<uint32_t>(p_.cache.history_page_stride);
     const uint32_t bytes = T::kMixed ? static_cast<uint32_t>(unit_) : T::kBlockBytes;
@@ -167,6 +176,28 @@ class DecodeRing {
     copy.End();
     --page_copies_;
     entry_ += T::kWarps;
+  }
+  // The same of a block whose keys are not rows: with it comes what lies elsewhere.
+  __device__ __forceinline__ void CopyForm(int stage) {
+    const FormBlocks& form = p_.form;
+    const auto stride = static_cast<uint32_t>(p_.cache.history_page_stride);
+    const std::byte* page = p_.cache.history_pool + uint64_t{static_cast<uint32_t>(id_)} * stride;
+    const std::byte* mate =
+        p_.cache.history_pool + uint64_t{static_cast<uint32_t>(mate_id_)} * stride;
+    const uint32_t target = base_ + static_cast<uint32_t>(StageOffset(stage));
+    const StageFill copy(StageBar(stage), form.copied_bytes(), lane_);
+    copy.CopyOnce(target, page + head_offset_, form.layout.block_bytes());
+    if (form.is_paired()) {
+      copy.Copy(target + form.mate_at(), mate + head_offset_ + form.layout.k_meta_offset(),
+                form.mate_bytes());
+    }
+    if (form.norm_bytes() != 0) {  // all heads read them
+      copy.Copy(target + form.norms_at(), page + form.norm_offset, form.norm_bytes());
+    }
+    copy.End();
+    --page_copies_;
+    entry_ += T::kWarps;
+    mate_entry_ += T::kWarps;
   }
   // Fills free stages as far as items are known. Never waits: the next item may need this warp's
   // own arrival on one before it. Pages are left to copy only if no stage is free.
@@ -204,11 +235,19 @@ class DecodeRing {
           const HeadBlock head = p_.heads[item.kv_head];
           head_offset_ = head.offset;
           unit_ = static_cast<int>(head.Layout(T::kDim, T::kGroup).block_bytes());
+        } else if constexpr (T::kForms) {
+          head_offset_ = static_cast<uint32_t>(item.kv_head) * p_.form.layout.block_bytes();
         } else {
           head_offset_ = static_cast<uint32_t>(item.kv_head * T::kBlockBytes);
         }
         entry_ = static_cast<uint32_t>(item.table_row * p_.cache.history_table_stride + item.first +
                                        rank);
+        if constexpr (T::kForms) {
+          static_assert(T::kWarps % 2 == 0);  // a warp's pages are all the first of a pair, or not
+          mate_entry_ = entry_;
+          if (p_.form.is_paired()) mate_entry_ += ((item.first + rank) & 1) == 0 ? 1 : -1;
+          if (copies > 0) mate_id_ = __ldg(p_.cache.history_table + mate_entry_);
+        }
       } else {
         unit_copies_ = 2 * copies;
         unit_ = rank;
@@ -251,6 +290,8 @@ class DecodeRing {
   int id_ = 0, next_id_ = 0;               // page of the next copy; of the unit after it
   uint32_t head_offset_ = 0, entry_ = 0;   // bytes in a page; where the next page's id is
   int unit_ = 0;                           // of pages whose heads differ in bits: bytes of a block
+  int mate_id_ = 0;          // of keys that are not rows: the page sealed with the next one
+  uint32_t mate_entry_ = 0;  // where its id is
 };
 
 }  // namespace oscar::cuda

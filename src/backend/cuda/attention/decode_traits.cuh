@@ -31,6 +31,7 @@ struct DecodeTraits {
   static constexpr bool kMixed = false;  // heads differ in bits
   // SinkTraits
   static constexpr bool kHasSinks = false, kHasWindow = false;
+  static constexpr bool kForms = false;  // keys are not rows
   static constexpr BlockKind kKind = kKindV;
   static constexpr int kDim = kDimV;
   static constexpr int kHeads = kHeadsV;        // query heads a block handles: 4, 8 or 16

@@ -15,8 +15,11 @@ namespace oscar::cuda {
 
 Result<PrefillAttention> PrefillAttention::Create(const AttentionShape& shape, PrefillPath path,
                                                   std::span<const HeadBlocks> layers) {
-  OSCAR_RETURN_IF_ERROR(CheckBlockShape(
-      shape.head_dim, shape.history_kind == BlockKind::kBf16 ? shape.head_dim : shape.group_dims));
+  const bool forms = shape.form.has_value();
+  OSCAR_RETURN_IF_ERROR(CheckBlockShape(shape.head_dim, forms ? shape.form->layout.group_dims()
+                                                        : shape.history_kind == BlockKind::kBf16
+                                                            ? shape.head_dim
+                                                            : shape.group_dims));
   if (shape.num_kv_heads < 1 || shape.num_q_heads % shape.num_kv_heads != 0) {
     return Unexpected(
         InvalidArgument(fmt::format("{} query and {} KV heads: the ratio must be a whole number",
@@ -25,14 +28,17 @@ Result<PrefillAttention> PrefillAttention::Create(const AttentionShape& shape, P
   const bool mixed = !layers.empty();
   for (const HeadBlocks& heads : layers) OSCAR_RETURN_IF_ERROR(CheckHeads(shape, heads));
   OSCAR_ASSIGN_OR_RETURN(const DeviceLimits limits, CurrentDeviceLimits());
-  const bool wgmma = path == PrefillPath::kBest && limits.major == 9;
+  const bool wgmma = path == PrefillPath::kBest && limits.major == 9 && !forms;
   PrefillAttention self;
   self.shape_ = shape;
   self.mixed_ = mixed;
   self.rows_ = wgmma ? kPrefillRows : kGenericRows;
-  const PrefillKernelInfo* kernel = wgmma ? kPrefillKernelsSm90 : kPrefillKernelsGeneric;
+  const PrefillKernelInfo* kernel = forms   ? kPrefillKernelsForms
+                                    : wgmma ? kPrefillKernelsSm90
+                                            : kPrefillKernelsGeneric;
   for (; kernel->function != nullptr; ++kernel) {
-    const bool fits = mixed ? kernel->mixed : !kernel->mixed && kernel->kind == shape.history_kind;
+    const bool fits =
+        forms || (mixed ? kernel->mixed : !kernel->mixed && kernel->kind == shape.history_kind);
     if (!fits || kernel->sinks != shape.has_sinks || kernel->head_dim != shape.head_dim) continue;
     self.kernel_ = kernel->function;
     self.threads_ = kernel->threads;
@@ -96,12 +102,16 @@ Status PrefillAttention::Launch(const PrefillArguments& args, Stream stream) con
   void* kernel_args[] = {static_cast<PrefillKernelParams*>(&params)};
   SinkParams<MixedPrefillParams> mixed_sinks;
   SinkParams<PrefillKernelParams> sinks;
+  std::optional<FormPrefillParams> form;
   if (shape_.has_sinks && mixed_) {
     mixed_sinks = {params, args.sinks, shape_.sliding_window};
     kernel_args[0] = &mixed_sinks;
   } else if (shape_.has_sinks) {
     sinks = {params, args.sinks, shape_.sliding_window};
     kernel_args[0] = &sinks;
+  } else if (shape_.form.has_value()) {
+    form.emplace(params, *shape_.form);
+    kernel_args[0] = &*form;
   }
   return CudaStatus(cudaLaunchKernel(kernel_, grid, dim3(static_cast<unsigned>(threads_)),
                                      kernel_args, static_cast<size_t>(shared_bytes_), stream),

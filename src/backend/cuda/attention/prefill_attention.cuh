@@ -11,6 +11,7 @@
 
 #include "cache/block_layout.h"
 #include "cuda/attention/page_expand.cuh"
+#include "cuda/attention/page_expand_forms.cuh"
 #include "cuda/attention/prefill_params.h"
 #include "cuda/attention/sink_params.h"
 #include "cuda/device/ptx.cuh"
@@ -24,6 +25,7 @@ struct GenericPrefillTraits {
   static constexpr bool kMixed = false;  // heads differ in bits
   // SinkTraits
   static constexpr bool kHasSinks = false, kHasWindow = false;
+  static constexpr bool kForms = false;  // keys are not rows
   static constexpr BlockKind kKind = kKindV;
   static constexpr bool kQuantised = kKind != BlockKind::kBf16;
   static constexpr int kDim = kDimV;
@@ -48,6 +50,18 @@ struct MixedGenericPrefillTraits : GenericPrefillTraits<BlockKind::kInt4, kDimV>
   static constexpr bool kMixed = true;
 };
 
+// Keys are not rows; which form, bits and groups of tokens they have is data, as V's are.
+template <int kDimV>
+struct FormGenericPrefillTraits : GenericPrefillTraits<BlockKind::kInt4, kDimV> {
+  using Params = FormPrefillParams;
+  using Base = GenericPrefillTraits<BlockKind::kInt4, kDimV>;
+  static constexpr bool kForms = true;
+  // The largest block and what is brought with it: two planes of channels, or one and its mate's
+  // half, and norms of either kind.
+  static constexpr int kRawBytes = Base::kRawBytes + 2 * kDimV * 4 + 2 * BlockLayout::kNormBytes;
+  static constexpr int kSharedBytes = Base::kRawOffset + Base::kStages * kRawBytes;
+};
+
 template <typename T>
 class GenericPrefill {
  public:
@@ -65,7 +79,7 @@ class GenericPrefill {
         quad_(lane_ & 3) {}
 
   __device__ void Run(int first_row, int rows, int64_t first_position) {
-    if constexpr (T::kQuantised) {  // slots of groups that are not there
+    if constexpr (T::kQuantised && !T::kForms) {  // slots of groups that are not there
       for (int i = thread_; i < kMinimumSteps<T::kDim> * T::kMinimaBytes / 16;
            i += kGenericThreads) {
         reinterpret_cast<uint4*>(shared_ + T::kMinimaOffset)[i] = uint4{0, 0, 0, 0};
@@ -82,10 +96,13 @@ class GenericPrefill {
       const int stage = j % T::kStages;
       if constexpr (T::kQuantised) {
         if (half) {
-          ExpandKeys(stage, 0);
-          ExpandMinima<T::kDim>(Raw(stage) + Layout().k_meta_offset(), KeyOffset(Layout().k_kind()),
-                                p_.group_steps_log2, shared_ + T::kMinimaOffset, T::kMinimaBytes,
-                                thread_ % kPageTokens, thread_ / kPageTokens, 2);
+          ExpandKeys(stage, 0, tile.page);
+          if constexpr (!T::kForms) {
+            ExpandMinima<T::kDim>(Raw(stage) + Layout().k_meta_offset(),
+                                  KeyOffset(Layout().k_kind()), p_.group_steps_log2,
+                                  shared_ + T::kMinimaOffset, T::kMinimaBytes,
+                                  thread_ % kPageTokens, thread_ / kPageTokens, 2);
+          }
           ExpandValues(stage);
           __syncthreads();
         }
@@ -127,6 +144,7 @@ class GenericPrefill {
       for (int i = thread_; i < HistoryBytes() / 16; i += kGenericThreads) {
         Copy(target + i * 16, block + i * 16, true);
       }
+      if constexpr (T::kForms) FetchForm(tile, target, block);
       return;
     }
     int entry = tile.page;
@@ -143,12 +161,35 @@ class GenericPrefill {
     }
   }
 
+  // What keys of a block need from elsewhere: metadata of the page it was sealed with, norms.
+  __device__ void FetchForm(const PrefillTile& tile, uint32_t target,
+                            const std::byte* block) const {
+    const FormBlocks& form = p_.form;
+    const CacheView& cache = p_.cache;
+    if (form.is_paired()) {
+      const int64_t mate =
+          __ldg(cache.history_table + int64_t{tiles_.view.table_row} * cache.history_table_stride +
+                (tile.page ^ 1));
+      const std::byte* meta = cache.history_pool + mate * cache.history_page_stride +
+                              HistoryOffset() + form.layout.k_meta_offset();
+      for (int i = thread_; i < static_cast<int>(form.mate_bytes()) / 16; i += kGenericThreads) {
+        Copy(target + form.mate_at() + i * 16, meta + i * 16, true);
+      }
+    }
+    const std::byte* norms = block - HistoryOffset() + form.norm_offset;
+    for (int i = thread_; i < static_cast<int>(form.norm_bytes()) / 16; i += kGenericThreads) {
+      Copy(target + form.norms_at() + i * 16, norms + i * 16, true);
+    }
+  }
+
   // ---- the head's blocks ----
 
   __device__ __forceinline__ BlockLayout Layout() const {
     const int group_dims = 16 << p_.group_steps_log2;
     if constexpr (T::kMixed) {
       return p_.heads[kv_head_].Layout(T::kDim, group_dims);
+    } else if constexpr (T::kForms) {
+      return p_.form.layout;
     } else {
       return {T::kKind, CodeOrder::kTensorCore, T::kDim, group_dims};
     }
@@ -169,15 +210,20 @@ class GenericPrefill {
   }
   // Keys of more than two bits take two products.
   __device__ __forceinline__ bool HasTwoParts() const {
-    return Layout().k_kind() != BlockKind::kInt2;
+    return T::kForms || Layout().k_kind() != BlockKind::kInt2;
   }
   __device__ __forceinline__ const uint8_t* Raw(int stage) const {
     return shared_ + T::kRawOffset + stage * T::kRawBytes;
   }
 
-  __device__ __forceinline__ void ExpandKeys(int stage, int part) const {
+  // `page`: of the history, where keys are not rows.
+  __device__ __forceinline__ void ExpandKeys(int stage, int part, [[maybe_unused]] int page) const {
     const uint32_t target = base_ + static_cast<uint32_t>(stage * 2 * T::kSideBytes);
     const uint8_t* codes = Raw(stage);
+    if constexpr (T::kForms) {
+      ExpandFormKeys<T::kDim>(p_.form, codes, page, part, target, thread_);
+      return;
+    }
     const uint8_t* meta = codes + Layout().k_meta_offset();
     const auto expand = [&]<int kBits>(const uint8_t* from) {
       ExpandPage<kBits, T::kDim, true, false>(from, meta, p_.group_steps_log2, target,
@@ -204,7 +250,7 @@ class GenericPrefill {
       ExpandPage<kBits, T::kDim, false, false>(codes, meta, p_.group_steps_log2, target, 0,
                                                thread_);
     };
-    if constexpr (T::kMixed) {
+    if constexpr (T::kMixed || T::kForms) {
       const BlockKind kind = Layout().v_kind();
       if (kind == BlockKind::kInt2) {
         expand.template operator()<2>();
@@ -249,7 +295,7 @@ class GenericPrefill {
 #pragma unroll
       for (int j = 0; j < 4; ++j) o_[i][j] = 0.0f;
     }
-    if constexpr (T::kQuantised) SumQ();
+    if constexpr (T::kQuantised && !T::kForms) SumQ();
   }
   // Sums of the query over groups, in the slots that meet the keys' minima: pair `quad` and pair
   // 4 + `quad` of a k-step's eight, two pairs a group.
@@ -343,11 +389,11 @@ class GenericPrefill {
     if constexpr (kHalf) {
       if (HasTwoParts()) {  // the low two bits of the codes, where the high ones were
         __syncthreads();
-        ExpandKeys(stage, 1);
+        ExpandKeys(stage, 1, tile.page);
         __syncthreads();
         Scores<true>(s, stage);
       }
-      MinimaScores(s);
+      if constexpr (!T::kForms) MinimaScores(s);
     }
     float correction[2];
 #pragma unroll

@@ -3,6 +3,7 @@
 #include <fmt/core.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <span>
 
@@ -103,22 +104,17 @@ void RunCase(const PrefillCase& test, PrefillPath path, PrefillPrecision precisi
   const double budget = precision == PrefillPrecision::kPrecise ? kBudget : kFastBudget;
   const AttentionCase& c = test.attention;
   const int queries = test.query_tokens;
-  const AttentionShape shape{.history_kind = c.kind,
-                             .head_dim = c.head_dim,
-                             .group_dims = c.group_dims,
-                             .num_q_heads = c.q_heads(),
-                             .num_kv_heads = c.kv_heads};
+  const AttentionShape shape = ShapeOf(c);
   // Row 0 is padding; row 1 the case.
   const int ring = (c.recent_tokens + 63) / 64 + 2;
-  HeadBlocks heads;
-  if (c.v_kind.has_value() || c.kind == BlockKind::kInt3) {
-    heads = HeadsOf(std::vector<BlockLayout>(static_cast<size_t>(c.kv_heads),
-                                             c.layout(CodeOrder::kTensorCore)));
-  }
+  const HeadBlocks heads = CaseHeads(c);
   TestCache cache(shape, 2, c.num_pages, ring, 1, heads);
   const AttentionInputs in = MakeAttentionInputs(c, CodeOrder::kTensorCore, seed);
   const auto dims = static_cast<size_t>(c.head_dim);
   const int ring_begin = c.sink_tokens / kPageTokens + c.num_pages;
+  for (size_t at = 0; at < in.norms.size(); at += kPageTokens) {
+    cache.SetNorms(1, static_cast<int>(at / kPageTokens), &in.norms[at]);
+  }
   for (int h = 0; h < c.kv_heads; ++h) {
     for (int t = 0; t < c.sink_tokens; ++t) {
       const size_t at = static_cast<size_t>(h * c.sink_tokens + t) * dims;
@@ -223,6 +219,22 @@ INSTANTIATE_TEST_SUITE_P(Cases, PrefillConformance, testing::ValuesIn(Cases()),
                            return test.param.attention.Name() + "_q" +
                                   std::to_string(test.param.query_tokens);
                          });
+
+// Keys that are not rows; a chunk of a page and a bit, or what the case has of one.
+std::vector<PrefillCase> FormPrefillCases() {
+  std::vector<PrefillCase> cases;
+  for (AttentionCase c : FormCases()) {
+    c.recent_tokens = std::max(c.recent_tokens, 5);
+    cases.push_back({c, std::min(c.recent_tokens, 65)});
+  }
+  return cases;
+}
+class FormPrefill : public testing::TestWithParam<PrefillCase> {};
+TEST_P(FormPrefill, MatchesTheReference) {
+  RunCase(GetParam(), PrefillPath::kBest, PrefillPrecision::kPrecise);
+}
+INSTANTIATE_TEST_SUITE_P(Cases, FormPrefill, testing::ValuesIn(FormPrefillCases()),
+                         [](const auto& test) { return test.param.attention.Name(); });
 
 // One draw of rows may be lucky.
 class PrefillDraws : public testing::TestWithParam<AttentionCase> {};

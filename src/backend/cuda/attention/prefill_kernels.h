@@ -19,5 +19,7 @@ struct PrefillKernelInfo {
 // Null-terminated (function == nullptr). Sm90 is wgmma, on compute capability 9.0 alone.
 extern const PrefillKernelInfo kPrefillKernelsSm90[];
 extern const PrefillKernelInfo kPrefillKernelsGeneric[];
+// Of keys that are not rows, for any device: `kind` and `mixed` mean nothing.
+extern const PrefillKernelInfo kPrefillKernelsForms[];
 
 }  // namespace oscar::cuda

@@ -34,6 +34,13 @@ struct MixedPrefillParams : PrefillKernelParams {
   HeadBlock heads[kMaxMixedHeads];
 };
 
+// Of layers whose keys are not rows; group_steps_log2 is V's.
+struct FormPrefillParams : PrefillKernelParams {
+  explicit FormPrefillParams(const PrefillKernelParams& common, const FormBlocks& blocks)
+      : PrefillKernelParams(common), form(blocks) {}
+  FormBlocks form;
+};
+
 // Tiles of `pages` pages; a tile never spans two regions, so the last of a region may be short.
 struct PrefillTile {
   int64_t position;  // of its first token

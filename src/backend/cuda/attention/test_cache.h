@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/rng.h"
+#include "cache/attention_reference.h"
 #include "cache/block_codec.h"
 #include "cuda/attention/cache_view.h"
 #include "cuda/attention/head_blocks.h"
@@ -41,6 +42,29 @@ inline HeadBlocks NinePairs(int head_dim, int group_dims) {
   return HeadsOf(layouts);
 }
 
+// The shape of a case; of one whose rows differ in bits, HeadBlocks come beside it.
+inline AttentionShape ShapeOf(const AttentionCase& c) {
+  AttentionShape shape{.history_kind = c.kind,
+                       .head_dim = c.head_dim,
+                       .group_dims = c.group_dims,
+                       .num_q_heads = c.q_heads(),
+                       .num_kv_heads = c.kv_heads};
+  if (c.k_form != SideForm::kRows) {
+    const BlockLayout layout = c.layout(CodeOrder::kTensorCore);
+    const bool shared = c.norm == TokenNorm::kAllHeads;
+    shape.form =
+        FormBlocks{layout, shared ? static_cast<uint32_t>(c.kv_heads) * layout.block_bytes() : 0};
+  }
+  return shape;
+}
+// Empty: of a kind that kernels for heads alike, or for keys that are not rows, read.
+inline HeadBlocks CaseHeads(const AttentionCase& c) {
+  if (c.k_form != SideForm::kRows) return {};
+  if (!c.v_kind.has_value() && c.kind != BlockKind::kInt3) return {};
+  return HeadsOf(
+      std::vector<BlockLayout>(static_cast<size_t>(c.kv_heads), c.layout(CodeOrder::kTensorCore)));
+}
+
 class TestCache {
  public:
   // `heads`: where they differ in bits.
@@ -64,6 +88,7 @@ class TestCache {
 
   size_t history_page_bytes() const {
     if (!heads_.empty()) return heads_.back().offset + history_layout(-1).block_bytes();
+    if (shape_.form.has_value()) return shape_.form->PageBytes(shape_.num_kv_heads);
     return static_cast<size_t>(shape_.num_kv_heads) * shape_.history_layout().block_bytes();
   }
   size_t window_page_bytes() const {
@@ -87,6 +112,11 @@ class TestCache {
     return history_.data() + static_cast<size_t>(history_id(row, page)) * history_page_bytes() +
            (heads_.empty() ? static_cast<size_t>(head) * shape_.history_layout().block_bytes()
                            : heads_[static_cast<size_t>(head)].offset);
+  }
+  // Of the tokens of a page over all heads, where keys that are not rows have them.
+  void SetNorms(int row, int page, const float* norms) {
+    std::memcpy(history_block(row, page, 0) + shape_.form->norm_offset, norms,
+                BlockLayout::kNormBytes);
   }
   std::byte* window_block(int row, int64_t absolute_page, int head) {
     return window_.data() +

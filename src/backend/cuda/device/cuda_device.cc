@@ -7,6 +7,7 @@
 #include "cuda/device/cuda_status.h"
 #include "cuda/experts/routing.h"
 #include "cuda/kv/device_pages.h"
+#include "cuda/kv/form_seal_params.h"
 #include "cuda/linear_attention/linear_attention.h"
 #include "cuda/step_kernels.h"
 
@@ -70,16 +71,12 @@ uint64_t CudaPageBudget(const KvPlan& plan, uint64_t bytes) {
 Status CheckCudaPlan(const ModelSpec& spec, const KvPlan& plan) {
   OSCAR_RETURN_IF_ERROR(CheckCudaFeatures(spec));
   const CacheConfig& config = plan.cache();
-  if (config.seals() && plan.method().is_quantized) {
-    const KvMethod& method = plan.method();
-    const auto has_kernel = [](RowRule rule) {
-      return rule != RowRule::kRealMin && rule != RowRule::kIntegerZero;
-    };
-    if (method.k.form != SideForm::kRows || !has_kernel(method.k.rows.rule) ||
-        !has_kernel(method.v.rows.rule)) {
-      return Unimplemented(fmt::format(
-          "--kv {}: the GPU has no kernels for its pages; use --device cpu", method.name));
-    }
+  if (config.seals() && plan.method().k.form != SideForm::kRows &&
+      (spec.attention().has_sinks || config.window > 0)) {
+    return Unimplemented(fmt::format(
+        "--kv {}: the GPU has no kernels for its pages beside sinks or sliding windows; "
+        "use --device cpu",
+        plan.method().name));
   }
   const AttentionSpec& attention = spec.attention();
   if (attention.num_kv_heads < 1 || attention.num_heads % attention.num_kv_heads != 0 ||
@@ -104,7 +101,14 @@ Status CheckCudaPlan(const ModelSpec& spec, const KvPlan& plan) {
                     "sizes up to {}; use --device cpu",
                     spec.hidden, middle, cuda::kMaxNormWidth));
   }
-  if (!config.sealed.is_uniform() && config.sealed.kv_heads() > cuda::kMaxMixedHeads) {
+  if (plan.method().k.norm == TokenNorm::kAllHeads &&
+      config.sealed.kv_heads() > cuda::kMaxNormHeads) {
+    return Unimplemented(fmt::format(
+        "--kv {}: {} KV heads share norms, the GPU takes {}; use --device cpu, or norm=head",
+        plan.method().name, config.sealed.kv_heads(), cuda::kMaxNormHeads));
+  }
+  if (plan.method().k.form == SideForm::kRows && !config.sealed.is_uniform() &&
+      config.sealed.kv_heads() > cuda::kMaxMixedHeads) {
     return Unimplemented(
         fmt::format("--kv {}: {} KV heads with different bits, the GPU takes {}; use --device cpu, "
                     "or --bits 2.25, which gives every head two",

@@ -26,12 +26,16 @@ bool SameRules(const BlockRules& a, const BlockRules& b) {
          a.v_clip_ratio == b.v_clip_ratio;
 }
 
+// Of the pages that are sealed together.
+uint64_t RunScratch(const CacheConfig& config) {
+  return static_cast<uint64_t>(config.page_run()) * DevicePages::SizesOf(config).slot_bytes();
+}
+
 }  // namespace
 
 uint64_t DevicePages::ScratchBytes(const CacheConfig& config) {
   const auto heads = static_cast<uint64_t>(config.sealed.num_layers() * config.sealed.kv_heads());
-  return SizesOf(config).slot_bytes() + kUnit + 2 * kMaxJobs * sizeof(int32_t) +
-         heads * sizeof(HeadBlock);
+  return RunScratch(config) + kUnit + 2 * kMaxJobs * sizeof(int32_t) + heads * sizeof(HeadBlock);
 }
 
 Result<std::unique_ptr<DevicePages>> DevicePages::Create(const CacheConfig& config,
@@ -45,8 +49,8 @@ Result<std::unique_ptr<DevicePages>> DevicePages::Create(const CacheConfig& conf
   pages->stream_ = stream;
   pages->arena_ = arena;
   pages->scratch_ = scratch;
-  pages->saturated_ = reinterpret_cast<unsigned long long*>(scratch + sizes.slot_bytes());
-  pages->device_jobs_ = reinterpret_cast<int32_t*>(scratch + sizes.slot_bytes() + kUnit);
+  pages->saturated_ = reinterpret_cast<unsigned long long*>(scratch + RunScratch(config));
+  pages->device_jobs_ = reinterpret_cast<int32_t*>(scratch + RunScratch(config) + kUnit);
   pages->places_ = std::make_unique<PageArena>(
       sizes, arena_bytes, [self = pages.get()](uint64_t from, uint64_t to, uint64_t bytes) {
         self->MovePage(from, to, bytes);
@@ -87,6 +91,12 @@ Status DevicePages::PrepareSealing(const CacheConfig& config, const AttentionSha
   std::vector<int> held;             // layers
   for (int layer = 0; layer < config.sealed.num_layers(); ++layer) {
     if (config.sealed.Holds(layer)) held.push_back(layer);
+  }
+  for (const int layer : held) {
+    if (!rules.empty() &&
+        FormSeal::Takes(config.sealed.block(layer, 0), rules[static_cast<size_t>(layer)].front())) {
+      return PrepareForms(config, plan);
+    }
   }
   // One launch takes all layers, those of heads alike as well.
   std::vector<HeadBlocks> blocks;
@@ -138,6 +148,32 @@ Status DevicePages::PrepareSealing(const CacheConfig& config, const AttentionSha
                                               OneHead(blocks, uniform ? -1 : head)));
       runs_.push_back({seal, layer, 1, 1, uniform ? -1 : head, index});
     }
+  }
+  return {};
+}
+
+Status DevicePages::PrepareForms(const CacheConfig& config, const KvPlan& plan) {
+  const PageLayout& sealed = config.sealed;
+  const auto norms_of = [&](int layer) {
+    return sealed.has_norms(layer)
+               ? static_cast<int64_t>(sealed.NormOffset(layer) - sealed.BlockOffset(layer, 0))
+               : int64_t{0};
+  };
+  for (int layer = 0; layer < sealed.num_layers(); ++layer) {
+    if (!sealed.Holds(layer)) continue;
+    const BlockLayout& layout = sealed.block(layer, 0);
+    // Layers that follow each other and are alike are as far apart as the first two of them.
+    const bool continues = !form_runs_.empty() &&
+                           form_runs_.back().first_layer + form_runs_.back().layers == layer &&
+                           sealed.block(layer - 1, 0) == layout;
+    if (continues) {
+      ++form_runs_.back().layers;
+      continue;
+    }
+    const BlockRules& rules = plan.rules()[static_cast<size_t>(layer)].front();
+    OSCAR_ASSIGN_OR_RETURN(const FormSeal seal,
+                           FormSeal::Create(layout, rules, sealed.kv_heads(), norms_of(layer)));
+    form_runs_.push_back({seal, layer, 1});
   }
   return {};
 }
@@ -194,11 +230,12 @@ Status DevicePages::Write(std::byte* to, std::span<const std::byte> from) {
 
 uint64_t DeviceSealer::SealPages(std::span<const std::byte* const> open,
                                  std::span<std::byte* const> sealed, ThreadPool&) const {
-  for (size_t i = 0; i < open.size(); ++i) pages_.QueueSeal(open[i], sealed[i]);
+  pages_.QueueSeal(open, sealed);
   return 0;
 }
 
-void DevicePages::QueueSeal(const std::byte* open, std::byte* sealed) {
+void DevicePages::QueueSeal(std::span<const std::byte* const> open,
+                            std::span<std::byte* const> sealed) {
   // A page may be sealed into the slab of one that was sealed a moment ago: that one must have been
   // read by then. Jobs of one launch run in any order.
   const auto slab_of = [&](const std::byte* page) {
@@ -206,13 +243,14 @@ void DevicePages::QueueSeal(const std::byte* open, std::byte* sealed) {
                ? places_->SlabOf(static_cast<uint64_t>(page - arena_))
                : int64_t{-1};
   };
-  const int64_t target = slab_of(sealed);
   const bool overlaps = std::ranges::any_of(jobs_, [&](const SealJob& job) {
-    return slab_of(job.open) == target || job.sealed == sealed;
+    return std::ranges::any_of(sealed, [&](const std::byte* page) {
+      return slab_of(job.open) == slab_of(page) || job.sealed == page;
+    });
   });
-  // The scratch page is reused at once.
-  if (overlaps || jobs_.size() == kMaxJobs) Keep(Flush());
-  jobs_.push_back({open, sealed});
+  // Scratch pages are reused at once.
+  if (overlaps || jobs_.size() + open.size() > kMaxJobs) Keep(Flush());
+  for (size_t i = 0; i < open.size(); ++i) jobs_.push_back({open[i], sealed[i]});
 }
 
 void DevicePages::WarnOfSaturation() {
@@ -244,24 +282,32 @@ Status DevicePages::Flush() {
     Keep(CudaStatus(cudaEventRecord(event, stream_), "recording an event"));
     const PageLayout& open = config_->open;
     const PageLayout& sealed = config_->sealed;
-    for (const SealRun& run : runs_) {
-      const int head = std::max(run.head, 0);
+    // `next_layer`: the second of several.
+    const auto arguments = [&](int first_layer, int next_layer, int layers, int head) {
       SealArguments args;
-      args.window_pool = arena_ + open.BlockOffset(run.first_layer, head);
-      args.history_pool = arena_ + sealed.BlockOffset(run.first_layer, head);
+      args.window_pool = arena_ + open.BlockOffset(first_layer, head);
+      args.history_pool = arena_ + sealed.BlockOffset(first_layer, head);
       args.window_page_stride = args.history_page_stride = kUnit;
-      if (run.layers > 1) {
-        const int next = run.first_layer + run.step;
-        args.window_layer_stride =
-            static_cast<int64_t>(open.BlockOffset(next, 0) - open.BlockOffset(run.first_layer, 0));
-        args.history_layer_stride = static_cast<int64_t>(sealed.BlockOffset(next, 0) -
-                                                         sealed.BlockOffset(run.first_layer, 0));
+      if (layers > 1) {
+        args.window_layer_stride = static_cast<int64_t>(open.BlockOffset(next_layer, 0) -
+                                                        open.BlockOffset(first_layer, 0));
+        args.history_layer_stride = static_cast<int64_t>(sealed.BlockOffset(next_layer, 0) -
+                                                         sealed.BlockOffset(first_layer, 0));
       }
       args.source_pages = device_jobs_;
       args.target_pages = device_jobs_ + count;
       args.saturated = saturated_;
       args.jobs = static_cast<int>(count);
-      args.layers = run.layers;
+      args.layers = layers;
+      return args;
+    };
+    for (const FormRun& run : form_runs_) {
+      Keep(
+          run.seal.Launch(arguments(run.first_layer, run.first_layer + 1, run.layers, 0), stream_));
+    }
+    for (const SealRun& run : runs_) {
+      const int head = std::max(run.head, 0);
+      SealArguments args = arguments(run.first_layer, run.first_layer + run.step, run.layers, head);
       if (device_heads_ != nullptr) {
         args.history_pool = arena_;
         args.heads_stride = sealed.kv_heads();

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "backend/kv_plan.h"
@@ -17,6 +18,7 @@
 #include "cache/page_pool.h"
 #include "cache/page_sealer.h"
 #include "cuda/attention/cache_view.h"
+#include "cuda/kv/form_seal.h"
 #include "cuda/kv/page_seal.h"
 
 namespace oscar::cuda {
@@ -64,10 +66,13 @@ class DevicePages : public PageMemory {
   void Clear(std::byte* to, size_t bytes) override;
   Status Read(const std::byte* from, std::span<std::byte> to) override;
   Status Write(std::byte* to, std::span<const std::byte> from) override;
-  std::byte* Scratch() override { return scratch_; }
+  std::byte* Scratch(int64_t index) override {
+    return scratch_ + static_cast<uint64_t>(index) * places_->sizes().slot_bytes();
+  }
   const PageSealer* sealer() const override { return &sealer_; }
 
-  void QueueSeal(const std::byte* open, std::byte* sealed);
+  // Pages that are sealed together, which one launch takes.
+  void QueueSeal(std::span<const std::byte* const> open, std::span<std::byte* const> sealed);
   // Launches what is queued; reports the first failure of anything since the last Flush.
   Status Flush();
   // Values clamped or NaN while sealing, since the start. Waits for the device. The first of them
@@ -89,6 +94,12 @@ class DevicePages : public PageMemory {
   };
 
   DevicePages() = default;
+  // Layers of one layout, of methods that PageSeal does not seal.
+  struct FormRun {
+    FormSeal seal;
+    int first_layer, layers;
+  };
+  Status PrepareForms(const CacheConfig& config, const KvPlan& plan);
   Status PrepareSealing(const CacheConfig& config, const AttentionShape& shape, const KvPlan& plan);
   void MovePage(uint64_t from, uint64_t to, uint64_t bytes);
   void WarnOfSaturation();
@@ -100,10 +111,11 @@ class DevicePages : public PageMemory {
   const CacheConfig* config_ = nullptr;
   Stream stream_ = nullptr;
   std::byte* arena_ = nullptr;
-  std::byte* scratch_ = nullptr;  // a sealed page, job ids, the saturation count
+  std::byte* scratch_ = nullptr;  // sealed pages of a run, the saturation count, job ids
   std::unique_ptr<PageArena> places_;
   std::vector<SealJob> jobs_;
   std::vector<SealRun> runs_;
+  std::vector<FormRun> form_runs_;
   int32_t* device_jobs_ = nullptr;  // [2, kMaxJobs]
   int32_t* host_jobs_ = nullptr;    // pinned, the same
   // [layers that are held, KV heads] of a page whose heads differ in bits

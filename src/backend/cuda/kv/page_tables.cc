@@ -23,7 +23,7 @@ PageTables::Shape PageTables::ShapeFor(const CacheConfig& config, int rows, int6
     shape.ring_pages = Pages(max_batch_tokens) + 2;
   } else {
     shape.sink_pages = config.sink / kPageTokens;
-    shape.ring_pages = Pages(int64_t{config.cell} + config.recent) + 3;
+    shape.ring_pages = Pages(int64_t{config.cell} + config.recent) + 2 + config.page_run();
   }
   shape.ring_pages = std::min(shape.ring_pages, Pages(max_context) + 3);
   shape.window_stride = shape.sink_pages + shape.ring_pages;

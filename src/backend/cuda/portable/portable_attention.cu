@@ -16,6 +16,7 @@
 #include "cuda/device/cuda_status.h"
 #include "cuda/device/ptx.cuh"
 #include "cuda/portable/portable_attention.h"
+#include "quant/turboquant.h"
 
 namespace oscar::cuda {
 namespace {
@@ -37,6 +38,7 @@ struct Params {
   int32_t sliding_window;       // 0: none
   BlockLayout history, window;  // history: of blocks that are alike
   HeadBlock blocks[kMaxMixedHeads];
+  uint32_t norm_offset;  // FormBlocks
 };
 
 template <int kDim>
@@ -207,6 +209,54 @@ __device__ void LoadSide(const BlockLayout& history, Shared<kDim>& s, const std:
   }
 }
 
+// Keys that are not rows as floats, in [64][kDim + 1] (FloatKeys of simd/attention_tiles-inl.h).
+template <int kDim>
+__device__ void LoadFormKeys(const SealedBlock& from, const BlockLayout& layout, int valid,
+                             float* keys) {
+  const auto fp16 = [](const std::byte* at) {
+    return ToFloat(Fp16{*reinterpret_cast<const uint16_t*>(at)});
+  };
+  const std::byte* const norms = from.Norms(layout);
+  const float unit = CodebookFactor(layout.k_bits(), kDim, 1.0f);
+  const int group_tokens = min(layout.group_tokens(), kPageTokens);
+  for (int i = static_cast<int>(threadIdx.x); i < kPageTokens * kDim; i += kWarps * 32) {
+    const int token = i / kDim, dim = i % kDim;
+    float key = 0.0f;
+    if (token < valid) {
+      uint32_t code = MixedCode<false>(layout, from.block, token, dim);
+      if (layout.k_form() == SideForm::kCodebook) {
+        key = static_cast<float>(ByteLevel(layout.k_bits(), static_cast<int>(code))) *
+              (fp16(from.block + layout.KRowNorm(token)) * unit);
+      } else {
+        const std::byte* const meta = from.MetaBlock(layout, dim);
+        const int at = dim % layout.channel_dims(), group = token / group_tokens;
+        if (layout.k_form() == SideForm::kMixed) {
+          const int plane = static_cast<int>(meta[layout.KIndex(at)]);
+          if (plane < layout.boosted_dims()) {
+            const auto bits = static_cast<uint32_t>(
+                from.block[layout.KBoost(plane) + static_cast<uint32_t>(token / 4)]);
+            code += (bits >> token % 4 * 2 & 3u) << 2;
+          }
+        }
+        key = fmaf(static_cast<float>(code), fp16(meta + layout.KChannelScale(group, at)),
+                   fp16(meta + layout.KChannelMin(group, at)));
+        if (norms != nullptr) key *= reinterpret_cast<const float*>(norms)[token];
+      }
+    }
+    keys[token * (kDim + 1) + dim] = key;
+  }
+}
+template <int kDim>
+__device__ float2 FormLogits(const Shared<kDim>& s, const float* keys, int row, int lane) {
+  float2 sum{0.0f, 0.0f};
+#pragma unroll 16
+  for (int d = 0; d < kDim; ++d) {
+    sum.x = fmaf(s.q[row][d], keys[lane * (kDim + 1) + d], sum.x);
+    sum.y = fmaf(s.q[row][d], keys[(lane + 32) * (kDim + 1) + d], sum.y);
+  }
+  return sum;
+}
+
 __device__ float Bf16At(const uint16_t* x) { return __uint_as_float(uint32_t{*x} << 16); }
 
 // Logits of tokens lane and lane + 32, in base 2.
@@ -250,12 +300,14 @@ __device__ float2 PackedLogits(const BlockLayout& history, const Shared<kDim>& s
   return before;
 }
 
-template <BlockKind kKind, int kDim, bool kMixed>
+// kForms: keys of packed pages are not rows, and V's bits are data; kKind means nothing.
+template <BlockKind kKind, int kDim, bool kMixed, bool kForms>
 __global__ void __launch_bounds__(kWarps * 32) PortableKernel(const Params p) {
   using S = Shared<kDim>;
   constexpr int kRowsPerWarp = S::kRows / kWarps, kDims = kDim / 32;
   extern __shared__ uint4 memory[];
   S& s = *reinterpret_cast<S*>(memory);
+  [[maybe_unused]] auto* const keys = reinterpret_cast<float*>(&s + 1);  // of kForms
   const SequenceView view = p.sequences[blockIdx.z];
   const PrefillChunk chunk =
       p.chunks != nullptr ? p.chunks[blockIdx.z] : PrefillChunk{static_cast<int>(blockIdx.z), 1};
@@ -283,7 +335,12 @@ __global__ void __launch_bounds__(kWarps * 32) PortableKernel(const Params p) {
     const int row = warp + i * kWarps;
     if (row >= rows) continue;
     const int2 at = place(row);
-    PrepareQuery<kDim>(p, history, s, row, p.q + at.x * p.q_stride + int64_t{at.y} * kDim, lane);
+    const float* const q = p.q + at.x * p.q_stride + int64_t{at.y} * kDim;
+    if constexpr (kForms) {
+      for (int j = lane; j < kDim; j += 32) s.q[row][j] = q[j] * p.factor;
+    } else {
+      PrepareQuery<kDim>(p, history, s, row, q, lane);
+    }
   }
 
   const int sink_pages = (view.sink_tokens + kPageTokens - 1) / kPageTokens;
@@ -299,13 +356,25 @@ __global__ void __launch_bounds__(kWarps * 32) PortableKernel(const Params p) {
     const bool is_history = page >= sink_pages && page < sink_pages + view.history_pages;
     const bool packed = is_history && kKind != BlockKind::kBf16;
     const std::byte* block;
+    [[maybe_unused]] SealedBlock from;
     if (is_history) {
-      const int32_t id =
-          p.cache.history_table[int64_t{view.table_row} * p.cache.history_table_stride + page -
-                                sink_pages];
+      const int32_t* const ids =
+          p.cache.history_table + int64_t{view.table_row} * p.cache.history_table_stride;
+      const int32_t id = ids[page - sink_pages];
       block =
           p.cache.history_pool + id * p.cache.history_page_stride +
           (kMixed ? int64_t{p.blocks[kv_head].offset} : int64_t{kv_head} * p.history.block_bytes());
+      if constexpr (kForms) {
+        from.block = block;
+        for (int i = 0; i < 2 && history.pages_together() > 1; ++i) {
+          const int64_t of_pair = ids[(page - sink_pages) / 2 * 2 + i];
+          from.pair[i] = p.cache.history_pool + of_pair * p.cache.history_page_stride +
+                         int64_t{kv_head} * history.block_bytes();
+        }
+        if (p.norm_offset != 0) {
+          from.norms = block - int64_t{kv_head} * history.block_bytes() + p.norm_offset;
+        }
+      }
     } else {
       const int entry =
           page < p.cache.sink_pages ? page : p.cache.sink_pages + page % p.cache.ring_pages;
@@ -316,7 +385,9 @@ __global__ void __launch_bounds__(kWarps * 32) PortableKernel(const Params p) {
     }
     const int valid = static_cast<int>(min(last + 1 - begin, int64_t{kPageTokens}));
     __syncthreads();
-    if (packed) {
+    if (packed && kForms) {
+      LoadFormKeys<kDim>(from, history, valid, keys);
+    } else if (packed) {
       LoadSide<kKind, kDim, false, kMixed>(history, s, block, valid);
     } else {
       LoadSide<BlockKind::kBf16, kDim, false>(history, s, block, valid);
@@ -329,7 +400,9 @@ __global__ void __launch_bounds__(kWarps * 32) PortableKernel(const Params p) {
       const int64_t unseen = first_seen(start + row / group) - begin;  // of a window, before it
       if (row >= rows || visible <= 0 || unseen >= kPageTokens) continue;
       float2 logit{0.0f, 0.0f};
-      if (packed) {
+      if (packed && kForms) {
+        logit = FormLogits<kDim>(s, keys, row, lane);
+      } else if (packed) {
         logit = PackedLogits<kDim>(history, s, s.rounded, row, lane, logit);
         bool needed = false;
         for (int g = 0; g < history.num_groups(); ++g) {
@@ -356,7 +429,7 @@ __global__ void __launch_bounds__(kWarps * 32) PortableKernel(const Params p) {
     }
     __syncthreads();
     if (packed) {
-      LoadSide<kKind, kDim, true, kMixed>(history, s, block, valid);
+      LoadSide<kKind, kDim, true, kMixed || kForms>(history, s, block, valid);
     } else {
       LoadSide<BlockKind::kBf16, kDim, true>(history, s, block, valid);
     }
@@ -422,30 +495,34 @@ __global__ void __launch_bounds__(kWarps * 32) PortableKernel(const Params p) {
 
 struct Kernel {
   BlockKind kind;
-  bool mixed;
+  bool mixed, forms;
   int head_dim, rows, shared_bytes;
   const void* function;
 };
-template <BlockKind kKind, int kDim, bool kMixed = false>
+template <BlockKind kKind, int kDim, bool kMixed = false, bool kForms = false>
 constexpr Kernel KernelOf() {
   return {kKind,
           kMixed,
+          kForms,
           kDim,
           Shared<kDim>::kRows,
-          static_cast<int>(sizeof(Shared<kDim>)),
-          reinterpret_cast<const void*>(&PortableKernel<kKind, kDim, kMixed>)};
+          static_cast<int>(sizeof(Shared<kDim>)) + (kForms ? kPageTokens * (kDim + 1) * 4 : 0),
+          reinterpret_cast<const void*>(&PortableKernel<kKind, kDim, kMixed, kForms>)};
 }
 
 }  // namespace
 
 Result<PortableAttention> PortableAttention::Create(const AttentionShape& shape, bool mixed) {
-#define OSCAR_X(dim)                                                    \
-  KernelOf<BlockKind::kInt2, dim>(), KernelOf<BlockKind::kInt4, dim>(), \
-      KernelOf<BlockKind::kBf16, dim>(), KernelOf<BlockKind::kInt4, dim, true>(),
+#define OSCAR_X(dim)                                                              \
+  KernelOf<BlockKind::kInt2, dim>(), KernelOf<BlockKind::kInt4, dim>(),           \
+      KernelOf<BlockKind::kBf16, dim>(), KernelOf<BlockKind::kInt4, dim, true>(), \
+      KernelOf<BlockKind::kInt4, dim, false, true>(),
   static const Kernel kKernels[] = {OSCAR_HEAD_DIMS(OSCAR_X)};
 #undef OSCAR_X
   for (const Kernel& kernel : kKernels) {
-    const bool fits = kernel.mixed == mixed && (mixed || kernel.kind == shape.history_kind);
+    const bool forms = shape.form.has_value();
+    const bool fits = kernel.forms == forms && kernel.mixed == mixed &&
+                      (forms || mixed || kernel.kind == shape.history_kind);
     if (!fits || kernel.head_dim != shape.head_dim) continue;
     if (shape.group_size() > kernel.rows) break;
     PortableAttention self;
@@ -482,7 +559,8 @@ Status PortableAttention::Launch(const PortableArguments& args, Stream stream) c
                 shape_.sliding_window,
                 shape_.history_layout(),
                 shape_.window_layout(),
-                {}};
+                {},
+                shape_.form.has_value() ? shape_.form->norm_offset : 0};
   if (shape_.has_sinks != (args.sinks != nullptr)) {
     return InvalidArgument("portable attention: sinks that the shape does not have, or none");
   }

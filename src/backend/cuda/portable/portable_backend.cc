@@ -35,6 +35,9 @@ class PortableBackend final : public DeviceBackend {
     if (!mixed_layers_.empty()) {
       OSCAR_ASSIGN_OR_RETURN(mixed_kernel_, PortableAttention::Create(shape_, /*mixed=*/true));
     }
+    if (form_decode_.has_value()) {
+      OSCAR_ASSIGN_OR_RETURN(form_kernel_, PortableAttention::Create(form_shape_));
+    }
     return {};
   }
   void CarveActivations(DeviceCarver& carver, size_t rows, size_t logit_rows) override;
@@ -49,7 +52,7 @@ class PortableBackend final : public DeviceBackend {
   Status Multiply(const DeviceMatrix& matrix, const float* x, const float* bias, float* out,
                   int rows, bool add = false);
 
-  std::optional<PortableAttention> kernel_, mixed_kernel_, windowed_kernel_;
+  std::optional<PortableAttention> kernel_, mixed_kernel_, windowed_kernel_, form_kernel_;
   float* normed_ = nullptr;    // [rows, hidden]
   float* attended_ = nullptr;  // [rows, MixerOutputs()]
   // Of linear attention: q, k and v behind the convolution [rows, channels]; gates [rows, heads].
@@ -207,6 +210,7 @@ Status PortableBackend::WriteKv(int index, int slot) {
 Status PortableBackend::Attend(int index, int slot) {
   PortableArguments args;
   const PortableAttention& kernel = IsWindowed(slot) ? *windowed_kernel_
+                                    : IsForm(slot)   ? *form_kernel_
                                     : IsMixed(slot)  ? *mixed_kernel_
                                                      : *kernel_;
   args.sinks = layer(index).sinks;
