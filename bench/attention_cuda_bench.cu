@@ -16,6 +16,7 @@
 #include <cstring>
 #include <functional>
 #include <numeric>
+#include <optional>
 #include <random>
 #include <span>
 #include <string>
@@ -26,6 +27,7 @@
 #include "cuda/attention/head_blocks.h"
 #include "cuda/attention/prefill_attention.h"
 #include "cuda/device/device_buffer.h"
+#include "cuda/kv/form_seal.h"
 #include "cuda/kv/kv_write.h"
 #include "cuda/kv/page_seal.h"
 
@@ -200,12 +202,13 @@ std::vector<int32_t> PageIds(int count, PageOrder order = PageOrder::kShuffled) 
   return ids;
 }
 
-AttentionShape BenchShape(BlockKind kind) {
+AttentionShape BenchShape(BlockKind kind, const std::optional<FormBlocks>& form = {}) {
   return {.history_kind = kind,
           .head_dim = kDim,
           .group_dims = kDim,
           .num_q_heads = kQHeads,
-          .num_kv_heads = kKvHeads};
+          .num_kv_heads = kKvHeads,
+          .form = form};
 }
 
 // Heads one after the other, as a page has them.
@@ -217,7 +220,8 @@ HeadBlocks BenchHeads(const std::vector<std::pair<BlockKind, BlockKind>>& kinds)
   return HeadBlocksOf(PageLayout({layouts}), 0);
 }
 // Bytes of a page of one layer.
-size_t PageBytes(BlockKind kind, const HeadBlocks& heads) {
+size_t PageBytes(BlockKind kind, const HeadBlocks& heads, const std::optional<FormBlocks>& form) {
+  if (form.has_value()) return form->PageBytes(kKvHeads);
   if (heads.empty()) return BenchShape(kind).history_layout().block_bytes() * size_t{kKvHeads};
   return heads.back().offset + heads.back().Layout(kDim, kDim).block_bytes();
 }
@@ -240,19 +244,57 @@ __global__ void FillMeta(std::byte* pages, int64_t count, int64_t page_bytes, He
   }
 }
 
+// The same where keys are not rows; every eighth dim is boosted, as far as there are planes.
+__global__ void FillFormMeta(std::byte* pages, int64_t count, int64_t page_bytes, FormBlocks form) {
+  const BlockLayout& layout = form.layout;
+  const auto pair = [](uint32_t x, int bits) {
+    const auto levels = static_cast<float>((1 << bits) - 1);
+    const float scale = (1.5f + static_cast<float>(x & 255) * (3.0f / 512.0f)) / levels;
+    const float minimum = -0.5f * levels * scale + static_cast<float>((x >> 8) & 255) / 2560.0f;
+    return static_cast<uint32_t>(ToFp16(scale).bits) | static_cast<uint32_t>(ToFp16(minimum).bits)
+                                                           << 16;
+  };
+  for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < count * kKvHeads;
+       i += int64_t{gridDim.x} * blockDim.x) {
+    std::byte* const page = pages + i / kKvHeads * page_bytes;
+    std::byte* const block = page + i % kKvHeads * layout.block_bytes();
+    auto* k = reinterpret_cast<uint32_t*>(block + layout.k_meta_offset());
+    const bool is_codebook = layout.k_form() == SideForm::kCodebook;
+    for (uint32_t w = 0; w < layout.k_meta_bytes() / 4; ++w) {
+      k[w] = is_codebook ? ToFp16(11.0f).bits * 0x00010001u
+                         : pair(Hash(static_cast<uint64_t>(i) * 4096 + w), layout.k_bits());
+    }
+    if (layout.k_form() == SideForm::kMixed) {
+      for (int d = 0; d < layout.channel_dims(); ++d) {
+        block[layout.KIndex(d)] = static_cast<std::byte>(d % 8 == 0 ? d / 8 : 255);
+      }
+    }
+    auto* v = reinterpret_cast<uint32_t*>(block + layout.v_meta_offset());
+    for (uint32_t w = 0; w < layout.meta_bytes() / 4; ++w) {
+      v[w] = pair(Hash(static_cast<uint64_t>(i) * 4096 + 2048 + w), layout.v_bits());
+    }
+    for (int t = 0; t < kPageTokens; ++t) {
+      if (layout.has_head_norms()) *reinterpret_cast<float*>(block + layout.KNorm(t)) = 1.0f;
+      if (form.norm_offset != 0 && i % kKvHeads == 0) {
+        reinterpret_cast<float*>(page + form.norm_offset)[t] = 1.0f;
+      }
+    }
+  }
+}
+
 // One layer's pools and tables: `rows` sequences of so many pages, random contents.
 class BenchCache {
  public:
   BenchCache(BlockKind kind, int rows, int history_pages, int window_pages, int sink_pages,
              PageOrder order = PageOrder::kShuffled, PoolMemory memory = PoolMemory::kSlab,
-             const HeadBlocks& heads = {})
+             const HeadBlocks& heads = {}, const std::optional<FormBlocks>& form = {})
       : block_(BenchShape(kind).history_layout().block_bytes()),
         window_block_(BenchShape(kind).window_layout().block_bytes()),
         history_table_(
             Check(DeviceBuffer<int32_t>::Copy(PageIds(rows * history_pages + 1, order)))),
         window_table_(Check(DeviceBuffer<int32_t>::Copy(PageIds(rows * window_pages, order)))) {
     // A page more, so that a cache without history has a pool.
-    const size_t page_bytes = PageBytes(kind, heads);
+    const size_t page_bytes = PageBytes(kind, heads, form);
     const size_t history_bytes = static_cast<size_t>(rows * history_pages + 1) * page_bytes;
     const size_t window_bytes = static_cast<size_t>(rows * window_pages) * window_block_ * kKvHeads;
     std::byte* history = nullptr;
@@ -278,6 +320,10 @@ class BenchCache {
       for (const HeadBlock& head : heads) {
         FillMeta<<<1056, 256>>>(history, rows * history_pages + 1, static_cast<int64_t>(page_bytes),
                                 head);
+      }
+      if (form.has_value()) {
+        FillFormMeta<<<1056, 256>>>(history, rows * history_pages + 1,
+                                    static_cast<int64_t>(page_bytes), *form);
       }
     }
     FillBf16<<<1056, 256>>>(reinterpret_cast<uint16_t*>(window),
@@ -308,17 +354,21 @@ struct DecodeTime {
 };
 DecodeTime BenchDecode(const std::string& name, BlockKind kind, int batch, int context, bool graph,
                        double bar, double goal, bool rate, PageOrder order = PageOrder::kShuffled,
-                       PoolMemory memory = PoolMemory::kSlab, const HeadBlocks& heads = {}) {
+                       PoolMemory memory = PoolMemory::kSlab, const HeadBlocks& heads = {},
+                       const std::optional<FormBlocks>& form = {}) {
   if (!Wanted(name)) return {};
-  const AttentionShape shape = BenchShape(kind);
-  const int history = (context - kSink - kRecent) / kPageTokens;
+  const AttentionShape shape = BenchShape(kind, form);
+  // Whole pairs, which some are sealed in.
+  const int history = (context - kSink - kRecent) / kPageTokens / 2 * 2;
   const int recent = context - kSink - history * kPageTokens;
   const int window_pages = 1 + (kRecent / kPageTokens + 2);
-  const double bytes = static_cast<double>(batch) *
-                       (static_cast<double>(history) * static_cast<double>(PageBytes(kind, heads)) +
-                        static_cast<double>(kSink + recent) * kDim * 4 * kKvHeads);
+  const double bytes =
+      static_cast<double>(batch) *
+      (static_cast<double>(history) * static_cast<double>(PageBytes(kind, heads, form)) +
+       static_cast<double>(kSink + recent) * kDim * 4 * kKvHeads);
   const int copies = std::max(1, static_cast<int>(400e6 / bytes) + 1);
-  const BenchCache cache(kind, batch * copies, history, window_pages, 1, order, memory, heads);
+  const BenchCache cache(kind, batch * copies, history, window_pages, 1, order, memory, heads,
+                         form);
   std::vector<SequenceView> sequences;
   for (int i = 0; i < batch * copies; ++i) sequences.push_back({kSink, history, recent, i});
   const auto views = Check(DeviceBuffer<SequenceView>::Copy(sequences));
@@ -369,6 +419,85 @@ void BenchMap(const std::string& name, const HeadBlocks& heads, double single_ba
   }
 }
 
+// Methods whose keys are not rows, at the sizes of docs/benchmarks.md; `share`: of the read
+// bandwidth at 32 x 100K, the bar.
+struct FormBench {
+  const char* name;
+  KeyFormat k;
+  BlockKind v_kind;
+  int v_group;
+  bool all_norms;
+  BlockRules rules;
+  double share;
+};
+const FormBench kFormBenches[] = {
+    {"kivi",
+     {.form = SideForm::kChannels, .group_tokens = 32},
+     BlockKind::kInt2,
+     32,
+     false,
+     {RowRule::kRealMin, RowRule::kRealMin},
+     0.70},
+    {"kivi-sink",
+     {.form = SideForm::kChannels, .group_tokens = 128},
+     BlockKind::kInt2,
+     128,
+     false,
+     {RowRule::kRealMin, RowRule::kRealMin},
+     0.70},
+    {"oscar-su",
+     {.form = SideForm::kChannels, .group_tokens = 32},
+     BlockKind::kInt2,
+     32,
+     true,
+     {RowRule::kIntegerZero, RowRule::kIntegerZero},
+     0.70},
+    {"oscar-su:norm=head",
+     {.form = SideForm::kChannels, .group_tokens = 32, .head_norms = true},
+     BlockKind::kInt2,
+     32,
+     false,
+     {RowRule::kIntegerZero, RowRule::kIntegerZero},
+     0.70},
+    {"kitty",
+     {.form = SideForm::kMixed, .group_tokens = 128, .boosted_dims = 16},
+     BlockKind::kInt2,
+     128,
+     false,
+     {RowRule::kMinMax, RowRule::kMinMax},
+     0.65},
+    {"turboquant",
+     {.kind = BlockKind::kInt3, .form = SideForm::kCodebook},
+     BlockKind::kInt3,
+     128,
+     false,
+     {RowRule::kMinMax, RowRule::kMinMax},
+     0.65},
+    {"turboquant:k_bits=4:v_bits=2",
+     {.kind = BlockKind::kInt4, .form = SideForm::kCodebook},
+     BlockKind::kInt2,
+     128,
+     false,
+     {RowRule::kMinMax, RowRule::kMinMax},
+     0.65}};
+
+FormBlocks BlocksOf(const FormBench& bench) {
+  const BlockLayout layout(bench.k, bench.v_kind, CodeOrder::kTensorCore, kDim, bench.v_group);
+  return {layout, bench.all_norms ? kKvHeads * layout.block_bytes() : 0};
+}
+
+void BenchForm(const FormBench& bench) {
+  const FormBlocks form = BlocksOf(bench);
+  for (const auto& [batch, context] : {std::pair{32, 100000}, {32, 30000}, {1, 100000}}) {
+    const bool graph = batch == 1, rate = batch * context >= 3200000;
+    const double bar = rate ? bench.share * read_roof * 1e-12 : graph ? 35.0 : 1e9;
+    BenchDecode(std::string("decode ") + bench.name + ", batch " + std::to_string(batch) + " x " +
+                    std::to_string(context / 1000) + "K" + (graph ? " (graph)" : ""),
+                BlockKind::kInt2, batch, context, graph, bar, bar, rate, PageOrder::kShuffled,
+                PoolMemory::kSlab, {}, form);
+  }
+}
+
 // "4/2,3/3": the first heads; the others have 2 bits. Empty: not a map.
 std::vector<std::pair<BlockKind, BlockKind>> ParseMap(const char* text) {
   std::vector<std::pair<BlockKind, BlockKind>> kinds;
@@ -391,12 +520,13 @@ std::vector<std::pair<BlockKind, BlockKind>> ParseMap(const char* text) {
 }
 
 // Quantise and write whole pages of a prompt.
-void BenchSeal(const std::string& name, const BlockRules& rules, double bar, double goal) {
+void BenchSeal(const std::string& name, const BlockRules& rules, double bar, double goal,
+               const std::optional<FormBlocks>& form = {}) {
   if (!Wanted(name)) return;
   constexpr int kPages = 4096 / kPageTokens, kCopies = 24;  // 16.8 MB read a copy
   const AttentionShape shape{.num_q_heads = kQHeads, .num_kv_heads = kKvHeads};
   const auto open = static_cast<int64_t>(shape.window_layout().block_bytes()) * kKvHeads;
-  const auto sealed = static_cast<int64_t>(shape.history_layout().block_bytes()) * kKvHeads;
+  const auto sealed = static_cast<int64_t>(PageBytes(BlockKind::kInt2, {}, form));
   auto window =
       Check(DeviceBuffer<std::byte>::Allocate(static_cast<size_t>(open * kPages * kCopies)));
   auto history =
@@ -404,7 +534,13 @@ void BenchSeal(const std::string& name, const BlockRules& rules, double bar, dou
   FillBf16<<<1056, 256>>>(reinterpret_cast<uint16_t*>(window.data()),
                           static_cast<int64_t>(window.size() / 2));
   const auto ids = Check(DeviceBuffer<int32_t>::Copy(PageIds(kPages * kCopies)));
-  const PageSeal seal = Check(PageSeal::Create(shape, rules));
+  std::optional<PageSeal> seal;
+  std::optional<FormSeal> form_seal;
+  if (form.has_value()) {
+    form_seal = Check(FormSeal::Create(form->layout, rules, kKvHeads, form->norm_offset));
+  } else {
+    seal = Check(PageSeal::Create(shape, rules));
+  }
   Check(cudaDeviceSynchronize());
   const Work work = [&](int copy, cudaStream_t stream) {
     SealArguments args;
@@ -415,7 +551,7 @@ void BenchSeal(const std::string& name, const BlockRules& rules, double bar, dou
     args.source_pages = ids.data() + copy * kPages;
     args.target_pages = ids.data() + copy * kPages;
     args.jobs = kPages;
-    Check(seal.Launch(args, stream));
+    Check(form_seal.has_value() ? form_seal->Launch(args, stream) : seal->Launch(args, stream));
   };
   const double us = TimeGraph(work, kCopies);
   const double bytes = static_cast<double>((open + sealed) * kPages);
@@ -617,6 +753,11 @@ int Main(int argc, char** argv) {
             {RowRule::kMinMax, RowRule::kMinMax, 0.96f, 0.92f}, 25, 10);
   BenchSeal("seal 4096 tokens x 8 heads, oscar+ (graph)",
             {RowRule::kMseFitUnbiased, RowRule::kMseFitUnbiased, 0.0f, 0.0f}, 40, 15);
+  for (const FormBench& bench : kFormBenches) {
+    BenchForm(bench);
+    BenchSeal(std::string("seal 4096 tokens x 8 heads, ") + bench.name + " (graph)", bench.rules,
+              60, 60, BlocksOf(bench));
+  }
   BenchWrite("write 4096 tokens, matrix (graph, warm)", 4096, RotationKind::kCalibrated);
   BenchWrite("write 4096 tokens, Hadamard (graph, warm)", 4096, RotationKind::kHadamard);
   BenchWrite("write 32 tokens, matrix (graph, warm)", 32, RotationKind::kCalibrated);
