@@ -169,11 +169,8 @@ Result<DecodeAttention> DecodeAttention::Create(const AttentionShape& shape, int
     self.max_splits_ = MostSplits(self, layers, self.warps_);
   }
   self.slots_ = self.max_splits_ + window_items;
-  // Keys that are not rows share a kernel whatever the size of their blocks.
   OSCAR_RETURN_IF_ERROR(
-      CudaStatus(cudaFuncSetAttribute(self.kernel_, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                      forms ? limits.shared_per_block : self.shared_bytes_),
-                 "preparing the decode kernel"));
+      AllowSharedMemory(self.kernel_, self.shared_bytes_, "preparing the decode kernel"));
   return self;
 }
 

@@ -10,6 +10,7 @@
 #include "cuda/attention/prefill_kernels.h"
 #include "cuda/attention/sink_params.h"
 #include "cuda/device/cuda_status.h"
+#include "cuda/device/launch.h"
 
 namespace oscar::cuda {
 
@@ -63,9 +64,7 @@ Result<PrefillAttention> PrefillAttention::Create(const AttentionShape& shape, P
                     shape.head_dim, self.shared_bytes_, limits.shared_per_block)));
   }
   OSCAR_RETURN_IF_ERROR(
-      CudaStatus(cudaFuncSetAttribute(self.kernel_, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                      self.shared_bytes_),
-                 "preparing the prefill kernel"));
+      AllowSharedMemory(self.kernel_, self.shared_bytes_, "preparing the prefill kernel"));
   return self;
 }
 

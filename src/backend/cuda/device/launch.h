@@ -19,6 +19,16 @@ struct LaunchShape {
   bool overlap = true;   // false: an ordinary launch
 };
 
+// Lets `kernel` be launched with that much dynamic shared memory. The limit is the kernel's, and
+// several caches of a process may share one: it is raised, never lowered.
+inline Status AllowSharedMemory(const void* kernel, int bytes, const char* what) {
+  cudaFuncAttributes attributes{};
+  OSCAR_RETURN_IF_ERROR(CudaStatus(cudaFuncGetAttributes(&attributes, kernel), what));
+  if (attributes.maxDynamicSharedSizeBytes >= bytes) return {};
+  return CudaStatus(
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes), what);
+}
+
 // `args` point to the kernel's arguments, `what` says "launching ...".
 inline Status LaunchOverlapping(const void* kernel, const LaunchShape& shape, void** args,
                                 Stream stream, const char* what) {

@@ -6,6 +6,7 @@
 #include <iterator>
 
 #include "cuda/device/cuda_status.h"
+#include "cuda/device/launch.h"
 #include "cuda/kv/form_seal_params.h"
 #include "quant/lloyd_max.h"
 
@@ -55,16 +56,8 @@ Result<FormSeal> FormSeal::Create(const BlockLayout& layout, const BlockRules& r
     self.shared_bytes_ =
         static_cast<int>((layout.block_bytes() + 15) / 16 * 16) + kernels.shared_bytes;
   }
-  // Layouts share a kernel, so it is allowed what the largest of them takes.
-  const BlockLayout largest({.kind = BlockKind::kInt4,
-                             .form = SideForm::kChannels,
-                             .group_tokens = 32,
-                             .head_norms = true},
-                            BlockKind::kInt4, CodeOrder::kTensorCore, layout.head_dim(), 32);
-  OSCAR_RETURN_IF_ERROR(CudaStatus(
-      cudaFuncSetAttribute(self.kernel_, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                           static_cast<int>(largest.block_bytes()) + kernels.shared_bytes),
-      "preparing the seal kernel"));
+  OSCAR_RETURN_IF_ERROR(
+      AllowSharedMemory(self.kernel_, self.shared_bytes_, "preparing the seal kernel"));
   return self;
 }
 

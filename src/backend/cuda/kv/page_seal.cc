@@ -4,6 +4,7 @@
 
 #include "cuda/attention/head_blocks.h"
 #include "cuda/device/cuda_status.h"
+#include "cuda/device/launch.h"
 #include "cuda/kv/seal_kernels.h"
 #include "cuda/kv/seal_params.h"
 
@@ -43,9 +44,7 @@ Result<PageSeal> PageSeal::Create(const AttentionShape& shape, const BlockRules&
       mixed ? LargestBlock(shape, layers) : static_cast<int>(shape.history_layout().block_bytes());
   self.shared_bytes_ = static_cast<int>(shape.window_layout().block_bytes()) + block;
   OSCAR_RETURN_IF_ERROR(
-      CudaStatus(cudaFuncSetAttribute(self.kernel_, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                      self.shared_bytes_),
-                 "preparing the seal kernel"));
+      AllowSharedMemory(self.kernel_, self.shared_bytes_, "preparing the seal kernel"));
   return self;
 }
 

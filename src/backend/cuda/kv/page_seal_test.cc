@@ -234,6 +234,10 @@ TEST_P(MixedSealTest, IsBitEqualToTheScalarEncoder) {
   auto count = Unwrap(DeviceBuffer<unsigned long long>::Allocate(1));
   ASSERT_TRUE(count.Fill(0).ok());
   const PageSeal seal = Unwrap(PageSeal::Create(shape, rules, layers));
+  // Another cache of the process, whose blocks are smaller, takes nothing from this one.
+  std::vector<HeadBlocks> small(1, layers[0]);
+  for (HeadBlock& head : small[0]) head.k = head.v = BlockKind::kInt2;
+  Unwrap(PageSeal::Create(shape, rules, small));
   SealArguments args;
   args.window_pool = d_window.data();
   args.history_pool = d_history.data();

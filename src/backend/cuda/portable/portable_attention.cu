@@ -14,6 +14,7 @@
 #include "cache/query_rounding.h"
 #include "cuda/attention/head_blocks.h"
 #include "cuda/device/cuda_status.h"
+#include "cuda/device/launch.h"
 #include "cuda/device/ptx.cuh"
 #include "cuda/portable/portable_attention.h"
 #include "quant/turboquant.h"
@@ -531,10 +532,8 @@ Result<PortableAttention> PortableAttention::Create(const AttentionShape& shape,
     self.kernel_ = kernel.function;
     self.shared_bytes_ = kernel.shared_bytes;
     self.tokens_ = kernel.rows / shape.group_size();
-    OSCAR_RETURN_IF_ERROR(CudaStatus(
-        cudaFuncSetAttribute(kernel.function, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                             kernel.shared_bytes),
-        "preparing portable attention"));
+    OSCAR_RETURN_IF_ERROR(
+        AllowSharedMemory(kernel.function, kernel.shared_bytes, "preparing portable attention"));
     return self;
   }
   return Unexpected(Unimplemented("no portable attention for head dim " +
