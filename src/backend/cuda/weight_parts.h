@@ -10,7 +10,7 @@
 
 namespace oscar::cuda {
 
-// The K rotation as matrices, where the write kernel has no form of its own for it.
+// The K rotation as matrices, where the write kernel has no form for it.
 inline int NumMatrices(const SideTransform& transform) {
   if (transform.kind == RotationKind::kCalibrated) return transform.num_matrices;
   return transform.kind == RotationKind::kBlockHadamard ? 1 : 0;

@@ -9,6 +9,7 @@
 // Bytes      K and V once a query tile and head, from L2 mostly.
 // Bound      tensor cores (4 D flops a query-key pair; 6 D against BF16 pages, see below), then
 //            exponentials. H200: docs/benchmarks.md.
+// Length     one file: producers, consumers and the barriers between them are read side by side.
 //
 // A consumer overlaps its softmax of tile j with the product P V of tile j - 1, and the two
 // consumers overlap each other. Quantised V is stored transposed (dims x tokens, as its fragments
