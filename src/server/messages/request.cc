@@ -16,8 +16,6 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr size_t kMaxNameBytes = 256;
-
 constexpr std::array<FieldName, 3> kNames = {{{"stop", "stop_sequences"},
                                               {"response_format", "output_config.format"},
                                               {"reasoning_effort", "output_config.effort"}}};
