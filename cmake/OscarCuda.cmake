@@ -38,7 +38,12 @@ if(NOT OSCAR_CUDA STREQUAL "OFF")
   check_language(CUDA)
   if(CMAKE_CUDA_COMPILER)
     enable_language(CUDA)
+    # CUDA 13 has no nvToolsExt library any more. CMake 3.25's module marks that target as deprecated without asking
+    # whether it exists, unless the project asks for an older CMake.
+    set(minimum_version ${CMAKE_MINIMUM_REQUIRED_VERSION})
+    set(CMAKE_MINIMUM_REQUIRED_VERSION 3.24)
     find_package(CUDAToolkit REQUIRED)
+    set(CMAKE_MINIMUM_REQUIRED_VERSION ${minimum_version})
     # CMake 3.25 does not know that nvcc takes C++20.
     if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)
       set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION "-std=c++20")
