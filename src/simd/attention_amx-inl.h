@@ -10,10 +10,7 @@
 // products of tiles make a page of up to eight heads, so what costs is the unpacking, shared by all
 // of them.
 //
-// The tile instructions are reached through a type `Tiles`, so that tests can put an emulation in
-// their place on machines without AMX:
-//   Configure(rows)       tiles 0-5 get `rows` rows of 64 bytes, 6 and 7 get 16
-//   Zero<t>(), Load<t>(from, stride), Store<t>(to, stride), Dot<c, a, b>(), Release()
+// `Tiles` is AmxTiles or its emulation (amx_tiles-inl.h).
 #if defined(OSCAR_SIMD_ATTENTION_AMX_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef OSCAR_SIMD_ATTENTION_AMX_INL_H_
 #undef OSCAR_SIMD_ATTENTION_AMX_INL_H_
@@ -21,6 +18,7 @@
 #define OSCAR_SIMD_ATTENTION_AMX_INL_H_
 #endif
 
+#include "simd/amx_tiles-inl.h"
 #include "simd/attention_codes-inl.h"
 
 #if HWY_TARGET == HWY_AVX3
@@ -30,44 +28,6 @@ namespace oscar::simd::HWY_NAMESPACE {
 inline constexpr int kMaxTileHeads = 8;  // two planes each: 16 rows
 inline constexpr int kTileDims = 64;     // of q in a left operand
 inline constexpr int kMaxTileSteps = 8;  // 256 dims in groups of 32, or fewer
-inline constexpr int kTileBytes = 16 * 64;
-
-// Instructions by name, as elsewhere; no compiler uses tiles unasked.
-struct AmxTiles {
-  struct alignas(64) Config {
-    uint8_t palette = 1;
-    uint8_t start_row = 0;
-    uint8_t reserved[14] = {};
-    uint16_t row_bytes[16] = {};
-    uint8_t rows[16] = {};
-  };
-  static HWY_INLINE void Configure(int rows) {
-    Config config;
-    for (int t = 0; t < 8; ++t) {
-      config.row_bytes[t] = 64;
-      config.rows[t] = static_cast<uint8_t>(t < 6 ? rows : 16);
-    }
-    asm volatile("ldtilecfg %0" : : "m"(config));
-  }
-  static HWY_INLINE void Release() { asm volatile("tilerelease"); }
-  template <int kTile>
-  static HWY_INLINE void Zero() {
-    asm volatile("tilezero %%tmm%c0" : : "n"(kTile));
-  }
-  template <int kTile>
-  static HWY_INLINE void Load(const void* from, size_t stride) {
-    asm volatile("tileloadd (%0,%1,1), %%tmm%c2" : : "r"(from), "r"(stride), "n"(kTile) : "memory");
-  }
-  template <int kTile>
-  static HWY_INLINE void Store(void* to, size_t stride) {
-    asm volatile("tilestored %%tmm%c2, (%0,%1,1)" : : "r"(to), "r"(stride), "n"(kTile) : "memory");
-  }
-  // c += a b, signed bytes times unsigned bytes.
-  template <int kC, int kA, int kB>
-  static HWY_INLINE void Dot() {
-    asm volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "n"(kC), "n"(kA), "n"(kB));
-  }
-};
 
 // q as left operands: one for each 64 dims; groups of 32 dims have one each, zero in the other
 // half.

@@ -121,6 +121,19 @@ cudaError_t cudaFuncSetAttribute(const void* function, cudaFuncAttribute attribu
   kernel->max_dynamic_shared = value;
   return cudaSuccess;
 }
+// No tensor maps, no clusters: what needs them is left to other kernels.
+cudaError_t cudaGetDriverEntryPointByVersion(const char*, void** function, unsigned int,
+                                             unsigned long long,
+                                             cudaDriverEntryPointQueryResult* result) {
+  *function = nullptr;
+  if (result != nullptr) *result = cudaDriverEntryPointSymbolNotFound;
+  return cudaSuccess;
+}
+cudaError_t cudaOccupancyMaxActiveClusters(int* clusters, const void*, const cudaLaunchConfig_t*) {
+  *clusters = 0;
+  return cudaSuccess;
+}
+
 cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* out, const void* function) {
   Kernel* kernel = State().FindKernel(function);
   if (kernel == nullptr) return State().Return(cudaErrorInvalidDeviceFunction);

@@ -35,8 +35,8 @@ struct FormDecodeTraits : DecodeTraits<BlockKind::kInt4, kDimV, kGroupV, kHeadsV
   // Consumer warps, and registers a thread, as many as leave no spills to speak of. Up to four
   // heads: queries times the scales of dims take 16 registers at D 128, else 32.
   static constexpr bool kSmall = kHeadsV == 4 && kDimV <= 128, kFewGroups = kDimV / kGroupV <= 2;
-  static constexpr int kWarps = !kSmall ? 6 : kFewGroups ? 12 : 8;
-  static constexpr int kRegisters = !kSmall ? 255 : kFewGroups ? 128 : 200;
+  static constexpr int kWarps = !kSmall ? 6 : kFewGroups ? 12 : 10;
+  static constexpr int kRegisters = !kSmall ? 255 : kFewGroups ? 128 : 168;
   static constexpr int kThreads = (kWarps + 2) * 32;
 
   OSCAR_HD static constexpr int Rank(int warp, int first_warp) {

@@ -9,6 +9,9 @@ namespace oscar::cuda {
 
 template <typename T>
 DecodeKernelInfo DecodeKernelOf() {
+  // Each quarter of a multiprocessor has 16,384 registers, given out by warps, 256 at a time.
+  static_assert((T::kThreads / 32 * T::kCtasPerSm + 3) / 4 * ((T::kRegisters + 7) / 8 * 256) <=
+                16384);
   return {T::kKind,
           T::kDim,
           T::kGroup,

@@ -14,6 +14,8 @@ namespace {
 // Up to here reading the weights once is all there is to do; beyond, the library's tiles are
 // faster.
 constexpr int kBf16Rows = 8;
+// From here on our tiles are; they fuse what follows the product.
+constexpr int kTiledRows = 512;
 
 size_t SizeOf(GemmOutput output) {
   return output == GemmOutput::kSiluMul ? sizeof(Bf16) : sizeof(float);
@@ -32,6 +34,10 @@ bool GemmDispatch::IsSkinny(const DeviceMatrix& matrix, int rows) const {
 bool GemmDispatch::IsGemv(const DeviceMatrix& matrix, int rows) const {
   // Its sums have another order than those of more rows, so batches would show.
   return skinny_ && !invariant_ && FitsGemv(matrix, rows);
+}
+
+bool GemmDispatch::IsTiled(const DeviceMatrix& matrix, int rows, int out_stride) const {
+  return tiled_ && rows >= kTiledRows && FitsTileGemm(matrix.outputs, matrix.inputs, out_stride);
 }
 
 Result<DeviceMatrix> GemmDispatch::Expanded(const DeviceMatrix& matrix, int rows, Stream stream) {
@@ -62,6 +68,17 @@ Status GemmDispatch::Of(const DeviceMatrix& matrix, const Bf16* x, void* out, in
                                                       : LaunchSkinny(args, invariant_, stream));
     }
     return {};
+  }
+  if (IsTiled(matrix, rows, out_stride)) {
+    GemmArguments args;
+    OSCAR_ASSIGN_OR_RETURN(args.matrix, Expanded(matrix, rows, stream));
+    args.x = x;
+    args.out = out;
+    args.out_stride = out_stride;
+    args.bias = bias;
+    args.rows = rows;
+    args.output = output;
+    return LaunchTileGemm(args, stream);
   }
   if (blas_ == nullptr) {
     return Unimplemented(

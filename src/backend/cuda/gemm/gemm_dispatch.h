@@ -1,6 +1,6 @@
 // GemmDispatch: the GEMMs of a pass, each by whichever kernel suits its rows. Few rows go
-// through kernels of our own, many through cuBLASLt, FP8 matrices multiplied out to BF16 before it.
-// Owns no memory. One thread.
+// through kernels that read weights once, many through tiles, ours or cuBLASLt's, FP8 matrices
+// multiplied out to BF16 before. Owns no memory. One thread.
 #pragma once
 
 #include <memory>
@@ -8,6 +8,7 @@
 #include "base/half.h"
 #include "cuda/gemm/blas.h"
 #include "cuda/gemm/skinny_gemm.h"
+#include "cuda/gemm/tile_gemm.h"
 #include "oscar/status.h"
 
 namespace oscar::cuda {
@@ -31,7 +32,8 @@ class GemmDispatch {
         scratch_(scratch),
         invariant_(invariant),
         skinny_(skinny),
-        wide_(!invariant && TakesWideLaunches()) {}
+        wide_(!invariant && TakesWideLaunches()),
+        tiled_(!invariant && HasTileGemm()) {}
 
   // out [rows, out_stride] of x [rows, inputs]; `bias` [outputs] or null. kSiluMul only where
   // TakesSiluMul. Asynchronous; may be captured once the shape has been seen.
@@ -42,17 +44,21 @@ class GemmDispatch {
   // The matrix as Of reads it for that many rows, multiplied out where it has to be: for several
   // products in a row, and until the next one that multiplies out.
   Result<DeviceMatrix> Expanded(const DeviceMatrix& matrix, int rows, Stream stream);
-  bool TakesSiluMul(const DeviceMatrix& matrix, int rows) const { return IsSkinny(matrix, rows); }
+  bool TakesSiluMul(const DeviceMatrix& matrix, int rows) const {
+    return IsSkinny(matrix, rows) || IsTiled(matrix, rows, matrix.outputs / 2);
+  }
 
  private:
   bool IsSkinny(const DeviceMatrix& matrix, int rows) const;
   bool IsGemv(const DeviceMatrix& matrix, int rows) const;  // which are skinny, too
+  bool IsTiled(const DeviceMatrix& matrix, int rows, int out_stride) const;
 
   std::unique_ptr<Blas> blas_;
   Bf16* scratch_;
   bool invariant_;
   bool skinny_;
-  bool wide_;  // FP8 matrices take kFp8SkinnyRows a launch
+  bool wide_;   // FP8 matrices take kFp8SkinnyRows a launch
+  bool tiled_;  // the device has LaunchTileGemm
 };
 
 }  // namespace oscar::cuda
