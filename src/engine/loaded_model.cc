@@ -213,7 +213,7 @@ Status LoadedModel::PlanMemory(const ModelOptions& options) {
   const bool is_mxfp4 = HasMxfp4Experts();
   const bool is_fp8 =
       !is_mxfp4 && (options.weights == WeightFormat::kFp8 ||
-                    (!options.random_weights && !config_.quantization_method.empty()));
+                    (!config_.quantization_method.empty() && config_.quantization_problem.empty()));
   has_fp8_weights_ = is_fp8;
   using Fp8 = TensorTable::Fp8;
   const Fp8 fp8 = is_mxfp4                   ? Fp8::kMxfp4Experts
@@ -316,8 +316,14 @@ Result<std::unique_ptr<LoadedModel>> LoadedModel::Load(const ModelOptions& optio
           fingerprint)));
     }
   }
-  if (options.weights == WeightFormat::kFp8) {
-    source = QuantizeWeights(std::move(source), loaded->spec_);
+  if (options.weights == WeightFormat::kFp8 ||
+      (options.random_weights && loaded->has_fp8_weights_)) {
+    // Random weights are stored as the config says that the checkpoint's are.
+    std::optional<Fp8Tiles> blocks;
+    if (options.weights != WeightFormat::kFp8 && loaded->config_.quantization_method == "fp8") {
+      blocks = {loaded->config_.fp8_block_rows, loaded->config_.fp8_block_columns};
+    }
+    source = QuantizeWeights(std::move(source), loaded->spec_, blocks);
   }
   loaded->threads_ = std::make_unique<ThreadPool>(options.num_threads);
   BackendOptions backend;

@@ -71,6 +71,21 @@ void MultiplyOut(std::span<const uint8_t> codes, std::span<const float> scales, 
   }
 }
 
+// `columns` columns from `first` on of rows of `width` elements -> their codes, and one scale.
+float QuantizeTileToFp8(std::span<const Bf16> rows, std::span<uint8_t> codes, size_t width,
+                        size_t first, size_t columns) {
+  float largest = 0.0f;
+  const auto for_each = [&](const auto& visit) {
+    for (size_t row = first; row < rows.size(); row += width) {
+      for (size_t i = row; i < row + columns; ++i) visit(i);
+    }
+  };
+  for_each([&](size_t i) { largest = std::max(largest, std::fabs(ToFloat(rows[i]))); });
+  const float scale = largest > 0.0f ? largest / kF8E4M3Max : 1.0f;
+  for_each([&](size_t i) { codes[i] = ToF8E4M3(ToFloat(rows[i]) / scale); });
+  return scale;
+}
+
 // Elements of a row; checks what callers promise.
 size_t RowWidth(std::span<const int64_t> shape, WeightRows rows, size_t room) {
   size_t width = 1;
@@ -444,9 +459,17 @@ class RandomWeights : public WeightSource {
   Status LoadMxfp4(const std::string& name, int64_t, int64_t, std::span<uint8_t> codes,
                    std::span<uint8_t> scales) const override {
     const Philox rng(seed_, XXH3_64bits(name.data(), name.size()));
-    for (size_t i = 0; i < codes.size(); ++i) codes[i] = CodesAt(rng, i);
-    std::ranges::fill(scales, kScale);
+    for (size_t i = 0; i < codes.size(); i += kBlockBytes) {
+      const auto block = rng.Block(i / kBlockBytes);
+      std::memcpy(codes.data() + i, block.data(), std::min(kBlockBytes, codes.size() - i));
+    }
+    std::ranges::fill(scales, kRandomMxfp4Scale);
     return {};
+  }
+  std::optional<std::pair<uint64_t, uint64_t>> RandomMxfp4Stream(
+      const std::string& name) const override {
+    if (!HasBlocks(name)) return std::nullopt;
+    return std::pair{seed_, XXH3_64bits(name.data(), name.size())};
   }
   bool Has(const std::string&) const override { return true; }
   std::optional<std::pair<uint64_t, uint64_t>> RandomStream(
@@ -457,14 +480,13 @@ class RandomWeights : public WeightSource {
   uint64_t Fingerprint() const override { return seed_; }
 
  private:
-  // Codes of 4 random bits have a root mean square of 2.93: with this scale, 0.023.
-  static constexpr uint8_t kScale = 120;
+  static constexpr size_t kBlockBytes = 16;  // of codes: what a block of random words holds
   bool HasBlocks(const std::string& name) const {
     return mxfp4_experts_ && name.find(".experts.") != std::string::npos &&
            !name.ends_with("_bias");
   }
   static uint8_t CodesAt(const Philox& rng, size_t byte) {
-    return static_cast<uint8_t>(rng.Block(byte / 16)[byte / 4 % 4] >> (byte % 4 * 8));
+    return static_cast<uint8_t>(rng.Block(byte / kBlockBytes)[byte / 4 % 4] >> (byte % 4 * 8));
   }
   template <typename T, typename Convert>
   void SampleToken(const std::string& name, std::span<const int64_t> shape, WeightRows rows,
@@ -480,7 +502,7 @@ class RandomWeights : public WeightSource {
       for (size_t i = 0; i < out.size(); ++i) {
         const size_t at = begin + i;
         const auto code = static_cast<uint8_t>(CodesAt(rng, at / 2) >> (at % 2 * 4) & 15);
-        out[i] = convert(ToFloat(Mxfp4ToBf16(code, kScale)));
+        out[i] = convert(ToFloat(Mxfp4ToBf16(code, kRandomMxfp4Scale)));
       }
       return;
     }
@@ -504,8 +526,9 @@ class RandomWeights : public WeightSource {
 
 class QuantizedWeights : public WeightSource {
  public:
-  QuantizedWeights(std::unique_ptr<WeightSource> source, const ModelSpec& spec)
-      : source_(std::move(source)) {
+  QuantizedWeights(std::unique_ptr<WeightSource> source, const ModelSpec& spec,
+                   std::optional<Fp8Tiles> blocks)
+      : source_(std::move(source)), blocks_(blocks) {
     const TensorTable table(spec);
     for (const TensorDecl& tensor : table.tensors()) {
       if (tensor.kind == TensorKind::kMatrix) matrices_.insert(tensor.name);
@@ -525,7 +548,7 @@ class QuantizedWeights : public WeightSource {
   Result<std::optional<Fp8Tiles>> Fp8Of(const std::string& name, int64_t outputs,
                                         int64_t inputs) const override {
     const std::vector<int64_t> shape = {outputs, inputs};
-    return Quantizes(name, shape) ? std::optional<Fp8Tiles>({1, inputs}) : std::nullopt;
+    return Quantizes(name, shape) ? std::optional<Fp8Tiles>(TilesOf(inputs)) : std::nullopt;
   }
   Status LoadFp8(const std::string& name, int64_t outputs, int64_t inputs, std::span<uint8_t> codes,
                  std::span<float> scales) const override {
@@ -547,6 +570,10 @@ class QuantizedWeights : public WeightSource {
       const std::string& name) const override {
     return source_->RandomStream(name);
   }
+  std::optional<std::pair<uint64_t, uint64_t>> RandomMxfp4Stream(
+      const std::string& name) const override {
+    return source_->RandomMxfp4Stream(name);
+  }
   uint64_t Fingerprint() const override {
     const uint64_t inner = source_->Fingerprint();
     return XXH3_64bits_withSeed(&inner, sizeof(inner), /*seed=*/8);
@@ -556,20 +583,31 @@ class QuantizedWeights : public WeightSource {
   bool Quantizes(const std::string& name, std::span<const int64_t> shape) const {
     return shape.size() == 2 && matrices_.contains(name);
   }
-  // Codes and scales of these rows.
+  Fp8Tiles TilesOf(int64_t inputs) const { return blocks_.value_or(Fp8Tiles{1, inputs}); }
+  // Codes of these rows, which are whole tiles but at the matrix's end, and their scales.
   Status Quantize(const std::string& name, std::span<const int64_t> shape, WeightRows rows,
                   std::span<uint8_t> codes, std::span<float> scales) const {
+    const Fp8Tiles tiles = TilesOf(shape[1]);
     const auto width = static_cast<size_t>(shape[1]);
-    const int64_t at_once = std::clamp<int64_t>((int64_t{1} << 20) / shape[1], 1, rows.count);
-    std::vector<Bf16> values(static_cast<size_t>(at_once) * width);
+    const auto columns = static_cast<size_t>(tiles.columns);
+    const int64_t at_once =
+        std::max<int64_t>((int64_t{1} << 20) / shape[1] / tiles.rows, 1) * tiles.rows;
+    std::vector<Bf16> values(static_cast<size_t>(std::min(at_once, rows.count)) * width);
     for (int64_t at = 0; at < rows.count; at += at_once) {
       const int64_t count = std::min(at_once, rows.count - at);
       const std::span<Bf16> some = std::span(values).first(static_cast<size_t>(count) * width);
       OSCAR_RETURN_IF_ERROR(source_->LoadBf16Rows(name, shape, {rows.first + at, count}, some));
-      for (size_t i = 0; i < static_cast<size_t>(count); ++i) {
-        const size_t row = static_cast<size_t>(at) + i;
-        scales[row] =
-            QuantizeRowToFp8(some.subspan(i * width, width), codes.subspan(row * width, width));
+      const std::span<uint8_t> to =
+          codes.subspan(static_cast<size_t>(at) * width, static_cast<size_t>(count) * width);
+      size_t scale = static_cast<size_t>(at / tiles.rows * tiles.NumColumns(shape[1]));
+      for (int64_t row = 0; row < count; row += tiles.rows) {
+        const size_t first = static_cast<size_t>(row) * width;
+        const size_t end = first + static_cast<size_t>(std::min(tiles.rows, count - row)) * width;
+        for (size_t column = 0; column < width; column += columns) {
+          scales[scale++] =
+              QuantizeTileToFp8(some.subspan(first, end - first), to.subspan(first, end - first),
+                                width, column, std::min(columns, width - column));
+        }
       }
     }
     return {};
@@ -577,25 +615,32 @@ class QuantizedWeights : public WeightSource {
   template <typename T, typename Convert>
   Status LoadQuantized(const std::string& name, std::span<const int64_t> shape, WeightRows rows,
                        std::span<T> out, const Convert& convert) const {
-    std::vector<uint8_t> codes(out.size());
-    std::vector<float> scales(static_cast<size_t>(rows.count));
-    OSCAR_RETURN_IF_ERROR(Quantize(name, shape, rows, codes, scales));
-    MultiplyOut<T>(codes, scales, {1, shape[1]}, shape[1], 0, out, convert);
+    const Fp8Tiles tiles = TilesOf(shape[1]);
+    WeightRows whole;  // of the tiles that these rows are in
+    whole.first = rows.first / tiles.rows * tiles.rows;
+    whole.count =
+        std::min(tiles.NumRows(rows.first + rows.count) * tiles.rows, shape[0]) - whole.first;
+    const auto width = static_cast<size_t>(shape[1]);
+    std::vector<uint8_t> codes(static_cast<size_t>(whole.count) * width);
+    std::vector<float> scales(
+        static_cast<size_t>(tiles.NumRows(whole.count) * tiles.NumColumns(shape[1])));
+    OSCAR_RETURN_IF_ERROR(Quantize(name, shape, whole, codes, scales));
+    const int64_t skipped = rows.first - whole.first;
+    const std::span<const uint8_t> wanted =
+        std::span(codes).subspan(static_cast<size_t>(skipped) * width, out.size());
+    MultiplyOut<T>(wanted, scales, tiles, shape[1], skipped, out, convert);
     return {};
   }
 
   std::unique_ptr<WeightSource> source_;
+  std::optional<Fp8Tiles> blocks_;  // none: whole rows
   std::set<std::string, std::less<>> matrices_;
 };
 
 }  // namespace
 
 float QuantizeRowToFp8(std::span<const Bf16> row, std::span<uint8_t> codes) {
-  float largest = 0.0f;
-  for (const Bf16 x : row) largest = std::max(largest, std::fabs(ToFloat(x)));
-  const float scale = largest > 0.0f ? largest / kF8E4M3Max : 1.0f;
-  for (size_t i = 0; i < row.size(); ++i) codes[i] = ToF8E4M3(ToFloat(row[i]) / scale);
-  return scale;
+  return QuantizeTileToFp8(row, codes, row.size(), 0, row.size());
 }
 
 Result<std::unique_ptr<WeightSource>> OpenCheckpointWeights(const std::string& directory,
@@ -658,8 +703,9 @@ Result<bool> FollowCheckpoint(const WeightSource& source, ModelSpec* spec) {
 }
 
 std::unique_ptr<WeightSource> QuantizeWeights(std::unique_ptr<WeightSource> source,
-                                              const ModelSpec& spec) {
-  return std::make_unique<QuantizedWeights>(std::move(source), spec);
+                                              const ModelSpec& spec,
+                                              std::optional<Fp8Tiles> blocks) {
+  return std::make_unique<QuantizedWeights>(std::move(source), spec, blocks);
 }
 
 std::unique_ptr<WeightSource> MakeRandomWeights(uint64_t seed, bool mxfp4_experts) {

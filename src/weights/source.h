@@ -31,6 +31,9 @@ struct WeightRows {
   int64_t first = 0, count = 0;
 };
 
+// Codes of 4 random bits have a root mean square of 2.93: with this scale, 0.023.
+inline constexpr uint8_t kRandomMxfp4Scale = 120;
+
 class WeightSource {
  public:
   virtual ~WeightSource() = default;
@@ -69,6 +72,11 @@ class WeightSource {
   virtual std::optional<std::pair<uint64_t, uint64_t>> RandomStream(const std::string&) const {
     return std::nullopt;
   }
+  // The same where LoadMxfp4's codes are its words as they are, and every block's scale is
+  // kRandomMxfp4Scale.
+  virtual std::optional<std::pair<uint64_t, uint64_t>> RandomMxfp4Stream(const std::string&) const {
+    return std::nullopt;
+  }
   // Identifies the weights in caches and rotation files.
   virtual uint64_t Fingerprint() const = 0;
 };
@@ -93,10 +101,11 @@ Result<bool> FollowCheckpoint(const WeightSource& source, ModelSpec* spec);
 // Gaussian matrices of standard deviation 0.02 and unit norms: the right shapes and magnitudes, no
 // meaning. The same seed gives the same model. `mxfp4_experts`: as gpt-oss has them.
 std::unique_ptr<WeightSource> MakeRandomWeights(uint64_t seed, bool mxfp4_experts = false);
-// The layers' matrices of `source`, rounded to BF16, as FP8 with one scale per output, (the largest
-// magnitude) / 448; embedding and head stay as they are.
+// The layers' matrices of `source`, rounded to BF16, as FP8 with one scale per output or block, (the
+// largest magnitude) / 448; embedding and head stay as they are.
 std::unique_ptr<WeightSource> QuantizeWeights(std::unique_ptr<WeightSource> source,
-                                              const ModelSpec& spec);
+                                              const ModelSpec& spec,
+                                              std::optional<Fp8Tiles> blocks = {});
 
 // One row of it: codes and the scale.
 float QuantizeRowToFp8(std::span<const Bf16> row, std::span<uint8_t> codes);

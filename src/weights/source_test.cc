@@ -275,6 +275,8 @@ TEST(WeightRows, AreThoseOfTheTensor) {
   ExpectRowsOf(**fp8, "tensor.weight", 8, 40);
   ExpectRowsOf(*MakeRandomWeights(5), "w", 37, 1023);
   ExpectRowsOf(*QuantizeWeights(MakeRandomWeights(5), SpecWithMatrix("w")), "w", 37, 1023);
+  ExpectRowsOf(*QuantizeWeights(MakeRandomWeights(5), SpecWithMatrix("w"), Fp8Tiles{16, 128}), "w",
+               37, 1023);
 
   constexpr int64_t kOutputs = 67, kInputs = 1021;
   std::vector<float> wide(kOutputs * kInputs);
@@ -330,6 +332,29 @@ TEST(Fp8Weights, QuantizeWeights) {
   EXPECT_EQ(rounded, exact);
   EXPECT_FALSE(source->Fp8Of("embedding", kOutputs, kInputs)->has_value());
   EXPECT_NE(source->Fingerprint(), plain->Fingerprint());
+}
+
+// Blocks, whose last ones are cut short: codes times scales are what Load gives, scales by block.
+TEST(Fp8Weights, QuantizeWeightsInBlocks) {
+  constexpr int64_t kOutputs = 40, kInputs = 200;
+  constexpr Fp8Tiles kTiles{32, 128};
+  const std::vector<int64_t> shape = {kOutputs, kInputs};
+  const auto plain = MakeRandomWeights(3);
+  const auto source = QuantizeWeights(MakeRandomWeights(3), SpecWithMatrix("w"), kTiles);
+  ASSERT_EQ(*source->Fp8Of("w", kOutputs, kInputs), std::optional(kTiles));
+  std::vector<Bf16> exact(kOutputs * kInputs);
+  std::vector<float> values(exact.size()), scales(4);
+  std::vector<uint8_t> codes(exact.size());
+  ASSERT_TRUE(plain->LoadBf16("w", shape, exact).ok());
+  ASSERT_TRUE(source->Load("w", shape, values).ok());
+  ASSERT_TRUE(source->LoadFp8("w", kOutputs, kInputs, codes, scales).ok());
+  std::vector<float> largest(4, 0.0f);
+  const auto block = [](size_t i) { return i / kInputs / 32 * 2 + i % kInputs / 128; };
+  for (size_t i = 0; i < exact.size(); ++i) {
+    largest[block(i)] = std::max(largest[block(i)], std::fabs(ToFloat(exact[i])));
+    EXPECT_EQ(values[i], F8E4M3ToFloat(codes[i]) * scales[block(i)]);
+  }
+  for (size_t b = 0; b < 4; ++b) EXPECT_EQ(scales[b], largest[b] / 448.0f) << b;
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 
 #include "cuda/cuda_fixture.h"
 #include "engine/engine_test_util.h"
+#include "engine/loaded_model.h"
 #include "engine/page_budget.h"
 #include "engine/tiny_model.h"
 
@@ -80,6 +81,50 @@ INSTANTIATE_TEST_SUITE_P(Families, GpuFamilyTest,
                                          "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_fp8", "qwen3_next",
                                          "gpt_oss", "gpt_oss_mxfp4"),
                          [](const auto& item) { return std::string(item.param); });
+
+// --- Random weights -----------------------------------------------------------------------------
+
+// Stored as the config says, and sampled on the device: the CPU's model.
+TEST(GpuRandomWeights, AreStoredAsTheConfigSays) {
+  for (const char* name : {"qwen3_moe_fp8", "gpt_oss_mxfp4"}) {
+    SCOPED_TRACE(name);
+    const TinyCheckpoint checkpoint(ConfigOf(name));
+    std::vector<float> logits[2];
+    for (const Device device : {Device::kCpu, Device::kCuda}) {
+      ModelOptions options;
+      options.model = checkpoint.path();
+      options.random_weights = true;
+      options.device = device;
+      options.kv = "bf16";
+      options.kv_memory = uint64_t{1} << 24;
+      options.chunk = 128;
+      options.max_sequences = 2;
+      options.num_threads = 2;
+      const auto loaded = LoadedModel::Load(options);
+      ASSERT_TRUE(loaded.has_value()) << loaded.error().ToString();
+      Generator generator((*loaded)->model(), (*loaded)->pool());
+      const Status read =
+          generator.Prefill(SomeIds(40), 40, [&](int64_t, std::span<const float> part) {
+            auto& to = logits[device == Device::kCuda ? 1 : 0];
+            to.insert(to.end(), part.begin(), part.end());
+          });
+      ASSERT_TRUE(read.ok()) << read.ToString();
+    }
+    ASSERT_EQ(logits[0].size(), logits[1].size());
+    const size_t vocab = logits[0].size() / 40;
+    std::vector<double> distances;  // of a row: other experts may be chosen where two are close
+    for (size_t row = 0; row < 40; ++row) {
+      double squares = 0.0, error = 0.0;
+      for (size_t i = row * vocab; i < (row + 1) * vocab; ++i) {
+        squares += std::pow(double{logits[0][i]}, 2);
+        error += std::pow(double{logits[1][i]} - logits[0][i], 2);
+      }
+      distances.push_back(std::sqrt(error / squares));
+    }
+    std::ranges::nth_element(distances, distances.begin() + 20);
+    EXPECT_LE(distances[20], 0.03);
+  }
+}
 
 // --- Batches ------------------------------------------------------------------------------------
 

@@ -1,5 +1,7 @@
 #include <algorithm>
 
+#include "base/mxfp4.h"
+#include "base/rng.h"
 #include "cuda/device/cuda_status.h"
 #include "cuda/device/launch.h"
 #include "cuda/device/ptx.cuh"
@@ -106,40 +108,37 @@ __global__ void ScatterKernel(const TableUpdate* updates, int count, int32_t* ta
   if (i < count) table[updates[i].index] = updates[i].value;
 }
 
-struct Words {
-  uint32_t w[4];
-};
-// base/rng.h's Philox, word for word.
-__device__ Words PhiloxBlock(uint64_t seed, uint64_t stream, uint64_t index) {
-  uint32_t c0 = static_cast<uint32_t>(index), c1 = static_cast<uint32_t>(index >> 32);
-  uint32_t c2 = static_cast<uint32_t>(stream), c3 = static_cast<uint32_t>(stream >> 32);
-  uint32_t k0 = static_cast<uint32_t>(seed), k1 = static_cast<uint32_t>(seed >> 32);
-  for (int round = 0; round < 10; ++round) {
-    const uint64_t p0 = uint64_t{0xD2511F53u} * c0, p1 = uint64_t{0xCD9E8D57u} * c2;
-    const uint32_t n0 = static_cast<uint32_t>(p1 >> 32) ^ c1 ^ k0;
-    const uint32_t n2 = static_cast<uint32_t>(p0 >> 32) ^ c3 ^ k1;
-    c1 = static_cast<uint32_t>(p1);
-    c3 = static_cast<uint32_t>(p0);
-    c0 = n0;
-    c2 = n2;
-    k0 += 0x9E3779B9u;
-    k1 += 0xBB67AE85u;
-  }
-  return {{c0, c1, c2, c3}};
-}
-
 __global__ void RandomWeightsKernel(uint64_t seed, uint64_t stream, __nv_bfloat16* out,
                                     int64_t count) {
   const int64_t blocks = (count + 3) / 4;
   for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < blocks;
        i += int64_t{gridDim.x} * blockDim.x) {
-    const Words words = PhiloxBlock(seed, stream, static_cast<uint64_t>(i));
+    const auto words = Philox(seed, stream).Block(static_cast<uint64_t>(i));
     for (int j = 0; j < 4 && i * 4 + j < count; ++j) {
-      const uint32_t bits = words.w[j];
+      const uint32_t bits = words[static_cast<size_t>(j)];
       const int sum = static_cast<int>((bits & 255) + ((bits >> 8) & 255) + ((bits >> 16) & 255) +
                                        (bits >> 24));
       out[i * 4 + j] = __float2bfloat16_rn(static_cast<float>(sum - 510) * (0.02f / 147.8f));
     }
+  }
+}
+
+// A thread per block of 32 weights; `out` is zero.
+__global__ void RandomMxfp4Kernel(uint64_t seed, uint64_t stream, uint8_t scale, uint8_t* out,
+                                  int rows, int inputs, int64_t row_bytes, bool alternates) {
+  const int blocks = inputs / kMxfp4Block;
+  const int64_t count = int64_t{rows} * blocks;
+  for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < count;
+       i += int64_t{gridDim.x} * blockDim.x) {
+    const auto row = static_cast<int>(i / blocks), block = static_cast<int>(i % blocks);
+    int from = row;
+    if (alternates) from = row < rows / 2 ? 2 * row : 2 * (row - rows / 2) + 1;
+    const auto words =
+        Philox(seed, stream).Block(static_cast<uint64_t>(int64_t{from} * blocks + block));
+    uint8_t* const to = out + row * row_bytes;
+    to[Mxfp4ScaleAt(block)] = scale;
+    *reinterpret_cast<uint4*>(to + Mxfp4CodesAt(block)) = make_uint4(
+        PackMxfp4(words[0]), PackMxfp4(words[1]), PackMxfp4(words[2]), PackMxfp4(words[3]));
   }
 }
 
@@ -222,6 +221,16 @@ Status LaunchRandomWeights(uint64_t seed, uint64_t stream_id, Bf16* out, int64_t
   RandomWeightsKernel<<<BlocksFor(count / 4, 256), 256, 0, stream>>>(
       seed, stream_id, reinterpret_cast<__nv_bfloat16*>(out), count);
   return CudaStatus(cudaGetLastError(), "sampled random weights");
+}
+
+Status LaunchRandomMxfp4(uint64_t seed, uint64_t stream_id, uint8_t scale, uint8_t* out, int rows,
+                         int inputs, int64_t row_bytes, bool alternates, Stream stream) {
+  OSCAR_RETURN_IF_ERROR(CudaStatus(
+      cudaMemsetAsync(out, 0, static_cast<size_t>(rows * row_bytes), stream), "random weights"));
+  const int64_t blocks = int64_t{rows} * (inputs / kMxfp4Block);
+  RandomMxfp4Kernel<<<BlocksFor(blocks, 256), 256, 0, stream>>>(seed, stream_id, scale, out, rows,
+                                                                inputs, row_bytes, alternates);
+  return CudaStatus(cudaGetLastError(), "random weights");
 }
 
 }  // namespace oscar::cuda

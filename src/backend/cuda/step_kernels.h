@@ -41,6 +41,12 @@ Status LaunchScatter(const TableUpdate* updates, int count, int32_t* table, Stre
 Status LaunchRandomWeights(uint64_t seed, uint64_t stream_id, Bf16* out, int64_t count,
                            Stream stream);
 
+// The same of MakeRandomWeights' MXFP4 matrices, as rows of base/mxfp4.h `row_bytes` apart; what
+// inputs do not fill is zero. `alternates`: rows are gates and ups in turn and become gates, then
+// ups.
+Status LaunchRandomMxfp4(uint64_t seed, uint64_t stream_id, uint8_t scale, uint8_t* out, int rows,
+                         int inputs, int64_t row_bytes, bool alternates, Stream stream);
+
 // Reads all of `data` once; what it finds goes to *sink only if it never is.
 Status LaunchRead(const std::byte* data, int64_t bytes, uint32_t* sink, Stream stream);
 

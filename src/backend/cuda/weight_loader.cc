@@ -94,10 +94,7 @@ class Loader {
     const bool padded = tensor.shape[1] != to.inputs;
     if (to.is_mxfp4()) return Mxfp4Matrix(tensor, to);
     if (const auto random = source_.RandomStream(name); random.has_value() && !padded) {
-      OSCAR_RETURN_IF_ERROR(LaunchRandomWeights(
-          random->first, random->second, to.is_fp8() ? scratch_ : to.weights, count, stream_));
-      if (!to.is_fp8()) return {};
-      return LaunchQuantize(scratch_, to.codes, to.scales, to.outputs, to.inputs, stream_);
+      return Random(random->first, random->second, tensor, to);
     }
     if (to.is_fp8()) return Fp8Matrix(tensor, to);
     staged_.resize(static_cast<size_t>(count));
@@ -122,6 +119,8 @@ class Loader {
   // of its rows and block.
   Status ReadFp8(const TensorDecl& tensor, const DeviceMatrix& to, std::vector<float>& scales);
   Status Fp8Matrix(const TensorDecl& tensor, const DeviceMatrix& to);
+  // As the source would give them, sampled on the device. REQUIRES: inputs that are not padded.
+  Status Random(uint64_t seed, uint64_t stream, const TensorDecl& tensor, const DeviceMatrix& to);
   // Heads' queries and gates, which alternate in the tensor.
   Status GatedQueries(int index, const AttentionSpec& attention, const DeviceMatrix& q,
                       const DeviceMatrix& gates);
@@ -193,6 +192,20 @@ Status Loader::ReadFp8(const TensorDecl& tensor, const DeviceMatrix& to,
   return {};
 }
 
+Status Loader::Random(uint64_t seed, uint64_t stream, const TensorDecl& tensor,
+                      const DeviceMatrix& to) {
+  const auto count = int64_t{to.outputs} * to.inputs;
+  OSCAR_RETURN_IF_ERROR(
+      LaunchRandomWeights(seed, stream, to.is_fp8() ? scratch_ : to.weights, count, stream_));
+  if (!to.is_fp8()) return {};
+  OSCAR_ASSIGN_OR_RETURN(const std::optional<Fp8Tiles> tiles,
+                         source_.Fp8Of(tensor.name, tensor.shape[0], tensor.shape[1]));
+  if (tiles->rows > 1 || to.scale_columns > 1) {
+    return LaunchQuantizeBlocks(scratch_, to, static_cast<int>(tiles->rows), stream_);
+  }
+  return LaunchQuantize(scratch_, to.codes, to.scales, to.outputs, to.inputs, stream_);
+}
+
 Status Loader::Fp8Matrix(const TensorDecl& tensor, const DeviceMatrix& to) {
   std::vector<float> scales;
   OSCAR_RETURN_IF_ERROR(ReadFp8(tensor, to, scales));
@@ -210,12 +223,7 @@ Status Loader::GatedQueries(int index, const AttentionSpec& attention, const Dev
     // Which head a random row belongs to means nothing; gates have a stream to themselves.
     for (const DeviceMatrix* to : sides) {
       const uint64_t stream = to == &q ? random->second : ~random->second;
-      const auto count = int64_t{to->outputs} * to->inputs;
-      OSCAR_RETURN_IF_ERROR(LaunchRandomWeights(
-          random->first, stream, to->is_fp8() ? scratch_ : to->weights, count, stream_));
-      if (!to->is_fp8()) continue;
-      OSCAR_RETURN_IF_ERROR(
-          LaunchQuantize(scratch_, to->codes, to->scales, to->outputs, to->inputs, stream_));
+      OSCAR_RETURN_IF_ERROR(Random(random->first, stream, tensor, *to));
     }
     return {};
   }
@@ -304,6 +312,11 @@ Status Loader::SharedShare(int index, const float* norm, float* to) {
 
 Status Loader::Mxfp4Matrix(const TensorDecl& tensor, const DeviceMatrix& to) {
   const int64_t inputs = tensor.shape[1], blocks = inputs / kMxfp4Block;
+  if (const auto random = source_.RandomMxfp4Stream(tensor.name)) {
+    return LaunchRandomMxfp4(random->first, random->second, kRandomMxfp4Scale, to.mxfp4, to.outputs,
+                             static_cast<int>(inputs), Mxfp4RowBytes(to.inputs),
+                             tensor.role == Role::kExpertGateUp, stream_);
+  }
   const auto rows = static_cast<size_t>(to.outputs);
   codes_.resize(rows * static_cast<size_t>(inputs / 2));
   std::vector<uint8_t> scales(rows * static_cast<size_t>(blocks));

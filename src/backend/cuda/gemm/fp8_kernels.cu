@@ -8,16 +8,25 @@ namespace {
 
 constexpr int kThreads = 256;
 
-// One block a row; `inputs` is a multiple of 4.
+// One block for `tile_rows` rows x `columns` inputs with a scale, which is written for each
+// `scale_rows` of the rows. All are multiples of 4 or inputs' ends.
 __global__ void __launch_bounds__(kThreads)
-    QuantizeKernel(const __nv_bfloat162* weights, uint32_t* codes, float* scales, int inputs) {
+    QuantizeKernel(const __nv_bfloat162* weights, uint32_t* codes, float* scales, int rows,
+                   int inputs, int tile_rows, int columns, int scale_rows) {
   __shared__ float largest[kThreads / 32];
-  const int64_t row = blockIdx.x;
-  const __nv_bfloat162* in = weights + row * (inputs / 2);
+  const int tiles = (inputs + columns - 1) / columns;
+  const int tile = static_cast<int>(blockIdx.x) % tiles, first_column = tile * columns;
+  const int first_row = static_cast<int>(blockIdx.x) / tiles * tile_rows;
+  const int words = min(columns, inputs - first_column) / 4;  // of a row of the tile
+  const int count = words * min(tile_rows, rows - first_row);
+  const auto word_at = [&](int i) {
+    return (int64_t{first_row + i / words} * inputs + first_column) / 4 + i % words;
+  };
   float most = 0.0f;
-  for (int i = static_cast<int>(threadIdx.x); i < inputs / 2; i += kThreads) {
-    const float2 x = __bfloat1622float2(in[i]);
-    most = fmaxf(most, fmaxf(fabsf(x.x), fabsf(x.y)));
+  for (int i = static_cast<int>(threadIdx.x); i < count; i += kThreads) {
+    const __nv_bfloat162* const in = weights + word_at(i) * 2;
+    const float2 a = __bfloat1622float2(in[0]), b = __bfloat1622float2(in[1]);
+    most = fmaxf(most, fmaxf(fmaxf(fabsf(a.x), fabsf(a.y)), fmaxf(fabsf(b.x), fabsf(b.y))));
   }
 #pragma unroll
   for (int offset = 16; offset > 0; offset /= 2) {
@@ -28,14 +37,18 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
   for (int i = 0; i < kThreads / 32; ++i) most = fmaxf(most, largest[i]);
   const float scale = most > 0.0f ? __fdiv_rn(most, kF8E4M3Max) : 1.0f;
-  if (threadIdx.x == 0) scales[row] = scale;
-  for (int i = static_cast<int>(threadIdx.x); i < inputs / 4; i += kThreads) {
-    const float2 a = __bfloat1622float2(in[2 * i]), b = __bfloat1622float2(in[2 * i + 1]);
+  const int copies = min(tile_rows, rows - first_row);
+  for (int r = static_cast<int>(threadIdx.x) * scale_rows; r < copies; r += kThreads * scale_rows) {
+    scales[int64_t{(first_row + r) / scale_rows} * tiles + tile] = scale;
+  }
+  for (int i = static_cast<int>(threadIdx.x); i < count; i += kThreads) {
+    const __nv_bfloat162* const in = weights + word_at(i) * 2;
+    const float2 a = __bfloat1622float2(in[0]), b = __bfloat1622float2(in[1]);
     const uint32_t bytes = static_cast<uint32_t>(ToF8E4M3(__fdiv_rn(a.x, scale))) |
                            static_cast<uint32_t>(ToF8E4M3(__fdiv_rn(a.y, scale))) << 8 |
                            static_cast<uint32_t>(ToF8E4M3(__fdiv_rn(b.x, scale))) << 16 |
                            static_cast<uint32_t>(ToF8E4M3(__fdiv_rn(b.y, scale))) << 24;
-    codes[row * (inputs / 4) + i] = PackFp8(bytes);
+    codes[word_at(i)] = PackFp8(bytes);
   }
 }
 
@@ -69,7 +82,17 @@ __global__ void __launch_bounds__(kThreads)
 Status LaunchQuantize(const Bf16* weights, uint32_t* codes, float* scales, int rows, int inputs,
                       Stream stream) {
   QuantizeKernel<<<static_cast<unsigned>(rows), kThreads, 0, stream>>>(
-      reinterpret_cast<const __nv_bfloat162*>(weights), codes, scales, inputs);
+      reinterpret_cast<const __nv_bfloat162*>(weights), codes, scales, rows, inputs,
+      /*tile_rows=*/1, /*columns=*/inputs, /*scale_rows=*/1);
+  return CudaStatus(cudaGetLastError(), "quantising weights");
+}
+
+Status LaunchQuantizeBlocks(const Bf16* weights, const DeviceMatrix& to, int tile_rows,
+                            Stream stream) {
+  const int tiles = (to.outputs + tile_rows - 1) / tile_rows * to.scale_columns;
+  QuantizeKernel<<<static_cast<unsigned>(tiles), kThreads, 0, stream>>>(
+      reinterpret_cast<const __nv_bfloat162*>(weights), to.codes, to.scales, to.outputs, to.inputs,
+      tile_rows, kScaleInputs, to.scale_rows);
   return CudaStatus(cudaGetLastError(), "quantising weights");
 }
 
