@@ -1,4 +1,5 @@
 // Small PTX programs with known results.
+#include <cuda.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -10,6 +11,7 @@
 
 #include "emulator/decoder.h"
 #include "emulator/machine.h"
+#include "emulator/tensor_map.h"
 
 namespace oscar::emulator {
 namespace {
@@ -457,6 +459,42 @@ TEST(Emulator, AtomicsOfBlocksOnTwoThreads) {
             "");
   EXPECT_EQ(out[0], 6400u);
   EXPECT_EQ(out[1], 6399u);
+}
+
+// A box of 4 rows x 64 at row 2, column 64 of a matrix of 5 x 96: swizzled by address, zeros beyond
+// it.
+TEST(Emulator, CopiesBoxesOfMatrices) {
+  Buffer<uint32_t> in(5 * 48), out(128), map(64);
+  for (size_t i = 0; i < 5 * 48; ++i) in[i] = static_cast<uint32_t>(i) + 1;
+  const auto encode = reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(
+      TensorMapEncoder("cuTensorMapEncodeTiled"));
+  ASSERT_NE(encode, nullptr);
+  const cuuint64_t sizes[2] = {96, 5}, pitch[1] = {192};
+  const cuuint32_t box[2] = {64, 4}, steps[2] = {1, 1};
+  CUtensorMap made;
+  ASSERT_EQ(encode(&made, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, &in[0], sizes, pitch, box, steps,
+                   CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                   CU_TENSOR_MAP_L2_PROMOTION_NONE, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE),
+            CUDA_SUCCESS);
+  std::memcpy(&map[0], &made, sizeof(made));
+  for (const bool late : {false, true}) {
+    const std::string code = R"(
+mov.u32 %r2, smem; add.u32 %r3, %r2, 1024; setp.ne.u32 %p1, %r0, 0;
+@!%p1 mbarrier.init.shared::cta.b64 [%r3], 1; bar.sync 0;
+@!%p1 mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r3], 512;
+mov.u32 %r1, 64; mov.u32 %r4, 2;
+@!%p1 cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%r2], [%rd1, {%r1, %r4}], [%r3];
+W: mbarrier.try_wait.parity.shared::cta.b64 %p2, [%r3], 0; @!%p2 bra W;
+mad.lo.u32 %r5, %r0, 4, %r2; ld.shared.u32 %r1, [%r5];
+)";
+    EXPECT_EQ(Execute(code + kStore, {out.address(), map.address()},
+                      {.threads = 128, .shared = 2048, .late_copies = late}),
+              "");
+    for (size_t i = 0; i < 128; ++i) {
+      const size_t row = i / 32, piece = (i % 32 / 4) ^ row, word = 32 + piece * 4 + i % 4;
+      EXPECT_EQ(out[i], row < 3 && word < 48 ? in[(row + 2) * 48 + word] : 0u) << i;
+    }
+  }
 }
 
 // ---- what it finds ----

@@ -6,6 +6,7 @@
 #include "emulator/access.h"
 #include "emulator/decoder.h"
 #include "emulator/lanes.h"
+#include "emulator/tensor_map.h"
 
 namespace oscar::emulator {
 
@@ -189,6 +190,55 @@ void CopyBulk(Warp& w, const Instruction& in) {
   });
 }
 
+// cp.async.bulk.tensor.2d to shared memory. kFrom: the map; kSize and kLimit: column and row.
+void CopyTensor(Warp& w, const Instruction& in) {
+  ForActive(w, [&](uint32_t i) {
+    const uint64_t at = w.R<uint64_t>(in.list[kFrom])[i] +
+                        static_cast<uint64_t>(static_cast<int32_t>(in.list[kFromOffset]));
+    // Maps are parameters as a rule: cvta.param gives their places among those.
+    const std::byte* text = at < w.block->parameter_bytes()
+                                ? Access<Space::kParameter>(w, in, at, sizeof(TensorMap), i, 64)
+                                : GlobalAt(w, in, at, sizeof(TensorMap), i, 64);
+    if (text == nullptr) return;
+    TensorMap map;
+    std::memcpy(&map, text, sizeof(map));
+    if (map.magic != TensorMap::kMagic) {
+      w.Fault(in, "what is no tensor map");
+      return;
+    }
+    const auto column = static_cast<int32_t>(w.R<uint32_t>(in.list[kSize])[i]);
+    const auto row = static_cast<int32_t>(w.R<uint32_t>(in.list[kLimit])[i]);
+    if (column < 0 || row < 0) {
+      w.Fault(in, "a box that begins before its tensor; not implemented by the emulator");
+      return;
+    }
+    const uint64_t to = SharedOf(w, in.list[kTo], in.list[kToWide] != 0,
+                                 static_cast<int32_t>(in.list[kToOffset]), i);
+    std::byte* shared = Access<Space::kShared>(w, in, to, map.box_bytes * map.box_rows, i, 128);
+    const uint64_t bar = SharedOf(w, in.list[kBar], in.list[kBarWide] != 0,
+                                  static_cast<int32_t>(in.list[kBarOffset]), i);
+    std::byte* barrier = BarrierAt(w, in, bar, i);
+    if (shared == nullptr || barrier == nullptr) return;
+    const uint64_t byte = static_cast<uint64_t>(column) * map.element_bytes;
+    PendingCopy copy{shared, nullptr, map.box_bytes, barrier, &w, &in};
+    copy.box = true;
+    copy.rows = map.box_rows;
+    copy.pitch = map.pitch;
+    copy.swizzled = map.swizzled != 0;
+    copy.address = static_cast<uint32_t>(to);
+    if (byte < map.row_bytes && static_cast<uint64_t>(row) < map.rows) {
+      copy.there = static_cast<uint32_t>(std::min<uint64_t>(map.box_bytes, map.row_bytes - byte));
+      copy.rows_there = static_cast<uint32_t>(
+          std::min<uint64_t>(map.box_rows, map.rows - static_cast<uint64_t>(row)));
+      const uint64_t from = map.address + static_cast<uint64_t>(row) * map.pitch + byte;
+      const auto bytes = static_cast<uint32_t>((copy.rows_there - 1) * map.pitch) + copy.there;
+      copy.from = GlobalAt(w, in, from, bytes, i, 1);
+      if (copy.from == nullptr) return;
+    }
+    w.block->Begin(copy);
+  });
+}
+
 void Nothing(Warp&, const Instruction&) {}
 
 uint32_t AddressPlace(Decoder& d, size_t operand, uint32_t* offset, uint32_t* wide) {
@@ -205,7 +255,9 @@ bool DecodeCopy(Decoder& d) {
     in->run = Nothing;
     return true;
   }
-  if (d.Has("tensor") || d.Has("multicast::cluster") || d.Has("reduce")) {
+  const bool tensor = d.Has("tensor");
+  if (d.Has("multicast::cluster") || d.Has("reduce") ||
+      (tensor && (!d.Has("2d") || d.Has("L2::cache_hint") || d.part(5) == "global"))) {
     return d.Fail("not implemented by the emulator");
   }
   if (d.part(2) == "mbarrier") {  // cp.async.mbarrier.arrive
@@ -230,6 +282,18 @@ bool DecodeCopy(Decoder& d) {
     in->run = CopySmall;
     return true;
   }
+  if (tensor) {
+    const auto& coordinates = d.operand_at(1).items;
+    if (coordinates.size() != 1 || coordinates[0].items.size() != 2) {
+      return d.Fail("two coordinates were expected");
+    }
+    f[kSize] = d.PlaceOf(coordinates[0].items[0], 4);
+    f[kLimit] = d.PlaceOf(coordinates[0].items[1], 4);
+    f[kBar] = AddressPlace(d, 2, &f[kBarOffset], &f[kBarWide]);
+    in->list = d.List({f, f + 10});
+    in->run = CopyTensor;
+    return true;
+  }
   f[kSize] = d.Place(2, 4);
   if (d.part(3).starts_with("global")) {
     in->flags = 1;
@@ -245,8 +309,17 @@ bool DecodeCopy(Decoder& d) {
 }  // namespace
 
 void FinishCopy(const PendingCopy& copy) {
-  std::memcpy(copy.to, copy.from, copy.bytes);
-  Update(*copy.warp, *copy.at, copy.barrier, 0, -static_cast<int32_t>(copy.bytes));
+  if (!copy.box) std::memcpy(copy.to, copy.from, copy.bytes);
+  for (uint32_t at = 0; copy.box && at < copy.rows * copy.bytes; at += 16) {
+    const uint32_t row = at / copy.bytes, byte = at % copy.bytes;
+    const uint32_t address = copy.address + at;
+    const uint32_t turned = copy.swizzled ? address ^ ((address >> 7 & 7) << 4) : address;
+    const uint32_t there = row < copy.rows_there && byte < copy.there ? copy.there - byte : 0;
+    std::byte* const to = copy.to + (turned - copy.address);
+    std::memset(to, 0, 16);
+    if (there > 0) std::memcpy(to, copy.from + row * copy.pitch + byte, std::min(there, 16u));
+  }
+  Update(*copy.warp, *copy.at, copy.barrier, 0, -static_cast<int32_t>(copy.rows * copy.bytes));
 }
 
 bool DecodeAsync(Decoder& d) {

@@ -111,10 +111,16 @@ class Warp {
 struct PendingCopy {
   std::byte* to;
   const std::byte* from;
-  uint32_t bytes;
+  uint32_t bytes;  // of a row
   std::byte* barrier;
   Warp* warp;
   const Instruction* at;
+  // A box of a matrix: zeros outside; its 16-byte pieces are swizzled by the address they go to.
+  uint32_t rows = 1;
+  uint64_t pitch = 0;
+  uint32_t there = 0, rows_there = 0;  // bytes of a row, and rows, that lie inside
+  bool box = false, swizzled = false;
+  uint32_t address = 0;  // of `to`
 };
 void FinishCopy(const PendingCopy& copy);
 

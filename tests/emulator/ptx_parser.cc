@@ -442,6 +442,8 @@ class BodyReader : Reader {
       if (base.kind == Operand::Kind::kSymbol) out->symbol = base.symbol;
       if (base.kind == Operand::Kind::kImmediate) out->offset = static_cast<int64_t>(base.bits);
       out->offset += base.offset;
+      // Coordinates in a tensor.
+      if (Accept(',') && !ReadOperand(&out->items.emplace_back())) return false;
       return Expect(']');
     }
     if (Accept('{')) {

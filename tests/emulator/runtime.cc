@@ -8,6 +8,7 @@
 
 #include "emulator/emulator.h"
 #include "emulator/runtime_state.h"
+#include "emulator/tensor_map.h"
 
 using namespace oscar::emulator;
 
@@ -121,14 +122,17 @@ cudaError_t cudaFuncSetAttribute(const void* function, cudaFuncAttribute attribu
   kernel->max_dynamic_shared = value;
   return cudaSuccess;
 }
-// No tensor maps, no clusters: what needs them is left to other kernels.
-cudaError_t cudaGetDriverEntryPointByVersion(const char*, void** function, unsigned int,
+cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** function, unsigned int,
                                              unsigned long long,
                                              cudaDriverEntryPointQueryResult* result) {
-  *function = nullptr;
-  if (result != nullptr) *result = cudaDriverEntryPointSymbolNotFound;
+  *function = TensorMapEncoder(name);
+  if (result != nullptr) {
+    *result =
+        *function != nullptr ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
+  }
   return cudaSuccess;
 }
+// No clusters: what needs them is left to other kernels.
 cudaError_t cudaOccupancyMaxActiveClusters(int* clusters, const void*, const cudaLaunchConfig_t*) {
   *clusters = 0;
   return cudaSuccess;
@@ -146,6 +150,7 @@ cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* out, const void* function)
   out->maxThreadsPerBlock = kernel->program->max_threads;
   out->maxDynamicSharedSizeBytes = kernel->max_dynamic_shared;
   out->numRegs = 64;  // nobody knows: registers are virtual here
+  out->binaryVersion = 10 * State().device().major + State().device().minor;
   return cudaSuccess;
 }
 
@@ -216,6 +221,9 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
       return cudaSuccess;
     case cudaDevAttrMaxThreadsPerBlock:
       *value = 1024;
+      return cudaSuccess;
+    case cudaDevAttrClusterLaunch:
+      *value = 0;
       return cudaSuccess;
     case cudaDevAttrWarpSize:
       *value = 32;

@@ -206,6 +206,11 @@ Status CudaBackend::Experts(int index) {
   const ExpertsSpec& experts = *spec_.layer(index).experts();
   const DeviceExperts& weights = layer(index).experts;
   const int rows = pass_.rows, pairs = rows * experts.experts_per_token;
+  const bool fp8 = weights.gate_up.is_fp8() || weights.down.is_fp8();
+  const bool coded = weights.gate_up.weights == nullptr;  // FP8 or MXFP4
+  const bool alike = coded == (weights.down.weights == nullptr);
+  const GroupedTiles tiles =
+      TilesFor(experts, rows, fp8, options_.batch_invariant, HasGroupedWgmma() && alike);
   RouterArguments router;
   router.x = x_;
   router.norm = layer(index).feed_forward_norm;
@@ -215,6 +220,7 @@ Status CudaBackend::Experts(int index) {
   router.normed = expert_inputs_;
   router.normed_stride = weights.gate_up.inputs;
   router.raise = weights.gate_up.is_fp8();
+  router.lane_order = tiles.wgmma && coded;
   router.epsilon = spec_.norm_eps;
   router.rows = rows;
   router.hidden = spec_.hidden;
@@ -223,15 +229,13 @@ Status CudaBackend::Experts(int index) {
   OSCAR_RETURN_IF_ERROR(LaunchChoose(experts, router_logits_, /*are_scores=*/false,
                                      weights.choice_bias, pass_.positions, rows, routing_,
                                      stream_));
-  const int tile_rows = TileRowsFor(
-      experts, rows, weights.gate_up.is_fp8() || weights.down.is_fp8(), options_.batch_invariant);
   OSCAR_RETURN_IF_ERROR(
-      LaunchSort(experts, rows, tile_rows, routing_, expert_counts_ + index, stream_));
+      LaunchSort(experts, rows, tiles.rows, routing_, expert_counts_ + index, stream_));
   GroupedGemm gemm;
   gemm.num_experts = experts.num_experts;
   gemm.tiles = routing_.tiles;
   gemm.num_tiles = routing_.num_tiles;
-  gemm.max_tiles = MaxTiles(pairs, experts.num_experts, tile_rows);
+  gemm.max_tiles = MaxTiles(pairs, experts.num_experts, tiles.rows);
   gemm.matrix = weights.gate_up;
   gemm.bias = weights.gate_up_bias;
   gemm.clamped = experts.clamped;
@@ -240,8 +244,9 @@ Status CudaBackend::Experts(int index) {
   gemm.out = expert_gated_;
   gemm.out_stride = weights.down.inputs;
   gemm.raise = weights.down.is_fp8();
+  gemm.lane_order = tiles.wgmma && coded;
   gemm.output = GemmOutput::kSiluMul;
-  OSCAR_RETURN_IF_ERROR(LaunchGroupedGemm(gemm, tile_rows, stream_));
+  OSCAR_RETURN_IF_ERROR(LaunchGroupedGemm(gemm, tiles, stream_));
   gemm.matrix = weights.down;
   gemm.bias = weights.down_bias;
   gemm.x = expert_gated_;
@@ -249,7 +254,7 @@ Status CudaBackend::Experts(int index) {
   gemm.out = expert_outputs_;
   gemm.out_stride = spec_.hidden;
   gemm.output = GemmOutput::kFloat;
-  OSCAR_RETURN_IF_ERROR(LaunchGroupedGemm(gemm, tile_rows, stream_));
+  OSCAR_RETURN_IF_ERROR(LaunchGroupedGemm(gemm, tiles, stream_));
   return LaunchCombine(routing_, expert_outputs_, x_, rows, spec_.hidden, experts.experts_per_token,
                        stream_);
 }

@@ -128,6 +128,19 @@ struct StageFill {
   }
 };
 
+// ---- copies of a thread, 16 bytes each, in groups ----
+
+__device__ __forceinline__ void CopyAsync(uint32_t to, const void* from) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+__device__ __forceinline__ void CommitCopies() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
+template <int kPending>
+__device__ __forceinline__ void WaitForCopies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
 // Orders this thread's ordinary shared-memory writes before later copies into, or wgmma reads of,
 // the same bytes.
 __device__ __forceinline__ void ProxyFence() {
@@ -196,6 +209,19 @@ __device__ __forceinline__ uint32_t Transpose8x8(uint32_t x) {
   uint32_t y;
   asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
   return y;
+}
+// Among four lanes: v[i] of lane q becomes v[q] of lane i.
+__device__ __forceinline__ void TransposeQuad(uint32_t (&v)[4], int quad) {
+#pragma unroll
+  for (int step = 1; step <= 2; step *= 2) {
+    const bool high = (quad & step) != 0;
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      const int i = step == 1 ? 2 * j : j;
+      const uint32_t got = __shfl_xor_sync(0xffffffffu, high ? v[i] : v[i + step], step);
+      (high ? v[i] : v[i + step]) = got;
+    }
+  }
 }
 __device__ __forceinline__ void LoadMatrix4(uint32_t (&r)[4], uint32_t address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"

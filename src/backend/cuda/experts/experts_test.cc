@@ -11,6 +11,7 @@
 
 #include "arch/router.h"
 #include "cuda/experts/grouped_gemm.h"
+#include "cuda/experts/lane_order.h"
 #include "cuda/experts/routing.h"
 #include "cuda/gemm/test_matrix.h"
 
@@ -213,6 +214,7 @@ TEST(Routing, LogitsDoNotDependOnTheBatch) {
     args.normed = normed.data();
     args.normed_stride = kStride;
     args.raise = rows == 5;
+    args.lane_order = rows == 33;
     args.epsilon = 1e-6f;
     args.rows = rows;
     args.hidden = kHidden;
@@ -237,7 +239,9 @@ TEST(Routing, LogitsDoNotDependOnTheBatch) {
       for (size_t k = 0; k < kStride; ++k) {
         const double wanted =
             k < kHidden ? x[r * kHidden + k] * factor * norm[k] * (args.raise ? 0x1p60 : 1.0) : 0.0;
-        ASSERT_NEAR(ToFloat(rounded[r * kStride + k]), wanted, std::fabs(wanted) * 0x1p-8);
+        const auto at = static_cast<size_t>(PlaceOfInput(static_cast<int>(k)));
+        ASSERT_NEAR(ToFloat(rounded[r * kStride + (args.lane_order ? at : k)]), wanted,
+                    std::fabs(wanted) * 0x1p-8);
       }
     }
   }
@@ -245,12 +249,14 @@ TEST(Routing, LogitsDoNotDependOnTheBatch) {
 
 // ---- Grouped GEMMs
 
+constexpr int kWgmma = 1000 + kWgmmaTileRows;
+
 struct GroupedCase {
   Kind kind;
   int outputs, inputs;  // of an expert; kSiluMul: of gates and ups together
   std::vector<int> counts;
   GemmOutput output;
-  std::vector<int> tile_rows;  // all give one result, bit for bit
+  std::vector<int> tile_rows;  // all give one result, bit for bit; or kWgmma
   bool biased = false;         // and, of kSiluMul, clamped
 };
 
@@ -265,6 +271,9 @@ TEST_P(GroupedGemmTest, AsInDoublePrecision) {
   const TestMatrix matrix = MakeMatrix(c.kind, c.outputs * num_experts, c.inputs, random);
   int places = 0;
   for (const int count : c.counts) places += count;
+  const bool wgmma = c.tile_rows[0] == kWgmma;
+  if (wgmma && !HasGroupedWgmma()) GTEST_SKIP() << "this device has no wgmma";
+  const bool lane_order = wgmma && c.kind != Kind::kBf16;
   const int width = pair ? c.outputs / 2 : c.outputs;
   const int stride = pair ? PaddedInputs(width, false) : (width + 3) / 4 * 4;
   // Rows of x are gathered from anywhere.
@@ -274,7 +283,8 @@ TEST_P(GroupedGemmTest, AsInDoublePrecision) {
   std::vector<float> values(x.size());
   for (size_t i = 0; i < x.size(); ++i) {
     values[i] = ToFloat(ToBf16(random.Normal()));
-    x[i] = ToBf16(values[i] * (fp8 ? 0x1p60f : 1.0f));
+    const auto at = static_cast<size_t>(PlaceOfInput(static_cast<int>(i % inputs)));
+    x[lane_order ? i - i % inputs + at : i] = ToBf16(values[i] * (fp8 ? 0x1p60f : 1.0f));
   }
   std::vector<int32_t> rows(static_cast<size_t>(places) + 1);
   for (int32_t& row : rows) row = static_cast<int32_t>(random.Bits() % num_rows);
@@ -285,7 +295,8 @@ TEST_P(GroupedGemmTest, AsInDoublePrecision) {
   const auto d_biases = Upload(biases);
   const ClampedGate clamped{1.5f, 1.702f};
   std::vector<std::byte> first_bits;
-  for (const int tile_rows : c.tile_rows) {
+  for (const int wanted_rows : c.tile_rows) {
+    const int tile_rows = wgmma ? kWgmmaTileRows : wanted_rows;
     std::vector<ExpertTile> tiles;
     int at = 0;
     for (int e = 0; e < num_experts; ++e) {
@@ -314,10 +325,11 @@ TEST_P(GroupedGemmTest, AsInDoublePrecision) {
     args.out = out.data();
     args.out_stride = stride;
     args.raise = fp8;
+    args.lane_order = lane_order;
     args.output = c.output;
     if (c.biased) args.bias = d_biases.data();
     if (c.biased && pair) args.clamped = clamped;
-    const Status launched = LaunchGroupedGemm(args, tile_rows, nullptr);
+    const Status launched = LaunchGroupedGemm(args, {tile_rows, wgmma}, nullptr);
     ASSERT_TRUE(launched.ok()) << launched.ToString();
     ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
     const std::vector<std::byte> bits = *out.ToHost();
@@ -341,7 +353,9 @@ TEST_P(GroupedGemmTest, AsInDoublePrecision) {
           return sum;
         };
         for (int m = 0; m < stride; ++m) {
-          const double got = value_at(place * static_cast<size_t>(stride) + static_cast<size_t>(m));
+          const int to = lane_order && pair ? PlaceOfInput(m) : m;
+          const double got =
+              value_at(place * static_cast<size_t>(stride) + static_cast<size_t>(to));
           if (m >= width) {
             if (pair) {
               ASSERT_EQ(got, 0.0) << "padding";
@@ -385,6 +399,11 @@ TEST_P(GroupedGemmTest, AsInDoublePrecision) {
   }
 }
 
+const std::vector<int> kManyExperts = [] {
+  std::vector<int> counts;
+  for (int e = 0; e < 40; ++e) counts.push_back(e % 9 == 8 ? 0 : e == 20 ? 70 : 1 + e % 3);
+  return counts;
+}();
 constexpr GemmOutput kSum = GemmOutput::kFloat, kGate = GemmOutput::kSiluMul;
 INSTANTIATE_TEST_SUITE_P(
     Cases, GroupedGemmTest,
@@ -424,7 +443,45 @@ INSTANTIATE_TEST_SUITE_P(
         GroupedCase{Kind::kRows, 2 * 70, 128, {10, 70}, kGate, {64}},
         GroupedCase{Kind::kBlocks, 144, 384, {1, 64, 2}, kSum, {64}},
         GroupedCase{Kind::kBlocks, 2 * 72, 256, {0, 67}, kGate, {64}},
-        GroupedCase{Kind::kBlockRows, 2 * 35, 640, {31, 40}, kGate, {64}}));
+        GroupedCase{Kind::kBlockRows, 2 * 35, 640, {31, 40}, kGate, {64}},
+        // By wgmma: tiles of which 1 row, half, all but one, all and one more are there; more steps
+        // than stages; outputs that are no whole tile, in a matrix that ends inside a box.
+        GroupedCase{Kind::kBf16, 256, 64, {128}, kSum, {kWgmma}},
+        GroupedCase{Kind::kBf16, 300, 320, {1, 0, 129, 64}, kSum, {kWgmma}},
+        GroupedCase{Kind::kBf16, 37, 448, {0, 127, 65}, kSum, {kWgmma}},
+        GroupedCase{Kind::kBf16, 2 * 128, 192, {0, 128, 3}, kGate, {kWgmma}},
+        GroupedCase{Kind::kBf16, 2 * 75, 384, {129, 0, 40}, kGate, {kWgmma}},
+        GroupedCase{Kind::kBf16, 150, 64, {70, 0, 1}, kSum, {kWgmma}, true},
+        GroupedCase{Kind::kBf16, 2 * 140, 128, {33, 66}, kGate, {kWgmma}, true},
+        GroupedCase{Kind::kBf16, 48, 64, {0, 0}, kSum, {kWgmma}},
+        GroupedCase{Kind::kRows, 300, 512, {1, 0, 129}, kSum, {kWgmma}},
+        GroupedCase{Kind::kRows, 2 * 140, 256, {127, 30}, kGate, {kWgmma}},
+        GroupedCase{Kind::kRows, 131, 128, {65, 0, 3}, kSum, {kWgmma}, true},
+        GroupedCase{Kind::kRows, 2 * 70, 640, {10, 70}, kGate, {kWgmma}, true},
+        GroupedCase{Kind::kBlocks, 144, 384, {1, 128, 2}, kSum, {kWgmma}},
+        GroupedCase{Kind::kBlocks, 2 * 72, 640, {0, 67}, kGate, {kWgmma}},
+        GroupedCase{Kind::kBlockRows, 2 * 35, 1152, {31, 130}, kGate, {kWgmma}},
+        GroupedCase{Kind::kMxfp4, 131, 576, {65, 0, 3}, kSum, {kWgmma}, true},
+        GroupedCase{Kind::kMxfp4, 300, 64, {129, 1}, kSum, {kWgmma}, true},
+        GroupedCase{Kind::kMxfp4, 2 * 140, 1088, {10, 128}, kGate, {kWgmma}, true},
+        // More items than blocks: the ring and the scales' buffers carry over.
+        GroupedCase{Kind::kBf16, 1040, 64, kManyExperts, kSum, {kWgmma}},
+        GroupedCase{Kind::kBf16, 2 * 500, 320, kManyExperts, kGate, {kWgmma}},
+        GroupedCase{Kind::kRows, 1040, 128, kManyExperts, kSum, {kWgmma}},
+        GroupedCase{Kind::kBlocks, 544, 384, kManyExperts, kSum, {kWgmma}},
+        GroupedCase{Kind::kMxfp4, 1040, 64, kManyExperts, kSum, {kWgmma}, true},
+        GroupedCase{Kind::kMxfp4, 2 * 500, 576, kManyExperts, kGate, {kWgmma}, true}));
+
+TEST(GroupedGemm, LaneOrderIsAPermutation) {
+  std::set<int> places;
+  for (int k = 64; k < 128; ++k) {
+    EXPECT_EQ(InputAtPlace(PlaceOfInput(k)), k);
+    places.insert(PlaceOfInput(k));
+  }
+  EXPECT_EQ(places.size(), 64u);
+  EXPECT_EQ(*places.begin(), 64);
+  EXPECT_EQ(*places.rbegin(), 127);
+}
 
 // What would be computed otherwise is refused.
 TEST(GroupedGemm, BiasesAreOfKernelsThatHaveThem) {
@@ -439,7 +496,7 @@ TEST(GroupedGemm, BiasesAreOfKernelsThatHaveThem) {
     args.matrix = matrix.on_device;
     args.bias = biased ? bias.data() : nullptr;
     args.output = output;
-    const Status status = LaunchGroupedGemm(args, 8, nullptr);
+    const Status status = LaunchGroupedGemm(args, {8}, nullptr);
     EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
     return status.message();
   };
@@ -452,12 +509,22 @@ TEST(GroupedGemm, TilesSuitTheRows) {
   ExpertsSpec spec;
   spec.num_experts = 128;
   spec.experts_per_token = 8;
-  EXPECT_EQ(TileRowsFor(spec, 1, false, false), 8);
-  EXPECT_EQ(TileRowsFor(spec, 32, false, false), 16);
-  EXPECT_EQ(TileRowsFor(spec, 512, false, false), 64);
-  EXPECT_EQ(TileRowsFor(spec, 4096, false, false), 128);
-  EXPECT_EQ(TileRowsFor(spec, 4096, true, false), 64);
-  EXPECT_EQ(TileRowsFor(spec, 4096, false, true), 16);
+  const auto rows = [&](int count, bool fp8, bool invariant) {
+    const GroupedTiles tiles = TilesFor(spec, count, fp8, invariant, /*wgmma=*/false);
+    EXPECT_FALSE(tiles.wgmma);
+    return tiles.rows;
+  };
+  EXPECT_EQ(rows(1, false, false), 8);
+  EXPECT_EQ(rows(32, false, false), 16);
+  EXPECT_EQ(rows(512, false, false), 64);
+  EXPECT_EQ(rows(4096, false, false), 128);
+  EXPECT_EQ(rows(4096, true, false), 64);
+  EXPECT_EQ(rows(4096, false, true), 16);
+  for (const bool fp8 : {false, true}) {
+    EXPECT_EQ(TilesFor(spec, 32, fp8, false, true), GroupedTiles{16});
+    EXPECT_EQ(TilesFor(spec, 4096, fp8, false, true), (GroupedTiles{kWgmmaTileRows, true}));
+    EXPECT_EQ(TilesFor(spec, 4096, fp8, true, true), GroupedTiles{16});
+  }
 }
 
 }  // namespace

@@ -2,17 +2,26 @@
 
 namespace oscar::cuda {
 
-int TileRowsFor(const ExpertsSpec& experts, int rows, bool fp8, bool invariant) {
+namespace {
+
+// The mean of rows per expert from which wgmma's tiles of 128 (64 of a tile are half the work), and
+// mma.sync's, are the faster ones.
+constexpr int kWgmmaMean = 48, kWideMean = 96;
+
+}  // namespace
+
+GroupedTiles TilesFor(const ExpertsSpec& experts, int rows, bool fp8, bool invariant, bool wgmma) {
   // A tile of 8 holds all rows that any expert may have.
-  if (rows <= 8) return 8;
+  if (rows <= 8) return {8};
   const int mean = rows * experts.experts_per_token / experts.num_experts;
   // Up to 16 rows per expert the weights are read about once; beyond, the skinny kernel reads them
   // once for every 16, out of the L2 as a rule, while tiles of 64 waste at most 3 of 4 MMAs.
-  if (invariant || mean <= kSkinnyTileRows) return kSkinnyTileRows;
-  return !fp8 && mean >= 96 ? 128 : 64;
+  if (invariant || mean <= kSkinnyTileRows) return {kSkinnyTileRows};
+  if (wgmma && mean >= kWgmmaMean) return {kWgmmaTileRows, true};
+  return {!fp8 && mean >= kWideMean ? 128 : 64};
 }
 
-Status LaunchGroupedGemm(const GroupedGemm& args, int tile_rows, Stream stream) {
+Status LaunchGroupedGemm(const GroupedGemm& args, const GroupedTiles& tiles, Stream stream) {
   if (args.max_tiles <= 0) return {};
   const bool fp8 = args.matrix.is_fp8();
   if (args.num_experts < 1 || args.matrix.outputs % args.num_experts != 0 ||
@@ -29,8 +38,9 @@ Status LaunchGroupedGemm(const GroupedGemm& args, int tile_rows, Stream stream) 
   if (fp8 && args.matrix.scale_columns > 1 && args.bias != nullptr) {
     return InvalidArgument("FP8 experts with scales of blocks have no biases");
   }
-  return tile_rows <= kSkinnyTileRows ? LaunchGroupedSkinny(args, tile_rows, stream)
-                                      : LaunchGroupedTiles(args, tile_rows, stream);
+  if (tiles.wgmma) return LaunchGroupedWgmma(args, stream);
+  return tiles.rows <= kSkinnyTileRows ? LaunchGroupedSkinny(args, tiles.rows, stream)
+                                       : LaunchGroupedTiles(args, tiles.rows, stream);
 }
 
 }  // namespace oscar::cuda

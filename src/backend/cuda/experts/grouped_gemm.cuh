@@ -22,6 +22,7 @@ struct GroupedParams {
   // Where kernels have biases:
   const float* bias;
   float limit, slope;  // of ClampedGate
+  bool lane_order;     // of what wgmma writes
 };
 
 inline GroupedParams ParamsOf(const GroupedGemm& args) {
@@ -44,6 +45,7 @@ inline GroupedParams ParamsOf(const GroupedGemm& args) {
   params.matrix_rows = matrix.outputs / args.num_experts;
   params.factor = args.raise ? kHalfOfFp8 : 1.0f;
   params.bias = args.bias;
+  params.lane_order = args.lane_order;
   if (args.clamped.has_value()) {
     params.limit = args.clamped->limit;
     params.slope = args.clamped->slope;

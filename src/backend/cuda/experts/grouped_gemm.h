@@ -35,6 +35,9 @@ struct GroupedGemm {
       nullptr;  // [places, out_stride]: kFloat, or kSiluMul in BF16, zeros beyond the outputs
   int out_stride = 0;
   bool raise = false;  // kSiluMul: times 2^60
+  // kSiluMul by wgmma: each 64 outputs as lane_order.h has them. FP8 and MXFP4 matrices take such
+  // rows of x there.
+  bool lane_order = false;
   GemmOutput output = GemmOutput::kFloat;
 
   int outputs() const {
@@ -44,16 +47,25 @@ struct GroupedGemm {
 };
 
 // Rows of a tile that suit so many pairs: at most kSkinnyTileRows for LaunchGroupedSkinny, else for
-// LaunchGroupedTiles. `invariant`: one order of sums for any number of rows.
-inline constexpr int kSkinnyTileRows = 16;
-int TileRowsFor(const ExpertsSpec& experts, int rows, bool fp8, bool invariant);
+// LaunchGroupedWgmma or LaunchGroupedTiles. `invariant`: one order of sums for any number of rows.
+// `wgmma`: the device and both matrices have it.
+inline constexpr int kSkinnyTileRows = 16, kWgmmaTileRows = 128;
+struct GroupedTiles {
+  int rows = 0;
+  bool wgmma = false;
+  bool operator==(const GroupedTiles&) const = default;
+};
+GroupedTiles TilesFor(const ExpertsSpec& experts, int rows, bool fp8, bool invariant, bool wgmma);
 
-// By the kernel that tile_rows says. Asynchronous; may be captured.
-Status LaunchGroupedGemm(const GroupedGemm& args, int tile_rows, Stream stream);
+// By the kernel that `tiles` says. Asynchronous; may be captured.
+Status LaunchGroupedGemm(const GroupedGemm& args, const GroupedTiles& tiles, Stream stream);
 
 // Few rows per expert, at the speed of reading the weights of those that are touched.
 Status LaunchGroupedSkinny(const GroupedGemm& args, int tile_rows, Stream stream);
 // Tiles of 64 rows, or 128 of BF16 weights, on tensor cores.
 Status LaunchGroupedTiles(const GroupedGemm& args, int tile_rows, Stream stream);
+// Tiles of kWgmmaTileRows rows by wgmma.
+bool HasGroupedWgmma();
+Status LaunchGroupedWgmma(const GroupedGemm& args, Stream stream);
 
 }  // namespace oscar::cuda

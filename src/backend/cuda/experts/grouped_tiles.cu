@@ -49,17 +49,6 @@ struct Tile {
   }
 };
 
-__device__ __forceinline__ void CopyAsync(uint32_t to, const void* from) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
-}
-__device__ __forceinline__ void CommitCopies() {
-  asm volatile("cp.async.commit_group;" ::: "memory");
-}
-template <int kPending>
-__device__ __forceinline__ void WaitForCopies() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
-}
-
 template <int kMTiles, GemmOutput kOut, WeightFormat kFormat, bool kBiased>
 __global__ void __launch_bounds__(kThreads, 2) GroupedTilesKernel(const GroupedParams p) {
   using T = Tile<kFormat>;

@@ -17,6 +17,7 @@
 
 #include "cuda/device/launch.h"
 #include "cuda/device/ptx.cuh"
+#include "cuda/experts/lane_order.h"
 #include "cuda/experts/routing.h"
 #include "cuda/gemm/gemm_kernels.cuh"
 
@@ -55,7 +56,12 @@ __device__ void NormRow(const RouterArguments& p, int row, int lane) {
                          PackBf16(v.z * factor * w.z, v.w * factor * w.w));
       if (p.raise) pairs = make_uint2(RaiseForFp8(pairs.x), RaiseForFp8(pairs.y));
     }
-    *reinterpret_cast<uint2*>(out + i) = pairs;
+    if (p.lane_order) {
+      *reinterpret_cast<uint32_t*>(out + PlaceOfInput(i)) = pairs.x;
+      *reinterpret_cast<uint32_t*>(out + PlaceOfInput(i + 2)) = pairs.y;
+    } else {
+      *reinterpret_cast<uint2*>(out + i) = pairs;
+    }
   }
 }
 

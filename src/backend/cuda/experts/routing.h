@@ -57,6 +57,7 @@ struct RouterArguments {
   Bf16* normed = nullptr;
   int normed_stride = 0;
   bool raise = false;
+  bool lane_order = false;  // inputs of normed rows as lane_order.h has them
   float epsilon = 0.0f;
   int rows = 0, hidden = 0, num_experts = 0;
 };

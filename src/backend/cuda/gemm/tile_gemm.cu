@@ -12,22 +12,22 @@
 //            in BF16 after an exchange in fours of lanes, 16 bytes a lane.
 // Order      k ascending in steps of 16: fixed.
 // Bound      tensor cores. H200: docs/benchmarks.md.
-#include <cuda.h>
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
-#include <string>
 
 #include "cuda/attention/wgmma.cuh"
 #include "cuda/device/cuda_status.h"
 #include "cuda/device/launch.h"
+#include "cuda/device/tensor_copy.cuh"
+#include "cuda/device/tensor_map.h"
 #include "cuda/gemm/gemm_kernels.cuh"
 #include "cuda/gemm/tile_gemm.h"
 
 namespace oscar::cuda {
 namespace {
 
-constexpr int kTileRows = 128, kTileColumns = 256, kDepth = 64, kStages = 4;
+constexpr int kTileRows = 128, kTileColumns = 256, kDepth = kSwizzledInputs, kStages = 4;
 // Blocks of a cluster: those of a row share x, those of a column the weights.
 constexpr int kClusterRows = 2, kClusterColumns = 1;
 constexpr int kCluster = kClusterRows * kClusterColumns;
@@ -82,45 +82,9 @@ __device__ __forceinline__ void ArriveAt(uint32_t bar, uint32_t rank) {
       "r"(rank)
       : "memory");
 }
-__device__ __forceinline__ void ExpectBytes(uint32_t bar, uint32_t bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes)
-               : "memory");
-}
-// A box to the same place in `blocks` of the cluster, a bit each.
-template <bool kShared>
-__device__ __forceinline__ void CopyBox(uint32_t to, const CUtensorMap* map, int k, int row,
-                                        uint32_t bar, uint32_t blocks) {
-  if constexpr (kShared) {
-    asm volatile(
-        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::"
-        "cluster [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to),
-        "l"(map), "r"(k), "r"(row), "r"(bar), "h"(static_cast<uint16_t>(blocks))
-        : "memory");
-  } else {
-    asm volatile(
-        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, "
-        "{%2, %3}], [%4];" ::"r"(to),
-        "l"(map), "r"(k), "r"(row), "r"(bar)
-        : "memory");
-  }
-}
 __device__ __forceinline__ void AddPair(float* to, float a, float b) {
   asm volatile("red.relaxed.gpu.global.add.v2.f32 [%0], {%1, %2};" ::"l"(to), "f"(a), "f"(b)
                : "memory");
-}
-
-// Among four lanes: v[i] of lane q becomes v[q] of lane i.
-__device__ __forceinline__ void TransposeQuad(uint32_t (&v)[4], int quad) {
-#pragma unroll
-  for (int step = 1; step <= 2; step *= 2) {
-    const bool high = (quad & step) != 0;
-#pragma unroll
-    for (int j = 0; j < 2; ++j) {
-      const int i = step == 1 ? 2 * j : j;
-      const uint32_t got = __shfl_xor_sync(0xffffffffu, high ? v[i] : v[i + step], step);
-      (high ? v[i] : v[i + step]) = got;
-    }
-  }
 }
 
 template <GemmOutput kOut>
@@ -278,47 +242,6 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
 #endif
 }
 
-using EncodeTiled = CUresult(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*,
-                             const cuuint64_t*, const cuuint64_t*, const cuuint32_t*,
-                             const cuuint32_t*, CUtensorMapInterleave, CUtensorMapSwizzle,
-                             CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
-
-EncodeTiled* FindEncodeTiled() {
-  void* found = nullptr;
-  cudaDriverEntryPointQueryResult result{};
-#if CUDART_VERSION >= 12050
-  const cudaError_t status = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found,
-                                                              12000, cudaEnableDefault, &result);
-#else
-  const cudaError_t status =
-      cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &found, cudaEnableDefault, &result);
-#endif
-  if (status != cudaSuccess || result != cudaDriverEntryPointSuccess) return nullptr;
-  return reinterpret_cast<EncodeTiled*>(found);
-}
-EncodeTiled* TheEncodeTiled() {
-  static EncodeTiled* const encode = FindEncodeTiled();
-  return encode;
-}
-
-// Boxes of `box_rows` rows x kDepth of a matrix [rows, inputs]; zeros beyond it.
-Result<CUtensorMap> MapOf(const Bf16* matrix, int rows, int inputs, int box_rows) {
-  CUtensorMap map;
-  const cuuint64_t sizes[2] = {static_cast<cuuint64_t>(inputs), static_cast<cuuint64_t>(rows)};
-  const cuuint64_t pitch[1] = {static_cast<cuuint64_t>(inputs) * sizeof(Bf16)};
-  const cuuint32_t box[2] = {kDepth, static_cast<cuuint32_t>(box_rows)}, steps[2] = {1, 1};
-  const CUresult result =
-      TheEncodeTiled()(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, const_cast<Bf16*>(matrix), sizes,
-                       pitch, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                       CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  if (result != CUDA_SUCCESS) {
-    return Unexpected(Internal("describing a matrix of " + std::to_string(rows) + " x " +
-                               std::to_string(inputs) + " to the copy engine: error " +
-                               std::to_string(static_cast<int>(result))));
-  }
-  return map;
-}
-
 const void* KernelFor(GemmOutput output) {
   switch (output) {
     case GemmOutput::kFloat:
@@ -337,11 +260,12 @@ struct Device {
 };
 
 Device FindDevice() {
-  int device = 0, major = 0, minor = 0;
+  int device = 0, major = 0, minor = 0, clusters = 0;
   if (cudaGetDevice(&device) != cudaSuccess ||
       cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) != cudaSuccess ||
       cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device) != cudaSuccess ||
-      major != 9 || minor != 0 || TheEncodeTiled() == nullptr) {
+      cudaDeviceGetAttribute(&clusters, cudaDevAttrClusterLaunch, device) != cudaSuccess ||
+      major != 9 || minor != 0 || clusters == 0 || !HasTensorMaps()) {
     return {};
   }
   Device found;
@@ -379,9 +303,10 @@ Status LaunchTileGemm(const GemmArguments& args, Stream stream) {
     return InvalidArgument("a GEMM in tiles takes BF16 weights in multiples of 16 rows, on Hopper");
   }
   const bool pair = args.output == GemmOutput::kSiluMul;
-  OSCAR_ASSIGN_OR_RETURN(CUtensorMap x_map, MapOf(args.x, args.rows, args.matrix.inputs, kXShare));
-  OSCAR_ASSIGN_OR_RETURN(CUtensorMap w_map, MapOf(args.matrix.weights, args.matrix.outputs,
-                                                  args.matrix.inputs, kWBox));
+  OSCAR_ASSIGN_OR_RETURN(CUtensorMap x_map,
+                         SwizzledMap(args.x, args.rows, args.matrix.inputs, kXShare));
+  OSCAR_ASSIGN_OR_RETURN(CUtensorMap w_map, SwizzledMap(args.matrix.weights, args.matrix.outputs,
+                                                        args.matrix.inputs, kWBox));
   TileParams params{};
   params.out = args.out;
   params.bias = args.bias;
