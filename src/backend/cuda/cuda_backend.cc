@@ -226,11 +226,13 @@ Status CudaBackend::Experts(int index) {
   router.hidden = spec_.hidden;
   router.num_experts = experts.num_experts;
   OSCAR_RETURN_IF_ERROR(LaunchRouter(router, stream_));
-  OSCAR_RETURN_IF_ERROR(LaunchChoose(experts, router_logits_, /*are_scores=*/false,
-                                     weights.choice_bias, pass_.positions, rows, routing_,
-                                     stream_));
-  OSCAR_RETURN_IF_ERROR(
-      LaunchSort(experts, rows, tiles.rows, routing_, expert_counts_ + index, stream_));
+  OSCAR_RETURN_IF_ERROR(LaunchChoiceAndSort(experts,
+                                            {.logits = router_logits_,
+                                             .bias = weights.choice_bias,
+                                             .positions = pass_.positions,
+                                             .rows = rows,
+                                             .tile_rows = tiles.rows},
+                                            routing_, expert_counts_ + index, stream_));
   GroupedGemm gemm;
   gemm.num_experts = experts.num_experts;
   gemm.tiles = routing_.tiles;
@@ -254,7 +256,17 @@ Status CudaBackend::Experts(int index) {
   gemm.out = expert_outputs_;
   gemm.out_stride = spec_.hidden;
   gemm.output = GemmOutput::kFloat;
+  const bool combines = rows <= kCombineRows;
+  if (combines) {
+    gemm.combine = {x_,
+                    routing_.places,
+                    routing_.rows,
+                    routing_.weights,
+                    expert_arrivals_,
+                    experts.experts_per_token};
+  }
   OSCAR_RETURN_IF_ERROR(LaunchGroupedGemm(gemm, tiles, stream_));
+  if (combines) return {};
   return LaunchCombine(routing_, expert_outputs_, x_, rows, spec_.hidden, experts.experts_per_token,
                        stream_);
 }

@@ -107,7 +107,13 @@ struct MethodCase {
 };
 inline KvPlanOptions PlanOf(const MethodCase& c) {
   KvPlanOptions method = DemoModel::Method(c.name, /*cell=*/512);
-  if (c.group_dims > 0) method.group_dims = c.group_dims;
+  if (c.group_dims > 0) {
+    // Scales of smaller groups come on top of the codes' bits.
+    if (method.bits.has_value()) {
+      *method.bits += 32.0 / c.group_dims - 32.0 / DemoSpec().attention().head_dim;
+    }
+    method.group_dims = c.group_dims;
+  }
   if (c.rotated) method.rotation = *LoadRotation(OSCAR_DEMO_MODEL "/rotation");
   return method;
 }

@@ -131,6 +131,7 @@ void DeviceBackend::CarveExperts(DeviceCarver& carver, size_t rows) {
   routing_.num_tiles = carver.Take<int32_t>(1);
   expert_outputs_ = carver.Take<float>(expert_pairs_ * static_cast<size_t>(spec_.hidden));
   expert_counts_ = carver.Take<ExpertCounts>(spec_.layers.size());
+  expert_arrivals_ = carver.Take<int32_t>(static_cast<size_t>(ArrivalCounters(spec_.hidden)));
 }
 
 size_t DeviceBackend::MixerInputs() const {
@@ -224,6 +225,11 @@ Status DeviceBackend::TakeMemory(const WeightSource& source) {
   if (expert_counts_ != nullptr) {
     OSCAR_RETURN_IF_ERROR(CudaStatus(
         cudaMemsetAsync(expert_counts_, 0, spec_.layers.size() * sizeof(ExpertCounts), stream_),
+        "clearing the counts of experts"));
+    OSCAR_RETURN_IF_ERROR(CudaStatus(
+        cudaMemsetAsync(expert_arrivals_, 0,
+                        static_cast<size_t>(ArrivalCounters(spec_.hidden)) * sizeof(int32_t),
+                        stream_),
         "clearing the counts of experts"));
   }
   OSCAR_ASSIGN_OR_RETURN(pages_, DevicePages::Create(config, shape_, plan_, page_memory_.data(),

@@ -126,6 +126,7 @@ class DeviceBackend : public Backend {
   float* router_logits_ = nullptr;         // [rows, experts]
   float* expert_outputs_ = nullptr;        // [expert_pairs_, hidden]
   ExpertCounts* expert_counts_ = nullptr;  // [layers]
+  int32_t* expert_arrivals_ = nullptr;      // ArrivalCounters
   size_t expert_pairs_ = 0;                // rows times choices
   float* logits_ = nullptr;                // [logit_rows_, vocab]
   Bf16* weight_scratch_ = nullptr;         // [weights_.largest_fp8]

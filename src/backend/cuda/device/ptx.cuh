@@ -223,6 +223,9 @@ __device__ __forceinline__ void TransposeQuad(uint32_t (&v)[4], int quad) {
     }
   }
 }
+__device__ __forceinline__ void PrefetchL2(const void* line) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(line));
+}
 __device__ __forceinline__ void LoadMatrix4(uint32_t (&r)[4], uint32_t address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])

@@ -77,10 +77,13 @@ TEST_P(ChoiceTest, IsTheSpecifications) {
   auto counts = *DeviceBuffer<ExpertCounts>::Allocate(1);
   ASSERT_TRUE(counts.Fill(0).ok());
   const Routing routing = buffers.routing();
-  ASSERT_TRUE(LaunchChoose(spec, d_scores.data(), true, c.bias ? d_bias.data() : nullptr,
-                           d_positions.data(), c.rows, routing, nullptr)
-                  .ok());
-  ASSERT_TRUE(LaunchSort(spec, c.rows, c.tile_rows, routing, counts.data(), nullptr).ok());
+  const RoutingArguments args{.logits = d_scores.data(),
+                              .are_scores = true,
+                              .bias = c.bias ? d_bias.data() : nullptr,
+                              .positions = d_positions.data(),
+                              .rows = c.rows,
+                              .tile_rows = c.tile_rows};
+  ASSERT_TRUE(LaunchChoiceAndSort(spec, args, routing, counts.data(), nullptr).ok());
   ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
   const auto chosen = *buffers.experts.ToHost(), places = *buffers.places.ToHost(),
              place_rows = *buffers.rows.ToHost();
@@ -164,10 +167,12 @@ TEST(Routing, PaddingGoesNowhere) {
   ASSERT_TRUE(counts.Fill(0).ok());
   const auto scores = Upload(std::vector<float>(32, 0.5f));
   const auto positions = Upload(std::vector<int32_t>(4, -1));
-  ASSERT_TRUE(LaunchChoose(spec, scores.data(), true, nullptr, positions.data(), 4,
-                           buffers.routing(), nullptr)
-                  .ok());
-  ASSERT_TRUE(LaunchSort(spec, 4, 8, buffers.routing(), counts.data(), nullptr).ok());
+  const RoutingArguments args{.logits = scores.data(),
+                              .are_scores = true,
+                              .positions = positions.data(),
+                              .rows = 4,
+                              .tile_rows = 8};
+  ASSERT_TRUE(LaunchChoiceAndSort(spec, args, buffers.routing(), counts.data(), nullptr).ok());
   ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
   EXPECT_EQ(buffers.num_tiles.ToHost()->front(), 0);
   EXPECT_EQ(counts.ToHost()->front().runs, 0u);

@@ -38,6 +38,9 @@ Status LaunchGroupedGemm(const GroupedGemm& args, const GroupedTiles& tiles, Str
   if (fp8 && args.matrix.scale_columns > 1 && args.bias != nullptr) {
     return InvalidArgument("FP8 experts with scales of blocks have no biases");
   }
+  if (args.combine.stream != nullptr && (gated || tiles.rows > kCombineRows)) {
+    return InvalidArgument("only a GEMM of few rows adds its outputs to the stream");
+  }
   if (tiles.wgmma) return LaunchGroupedWgmma(args, stream);
   return tiles.rows <= kSkinnyTileRows ? LaunchGroupedSkinny(args, tiles.rows, stream)
                                        : LaunchGroupedTiles(args, tiles.rows, stream);

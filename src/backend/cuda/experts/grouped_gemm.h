@@ -18,6 +18,17 @@ constexpr int PaddedInputs(int inputs, bool fp8) {
   return (inputs + unit - 1) / unit * unit;
 }
 
+// What LaunchCombine does, in the GEMM: the block that brings the last of a row's outputs adds
+// them, bit for bit alike. At most kCombineRows rows, by LaunchGroupedSkinny.
+struct CombineInto {
+  float* stream = nullptr;  // [rows, outputs]; null: outputs are only written
+  const int32_t* places = nullptr;
+  const int32_t* rows = nullptr;
+  const float* weights = nullptr;
+  int32_t* arrived = nullptr;  // [ArrivalCounters], zero before and after
+  int choices = 0;
+};
+
 struct GroupedGemm {
   // Rows of all experts, one expert after another. kSiluMul: an expert's gates, then its ups.
   DeviceMatrix matrix;
@@ -39,6 +50,7 @@ struct GroupedGemm {
   // rows of x there.
   bool lane_order = false;
   GemmOutput output = GemmOutput::kFloat;
+  CombineInto combine = {};  // kFloat
 
   int outputs() const {
     const int rows = matrix.outputs / num_experts;

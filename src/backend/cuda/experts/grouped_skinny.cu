@@ -14,6 +14,7 @@
 //            with the codes (base/mxfp4.h); weights become BF16 exactly, by a shift, two masks and
 //            a product a pair, before the MMA. Chunks of 128 k are dealt to warps one by one, since
 //            all k of a row are often one stage.
+// Combine    of up to 8 rows: the last block to bring one of a row's outputs adds them all.
 // Order      fixed by the item: k of a warp ascending, warps in order. Which tile a row is in, how
 //            many rows it has and whether it is of 8 or 16 does not show.
 // Bytes      2 (FP8: 1, MXFP4: 17/32) a weight of each touched expert, once per tile; x and outputs
@@ -56,6 +57,38 @@ __device__ __forceinline__ void MultiplyMxfp4(float (&sums)[kNTiles][4], const u
       MmaBf16(sums[n], a[2], b[2], a[3], b[3], x[n][i].z, x[n][i].w);
     }
   }
+}
+
+// By all consumers, after outputs [first, first + kRows) of a tile's rows have been written and a
+// barrier. Whoever brings the last of a row's choices adds them to the stream, best first.
+__device__ __forceinline__ void CombineTile(const GroupedParams& p, const ExpertTile& tile,
+                                            int first, int column, int columns) {
+  __shared__ int row_of[kCombineRows];  // -1: others are to come
+  const auto thread = static_cast<int>(threadIdx.x);
+  const CombineInto& into = p.combine;
+  if (thread < tile.rows) {
+    const int row = into.rows[tile.first + thread];
+    int32_t* const arrived = into.arrived + row * columns + column;
+    __threadfence();
+    const bool is_last = atomicAdd(arrived, 1) == into.choices - 1;
+    if (is_last) *arrived = 0;
+    __threadfence();
+    row_of[thread] = is_last ? row : -1;
+  }
+  NamedSync(1, kWarps * 32);
+  const int n = thread / kRows, m = first + thread % kRows;
+  if (n < tile.rows && row_of[n] >= 0 && m < p.outputs) {
+    const int row = row_of[n];
+    float* const to = into.stream + int64_t{row} * p.outputs + m;
+    float sum = *to;
+#pragma unroll 8
+    for (int i = row * into.choices; i < (row + 1) * into.choices; ++i) {
+      const float* y = static_cast<const float*>(p.out) + int64_t{into.places[i]} * p.out_stride;
+      sum = fmaf(into.weights[i], __ldcg(y + m), sum);
+    }
+    *to = sum;
+  }
+  NamedSync(1, kWarps * 32);  // before the rows are overwritten
 }
 
 template <int kNTiles>
@@ -276,6 +309,9 @@ __global__ void __launch_bounds__(kThreads, kBlocks) GroupedSkinnyKernel(const G
       }
     }
     NamedSync(1, kWarps * 32);  // before the sums are overwritten
+    if constexpr (!kPair && kNTiles == 1) {
+      if (p.combine.stream != nullptr) CombineTile(p, tile, first, item % across, across);
+    }
   }
 }
 

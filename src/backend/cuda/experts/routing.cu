@@ -5,8 +5,10 @@
 //            whatever the tile, and a row's choice the same in any batch. fp32 on CUDA cores: the
 //            choice hangs on last bits. Bytes: experts x hidden x 4, once for every 8 rows, out of
 //            the L2. Few rows: latency of the loads, which are all in flight at once; prompts: half
-//            of a tile's issue slots are loads, so at most half of the fp32 peak.
-// Choose     a warp a row; scores in registers, an argmax over lanes for each choice.
+//            of a tile's issue slots are loads, so at most half of the fp32 peak. Loads of few rows
+//            are written out in batches, since no compiler takes one past a loop's end.
+// Choose     a warp a row; scores in registers, an argmax over lanes for each choice. Up to 32 rows
+//            are chosen for and sorted by one block, a launch less.
 // Sort       one block: counts, a scan, places by shared-memory atomics. Places within an expert
 // come
 //            in any order, which no result shows: rows of a GEMM do not depend on one another, and
@@ -36,33 +38,49 @@ __device__ __forceinline__ float Dot(float4 a, float4 b, float sum) {
   return fmaf(a.w, b.w, fmaf(a.z, b.z, fmaf(a.y, b.y, fmaf(a.x, b.x, sum))));
 }
 
+// Calls use(i, batch) for this lane's vectors of a row, kBatch loads at a time: load(i) of those
+// within `end`.
+template <int kBatch, typename Load, typename Use>
+__device__ __forceinline__ void ForVectors(int lane, int end, const Load& load, const Use& use) {
+  for (int first = lane * 4; first < end; first += 128 * kBatch) {
+    decltype(load(0)) loaded[kBatch];
+#pragma unroll
+    for (int b = 0; b < kBatch; ++b) {
+      if (first + b * 128 < end) loaded[b] = load(first + b * 128);
+    }
+#pragma unroll
+    for (int b = 0; b < kBatch; ++b) {
+      if (first + b * 128 < end) use(first + b * 128, loaded[b]);
+    }
+  }
+}
+
 __device__ void NormRow(const RouterArguments& p, int row, int lane) {
   const float* x = p.x + int64_t{row} * p.hidden;
+  const auto load = [&](int i) { return *reinterpret_cast<const float4*>(x + i); };
   float sum = 0.0f;
-#pragma unroll 8
-  for (int i = lane * 4; i < p.hidden; i += 128) {
-    const float4 v = *reinterpret_cast<const float4*>(x + i);
-    sum = Dot(v, v, sum);
-  }
+  ForVectors<8>(lane, p.hidden, load, [&](int, const float4& v) { sum = Dot(v, v, sum); });
   const float factor = 1.0f / sqrtf(WarpSum(sum) / static_cast<float>(p.hidden) + p.epsilon);
   auto* const out = reinterpret_cast<uint16_t*>(p.normed) + int64_t{row} * p.normed_stride;
-#pragma unroll 8
-  for (int i = lane * 4; i < p.normed_stride; i += 128) {
-    uint2 pairs = make_uint2(0, 0);
-    if (i < p.hidden) {
-      const float4 v = *reinterpret_cast<const float4*>(x + i);
-      const float4 w = __ldg(reinterpret_cast<const float4*>(p.norm + i));
-      pairs = make_uint2(PackBf16(v.x * factor * w.x, v.y * factor * w.y),
-                         PackBf16(v.z * factor * w.z, v.w * factor * w.w));
-      if (p.raise) pairs = make_uint2(RaiseForFp8(pairs.x), RaiseForFp8(pairs.y));
-    }
+  struct Both {
+    float4 v, w;
+  };
+  const auto load_both = [&](int i) {
+    if (i >= p.hidden) return Both{};
+    return Both{load(i), __ldg(reinterpret_cast<const float4*>(p.norm + i))};
+  };
+  ForVectors<8>(lane, p.normed_stride, load_both, [&](int i, const Both& both) {
+    const float4 &v = both.v, &w = both.w;
+    uint2 pairs = make_uint2(PackBf16(v.x * factor * w.x, v.y * factor * w.y),
+                             PackBf16(v.z * factor * w.z, v.w * factor * w.w));
+    if (p.raise) pairs = make_uint2(RaiseForFp8(pairs.x), RaiseForFp8(pairs.y));
     if (p.lane_order) {
       *reinterpret_cast<uint32_t*>(out + PlaceOfInput(i)) = pairs.x;
       *reinterpret_cast<uint32_t*>(out + PlaceOfInput(i + 2)) = pairs.y;
     } else {
       *reinterpret_cast<uint2*>(out + i) = pairs;
     }
-  }
+  });
 }
 
 // Blocks [0, logit_blocks) have logits, those beyond the normed rows.
@@ -72,8 +90,8 @@ __global__ void __launch_bounds__(kThreads)
   LetSuccessorStart();
   const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
   const auto block = static_cast<int>(blockIdx.x);
-  WaitForPredecessor();
   if (block >= logit_blocks) {
+    WaitForPredecessor();
     const int row = (block - logit_blocks) * kWarps + warp;
     if (row < p.rows) NormRow(p, row, lane);
     return;
@@ -92,22 +110,33 @@ __global__ void __launch_bounds__(kThreads)
   for (int e = 0; e < kExperts; ++e) {
     w[e] = p.router + int64_t{min(first_expert + e, p.num_experts - 1)} * p.hidden;
   }
+  if constexpr (kExperts == 1) {  // the predecessor has no part in them
+    for (int i = lane * 32; i < p.hidden; i += 1024) PrefetchL2(w[0] + i);
+  }
+  WaitForPredecessor();
   float sums[kRows][kExperts] = {}, squares[kRows] = {};
-  constexpr int kUnroll = kRows == 1 ? 8 : 2;
-#pragma unroll kUnroll
-  for (int i = lane * 4; i < p.hidden; i += 128) {
-    float4 weights[kExperts];
+  struct Inputs {
+    float4 weights[kExperts], x[kRows];
+  };
+  constexpr int kBatch = kExperts > 1 ? 1 : kRows == 1 ? 8 : 4;
+  const auto load = [&](int i) {
+    Inputs in;
 #pragma unroll
-    for (int e = 0; e < kExperts; ++e)
-      weights[e] = __ldg(reinterpret_cast<const float4*>(w[e] + i));
+    for (int e = 0; e < kExperts; ++e) {
+      in.weights[e] = __ldg(reinterpret_cast<const float4*>(w[e] + i));
+    }
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) in.x[r] = *reinterpret_cast<const float4*>(x[r] + i);
+    return in;
+  };
+  ForVectors<kBatch>(lane, p.hidden, load, [&](int, const Inputs& in) {
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      const float4 v = *reinterpret_cast<const float4*>(x[r] + i);
-      squares[r] = Dot(v, v, squares[r]);
+      squares[r] = Dot(in.x[r], in.x[r], squares[r]);
 #pragma unroll
-      for (int e = 0; e < kExperts; ++e) sums[r][e] = Dot(weights[e], v, sums[r][e]);
+      for (int e = 0; e < kExperts; ++e) sums[r][e] = Dot(in.weights[e], in.x[r], sums[r][e]);
     }
-  }
+  });
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
     const float mean = WarpSum(squares[r]) / static_cast<float>(p.hidden);
@@ -190,12 +219,9 @@ __device__ void KeepBestGroups(const ChooseParams& p, int lane, float (&rank)[kS
   }
 }
 
+// By a warp.
 template <int kSlots>
-__global__ void __launch_bounds__(kThreads) ChooseKernel(const ChooseParams p) {
-  LetSuccessorStart();
-  const int row = static_cast<int>(blockIdx.x) * kWarps + static_cast<int>(threadIdx.x) / 32;
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  WaitForPredecessor();
+__device__ __forceinline__ void ChooseForRow(const ChooseParams& p, int row, int lane) {
   if (row >= p.rows) return;
   const int64_t at = int64_t{row} * p.choices + lane;
   if (p.positions[row] < 0) {
@@ -262,17 +288,39 @@ __global__ void __launch_bounds__(kThreads) ChooseKernel(const ChooseParams p) {
   p.weights[at] = weight * p.weight_scale;
 }
 
+template <int kSlots>
+__global__ void __launch_bounds__(kThreads) ChooseKernel(const ChooseParams p) {
+  LetSuccessorStart();
+  WaitForPredecessor();
+  ChooseForRow<kSlots>(p,
+                       static_cast<int>(blockIdx.x) * kWarps + static_cast<int>(threadIdx.x) / 32,
+                       static_cast<int>(threadIdx.x) % 32);
+}
+
 constexpr int kSortThreads = 1024;
 
+struct SortParams {
+  Routing routing;
+  int pairs, choices, num_experts, tile_rows;
+  ExpertCounts* counts;
+};
+
+// kSlots > 0: the choice as well, a warp for each of the rows, which are no more than there are
+// warps.
+template <int kSlots>
 __global__ void __launch_bounds__(kSortThreads)
-    SortKernel(const Routing routing, int pairs, int choices, int num_experts, int tile_rows,
-               ExpertCounts* counts) {
+    SortKernel(const SortParams p, const ChooseParams choose) {
   __shared__ int count[kMaxDeviceExperts], first[kMaxDeviceExperts], first_tile[kMaxDeviceExperts];
   LetSuccessorStart();
   const auto thread = static_cast<int>(threadIdx.x);
+  const Routing& routing = p.routing;
+  const int pairs = p.pairs, choices = p.choices, num_experts = p.num_experts;
+  const int tile_rows = p.tile_rows;
+  ExpertCounts* const counts = p.counts;
   for (int e = thread; e < kMaxDeviceExperts; e += kSortThreads) count[e] = 0;
-  __syncthreads();
   WaitForPredecessor();
+  if constexpr (kSlots > 0) ChooseForRow<kSlots>(choose, thread / 32, thread % 32);
+  __syncthreads();
   for (int i = thread; i < pairs; i += kSortThreads) {
     const int expert = routing.experts[i];
     if (expert >= 0) atomicAdd(&count[expert], 1);
@@ -280,10 +328,10 @@ __global__ void __launch_bounds__(kSortThreads)
   __syncthreads();
   if (thread < 32) {
     // Each lane scans its experts, then the lanes are scanned.
-    constexpr int kOfLane = kMaxDeviceExperts / 32;
+    const int of_lane = (num_experts + 31) / 32;
     int places = 0, tiles = 0, touched = 0;
-    for (int i = 0; i < kOfLane; ++i) {
-      const int n = count[thread * kOfLane + i];
+    for (int i = 0; i < of_lane; ++i) {
+      const int n = count[thread * of_lane + i];
       places += n;
       tiles += (n + tile_rows - 1) / tile_rows;
       touched += n > 0 ? 1 : 0;
@@ -305,8 +353,8 @@ __global__ void __launch_bounds__(kSortThreads)
     }
     place -= places;
     tile -= tiles;
-    for (int i = 0; i < kOfLane; ++i) {
-      const int e = thread * kOfLane + i, n = count[e];
+    for (int i = 0; i < of_lane; ++i) {
+      const int e = thread * of_lane + i, n = count[e];
       first[e] = place;
       first_tile[e] = tile;
       place += n;
@@ -376,42 +424,49 @@ Status LaunchRouter(const RouterArguments& args, Stream stream) {
   return args.rows <= 32 ? Launch<4, 1>(args, stream) : Launch<8, 4>(args, stream);
 }
 
-Status LaunchChoose(const ExpertsSpec& experts, const float* logits, bool are_scores,
-                    const float* bias, const int32_t* positions, int rows, const Routing& routing,
-                    Stream stream) {
-  if (rows <= 0) return {};
+Status LaunchChoiceAndSort(const ExpertsSpec& experts, const RoutingArguments& args,
+                           const Routing& routing, ExpertCounts* counts, Stream stream) {
+  if (args.rows <= 0) return {};
   OSCAR_RETURN_IF_ERROR(CheckExperts(experts));
-  ChooseParams params{logits,
-                      bias,
-                      positions,
+  ChooseParams choose{args.logits,
+                      args.bias,
+                      args.positions,
                       routing.experts,
                       routing.weights,
-                      rows,
+                      args.rows,
                       experts.num_experts,
                       experts.experts_per_token,
                       experts.groups,
                       experts.chosen_groups,
                       experts.score,
-                      are_scores,
+                      args.are_scores,
                       experts.normalize_weights,
                       experts.weight_scale};
-  const void* kernel = experts.num_experts <= 128 ? reinterpret_cast<const void*>(&ChooseKernel<4>)
-                       : experts.num_experts <= 256
-                           ? reinterpret_cast<const void*>(&ChooseKernel<8>)
-                           : reinterpret_cast<const void*>(&ChooseKernel<16>);
-  void* args[] = {&params};
-  return LaunchOverlapping(kernel, {(rows + kWarps - 1) / kWarps, kThreads}, args, stream,
-                           "launching the choice of experts");
-}
-
-Status LaunchSort(const ExpertsSpec& experts, int rows, int tile_rows, const Routing& routing,
-                  ExpertCounts* counts, Stream stream) {
-  Routing params = routing;
-  int pairs = rows * experts.experts_per_token, choices = experts.experts_per_token,
-      num_experts = experts.num_experts;
-  void* args[] = {&params, &pairs, &choices, &num_experts, &tile_rows, &counts};
-  return LaunchOverlapping(reinterpret_cast<const void*>(&SortKernel), {1, kSortThreads}, args,
-                           stream, "launching the sort by expert");
+  SortParams sort{routing,
+                  args.rows * experts.experts_per_token,
+                  experts.experts_per_token,
+                  experts.num_experts,
+                  args.tile_rows,
+                  counts};
+  const auto by_experts = [&](const void* few, const void* some, const void* many) {
+    return experts.num_experts <= 128 ? few : experts.num_experts <= 256 ? some : many;
+  };
+  void* kernel_args[] = {&sort, &choose};
+  if (args.rows <= kSortThreads / 32) {
+    const void* both = by_experts(reinterpret_cast<const void*>(&SortKernel<4>),
+                                  reinterpret_cast<const void*>(&SortKernel<8>),
+                                  reinterpret_cast<const void*>(&SortKernel<16>));
+    return LaunchOverlapping(both, {1, kSortThreads}, kernel_args, stream,
+                             "launching the choice of experts");
+  }
+  const void* choice = by_experts(reinterpret_cast<const void*>(&ChooseKernel<4>),
+                                  reinterpret_cast<const void*>(&ChooseKernel<8>),
+                                  reinterpret_cast<const void*>(&ChooseKernel<16>));
+  void* choose_args[] = {&choose};
+  OSCAR_RETURN_IF_ERROR(LaunchOverlapping(choice, {(args.rows + kWarps - 1) / kWarps, kThreads},
+                                          choose_args, stream, "launching the choice of experts"));
+  return LaunchOverlapping(reinterpret_cast<const void*>(&SortKernel<0>), {1, kSortThreads},
+                           kernel_args, stream, "launching the sort by expert");
 }
 
 Status LaunchCombine(const Routing& routing, const float* outputs, float* stream_rows, int rows,

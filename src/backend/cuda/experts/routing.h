@@ -46,12 +46,11 @@ struct ExpertCounts {
 };
 
 struct RouterArguments {
-  const float* x = nullptr;            // [rows, hidden], the residual stream
-  const float* norm = nullptr;         // [hidden]
-  const float* router = nullptr;       // [experts, hidden], times `norm`
-  const int32_t* positions = nullptr;  // [rows]; negative: a padded row, which goes nowhere
-  const float* bias = nullptr;         // [experts], added to the logits, or null
-  float* logits = nullptr;             // [rows, experts]
+  const float* x = nullptr;       // [rows, hidden], the residual stream
+  const float* norm = nullptr;    // [hidden]
+  const float* router = nullptr;  // [experts, hidden], times `norm`
+  const float* bias = nullptr;    // [experts], added to the logits, or null
+  float* logits = nullptr;        // [rows, experts]
   // RMSNorm of x in BF16, [rows, normed_stride], zeros beyond hidden; times 2^60 where `raise`
   // (gemm_kernels.cuh: for FP8 weights).
   Bf16* normed = nullptr;
@@ -64,15 +63,21 @@ struct RouterArguments {
 // Logits and normed rows. A row's bits do not depend on the others.
 Status LaunchRouter(const RouterArguments& args, Stream stream);
 
-// Choices and weights from logits or, where `are_scores`, from scores: RouteToken's rule, equals to
-// the lower number. `bias` [experts] or null.
-Status LaunchChoose(const ExpertsSpec& experts, const float* logits, bool are_scores,
-                    const float* bias, const int32_t* positions, int rows, const Routing& routing,
-                    Stream stream);
-// The rest of `routing`, and `counts` where it is not null.
-Status LaunchSort(const ExpertsSpec& experts, int rows, int tile_rows, const Routing& routing,
-                  ExpertCounts* counts, Stream stream);
+struct RoutingArguments {
+  const float* logits = nullptr;       // [rows, experts]
+  bool are_scores = false;             // they are what RouteToken makes of logits
+  const float* bias = nullptr;         // [experts], added for the choice, or null
+  const int32_t* positions = nullptr;  // [rows]; negative: a padded row, which goes nowhere
+  int rows = 0, tile_rows = 0;
+};
+// All of `routing`, and `counts` where it is not null: RouteToken's rule, equals to the lower
+// number.
+Status LaunchChoiceAndSort(const ExpertsSpec& experts, const RoutingArguments& args,
+                           const Routing& routing, ExpertCounts* counts, Stream stream);
 
+// Rows up to which the down GEMM adds its outputs to the stream itself (GroupedGemm::combine).
+inline constexpr int kCombineRows = 8;
+constexpr int ArrivalCounters(int outputs) { return kCombineRows * ((outputs + 15) / 16); }
 // stream[r] += the outputs [places, hidden] of row r's choices times their weights, fused, the best
 // first.
 Status LaunchCombine(const Routing& routing, const float* outputs, float* stream_rows, int rows,

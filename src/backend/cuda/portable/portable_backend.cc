@@ -146,11 +146,14 @@ Status PortableBackend::Experts(int index) {
   OSCAR_RETURN_IF_ERROR(LaunchPortableScores(normed_, weights.router, weights.logit_bias,
                                              experts.score, router_logits_, rows, hidden,
                                              experts.num_experts, stream_));
-  OSCAR_RETURN_IF_ERROR(LaunchChoose(experts, router_logits_, /*are_scores=*/true,
-                                     weights.choice_bias, pass_.positions, rows, routing_,
-                                     stream_));
-  OSCAR_RETURN_IF_ERROR(
-      LaunchSort(experts, rows, kPortableTileRows, routing_, expert_counts_ + index, stream_));
+  OSCAR_RETURN_IF_ERROR(LaunchChoiceAndSort(experts,
+                                            {.logits = router_logits_,
+                                             .are_scores = true,
+                                             .bias = weights.choice_bias,
+                                             .positions = pass_.positions,
+                                             .rows = rows,
+                                             .tile_rows = kPortableTileRows},
+                                            routing_, expert_counts_ + index, stream_));
   PortableGroupedGemm gemm;
   gemm.tiles = routing_.tiles;
   gemm.num_tiles = routing_.num_tiles;
