@@ -7,18 +7,17 @@
 // Pipeline   64 inputs a stage. The producer warpgroup gathers rows of x by 16-byte cp.async, into
 //            128-byte swizzle; one of its threads has the tensor copy engine bring the weights as
 //            they are stored. It runs ahead over items: stages are filled while one is written.
-// Operands   weights are A, 64 rows a wgmma, rows of x are B: out comes transposed. Two consumer
-//            warpgroups of 128 weight rows (64) x 128 sums each. BF16: A from shared memory. FP8
-//            and MXFP4: A from registers, where a lane unpacks codes of consecutive inputs, once
-//            for the 128 rows; x has its inputs in LaneOrder for that. Tiles of up to 64 rows take
-//            half the MMAs.
-// FP8        as in gemm_kernels.cuh, x already raised. Sums over a block's 128 inputs are apart
-// from
-//            those they are added to, scaled. MXFP4 as in grouped_skinny.cu; every eighth stage
-//            brings the scales of eight.
+// Operands   two consumer warpgroups, all of whose sums are in registers. BF16: x is A, weights are
+//            B, 64 rows x 256 weight rows each, out of shared memory. FP8 and MXFP4: weights are A,
+//            128 (64) weight rows x 128 rows each, so out comes transposed; a lane unpacks codes of
+//            consecutive inputs into A's registers, once for the 128 rows, for which x has its
+//            inputs in lane_order.h's order. Tiles of up to 64 rows take half the MMAs.
+// FP8        as in gemm_kernels.cuh, x already raised. With scales of blocks, sums over a block's
+//            128 inputs are apart from those they are added to.
+// MXFP4      as in grouped_skinny.cu; every eighth stage brings the scales of eight.
 // Order      k ascending in steps of 16, inside a step as the instruction has it: fixed.
-// Bound      tensor cores, beside 48 KiB of shared memory filled from the L2 per 2 x 128 x 256 x 64
-//            FLOP: 11.7 bytes per KFLOP, 5.3 TB/s at 450 TFLOP/s.
+// Bound      tensor cores. From the L2 come 48 KiB (FP8 with scales of rows 32, MXFP4 24) for 128 x
+//            256 x 64 weights and rows: 5.3 TB/s (3.5, 2.6) at 450 TFLOP/s.
 #include <algorithm>
 
 #include "cuda/device/cuda_status.h"
