@@ -15,8 +15,8 @@
 //            warp. MXFP4 as in grouped_skinny.cu.
 // Order      k ascending in steps: fixed, whatever the tile.
 // Bound      tensor cores by mma.sync, about six tenths of wgmma's rate on Hopper; shared memory is
-//            read at 12 x 512 bytes for 32 MMAs, as fast as those are issued. wgmma, which reads
-//            its operands itself, is the next step.
+//            read at 12 x 512 bytes for 32 MMAs, as fast as those are issued. Hopper has
+//            grouped_wgmma.cu for many rows.
 #include <algorithm>
 
 #include "cuda/device/cuda_status.h"
