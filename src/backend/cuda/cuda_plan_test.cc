@@ -131,7 +131,7 @@ TEST(HeadBlocks, SayWhereAPageHasThem) {
   EXPECT_EQ(heads[2].k, BlockKind::kInt3);
   EXPECT_EQ(heads[2].v, BlockKind::kInt4);
   const cuda::AttentionShape shape{.num_q_heads = 12, .num_kv_heads = 3};
-  EXPECT_EQ(cuda::LargestBlock(shape, std::vector<cuda::HeadBlocks>{heads}),
+  EXPECT_EQ(cuda::BlockSizes(shape, std::vector<cuda::HeadBlocks>{heads}).second,
             64 * 128 * 7 / 8 + 512);
   EXPECT_TRUE(cuda::CheckHeads(shape, heads).ok());
   EXPECT_FALSE(cuda::CheckHeads({}, heads).ok());

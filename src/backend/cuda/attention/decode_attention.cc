@@ -20,7 +20,9 @@ namespace {
 constexpr int kMaxStages = 6;
 constexpr int kMaxBatch = 1024;  // the plan takes 24 bytes of shared memory a row
 constexpr int kMaxSplits = 128;
-constexpr int kSplitRounds = 5;  // pages a consumer warp reads in a split, at least
+const int kSplitRounds = getenv("OSCAR_SPLIT_ROUNDS")
+                             ? atoi(getenv("OSCAR_SPLIT_ROUNDS"))
+                             : 5;  // pages a consumer warp reads in a split, at least
 
 const DecodeKernelInfo* FindKernel(const AttentionShape& shape, bool mixed, int heads) {
   const auto* table =
@@ -118,38 +120,45 @@ Result<DecodeAttention> DecodeAttention::Create(const AttentionShape& shape, int
   self.kernel_ = kernel->function;
   self.heads_ = kernel->heads;
   self.head_blocks_ = (shape.group_size() + kernel->heads - 1) / kernel->heads;
-  self.stage_bytes_ = kernel->stage_bytes;
-  if (self.mixed_) {
-    self.stage_bytes_ = std::max(kUnitTokens * shape.head_dim * 2, LargestBlock(shape, layers));
-  }
-  if (forms) {
-    self.stage_bytes_ =
-        std::max(kUnitTokens * shape.head_dim * 2, static_cast<int>(shape.form->stage_bytes()));
-  }
+  const int unit_bytes = kUnitTokens * shape.head_dim * 2;
+  int stage_bytes = kernel->stage_bytes;
+  if (forms) stage_bytes = std::max(unit_bytes, static_cast<int>(shape.form->stage_bytes()));
+  const auto [smallest, largest] =
+      self.mixed_ ? BlockSizes(shape, layers) : std::pair{stage_bytes, stage_bytes};
 
   // As many blocks an SM as the registers allow, if each still gets two stages; then the deepest
-  // rings that fit.
+  // rings that fit. Where heads differ in bits, stages of the smallest blocks, in rings that hold
+  // two of the largest as well, or one if two are too many.
   const int heads = std::min(shape.group_size(), kernel->heads);
-  int ctas_per_sm = kernel->ctas_per_sm;
-  for (; self.stages_ == 0 && ctas_per_sm > 0; --ctas_per_sm) {
+  const auto find_ring = [&](int ctas_per_sm, int of_largest) {
     const int budget =
         std::min(limits.shared_per_block,
                  limits.shared_per_multiprocessor / ctas_per_sm - limits.shared_reserved);
-    for (int stages = kMaxStages; stages >= (ctas_per_sm > 1 ? 2 : 1); --stages) {
-      const int bytes = kernel->shared_bytes(stages, self.stage_bytes_, heads, max_batch);
+    for (int stages = kMaxStages; stages >= (ctas_per_sm > 1 ? 2 : of_largest); --stages) {
+      const int least = (of_largest * largest + stages - 1) / stages;
+      const int each = std::max({unit_bytes, smallest, (least + 127) / 128 * 128});
+      const int bytes = kernel->shared_bytes(stages, each, heads, max_batch);
       if (bytes > budget) continue;
       self.stages_ = stages;
+      self.stage_bytes_ = each;
       self.shared_bytes_ = bytes;
       self.blocks_ = limits.multiprocessors * ctas_per_sm;
-      break;
+      return;
+    }
+  };
+  for (int of_largest = smallest < largest ? 2 : 1; self.stages_ == 0 && of_largest > 0;
+       --of_largest) {
+    for (int ctas_per_sm = kernel->ctas_per_sm; self.stages_ == 0 && ctas_per_sm > 0;
+         --ctas_per_sm) {
+      find_ring(ctas_per_sm, of_largest);
     }
   }
   if (self.stages_ == 0) {
-    return Unexpected(Unimplemented(
-        fmt::format("decode attention at head dim {}: needs {} bytes of shared memory per block; "
-                    "the device has {}",
-                    shape.head_dim, kernel->shared_bytes(1, self.stage_bytes_, heads, max_batch),
-                    limits.shared_per_block)));
+    return Unexpected(Unimplemented(fmt::format(
+        "decode attention at head dim {}: needs {} bytes of shared memory per block; "
+        "the device has {}",
+        shape.head_dim, kernel->shared_bytes(1, std::max(unit_bytes, largest), heads, max_batch),
+        limits.shared_per_block)));
   }
   // One long sequence alone fills every block: its splits and its window.
   const int window_items =

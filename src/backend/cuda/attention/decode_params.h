@@ -71,7 +71,7 @@ OSCAR_HD inline int UnitsBefore(const SequenceView& sequence, int window) {
 // Of layers whose heads differ in bits.
 struct MixedDecodeParams : DecodeKernelParams {
   MixedSplit split;
-  int32_t stage_bytes;  // the largest block, or 16 BF16 rows
+  int32_t stage_bytes;  // times `stages`: what a warp's ring has, however it is cut
   HeadBlock heads[kMaxMixedHeads];
 };
 

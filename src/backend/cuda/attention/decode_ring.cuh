@@ -2,8 +2,10 @@
 // read it. Device only; decode_attention.cuh describes the whole.
 //
 // A warp copies for itself, as soon as it has read a stage: its copies run `stages` ahead of its
-// arithmetic, into the next item where this one ends. A producer warp for all rings was slower (the
-// way from a released stage to the next copy and back lies on every page's path).
+// arithmetic, into the next item where this one ends. Where heads differ in bits, the ring's bytes
+// are cut into as many stages as an item's blocks allow, anew where the next item's are of another
+// size: three stages of 2 bits, two of 4. A producer warp for all rings was slower (the way from a
+// released stage to the next copy and back lies on every page's path).
 #pragma once
 
 #include "cuda/attention/decode_traits.cuh"
@@ -30,6 +32,7 @@ class DecodeRing {
   template <typename Consume>
   __device__ __forceinline__ void ForEachItem(Consume consume) {
     free_stages_ = p_.stages;
+    if constexpr (T::kMixed) cut_ = {p_.stages, 0};
     if constexpr (T::kPacked) {
       // Pages of the history may be copied before the predecessor ends, rows of the windows not.
       BarrierWait(at_.Bar(base_, p_.stages, at_.kItemFull), 0);
@@ -60,12 +63,20 @@ class DecodeRing {
   }
 
   __device__ __forceinline__ int StageOffset() const { return StageOffset(stage_); }
-  __device__ __forceinline__ void WaitStage() const { BarrierWait(StageBar(stage_), parity_); }
+  __device__ __forceinline__ void WaitStage() const {
+    // parity_: of all stages, or, where their number changes, a bit of each.
+    BarrierWait(StageBar(stage_), T::kMixed ? parity_ >> stage_ & 1u : parity_);
+  }
   // This warp has read the stage: the next copy goes there.
   __device__ __forceinline__ void ReleaseStage() {
     const int stage = stage_;
     __syncwarp();
-    if (++stage_ == p_.stages) stage_ = 0, parity_ ^= 1;
+    if constexpr (T::kMixed) {
+      parity_ ^= 1u << stage;
+      if (++stage_ == cut_.stages) stage_ = 0;
+    } else {
+      if (++stage_ == p_.stages) stage_ = 0, parity_ ^= 1;
+    }
     if (page_copies_ > 0) {
       CopyPage(stage);
     } else {
@@ -156,7 +167,22 @@ class DecodeRing {
     return base_ + at_.bars + (warp_ * p_.stages + stage) * 8;
   }
   __device__ __forceinline__ int StageOffset(int stage) const {
+    if constexpr (T::kMixed) {
+      return at_.ring + warp_ * p_.stages * T::StageBytes(p_) + stage * cut_.bytes;
+    }
     return at_.ring + (warp_ * p_.stages + stage) * T::StageBytes(p_);
+  }
+  __device__ __forceinline__ int NumStages() const { return T::kMixed ? cut_.stages : p_.stages; }
+  // Cuts the ring into stages of so many bytes; false as long as stages of other sizes are in use.
+  __device__ __forceinline__ bool CutRing(int bytes) {
+    if (bytes == cut_.bytes) return true;
+    if (free_stages_ != cut_.stages) return false;
+    const int all = p_.stages * T::StageBytes(p_);
+    cut_ = {1, bytes};
+    while (cut_.stages < p_.stages && (cut_.stages + 1) * bytes <= all) ++cut_.stages;
+    free_stages_ = cut_.stages;
+    stage_ = 0;
+    return true;
   }
 
   // ---- copies: page or unit i of an item belongs to the warp of rank i % kWarps ----
@@ -206,7 +232,7 @@ class DecodeRing {
       LoadId();
       if (page_copies_ == 0 && unit_copies_ == 0 && !OpenNextItem()) return;
       int stage = stage_ - free_stages_;  // the oldest of the free ones, which end before stage_
-      if (stage < 0) stage += p_.stages;
+      if (stage < 0) stage += NumStages();
       --free_stages_;
       if (T::kQuantised && page_copies_ > 0) {
         CopyPage(stage);
@@ -224,6 +250,14 @@ class DecodeRing {
       if (!__all_sync(~0u, known)) return false;
       const DecodeItem& item = *at_.Item(shared_, slot);
       if (item.kind == kItemEnd) return false;
+      if constexpr (T::kMixed) {
+        // Units go where the smallest blocks do.
+        uint32_t bytes = p_.split.smallest * MixedSplit::kUnitBytes;
+        if (item.kind == kItemPages) {
+          bytes = p_.heads[item.kv_head].Layout(T::kDim, T::kGroup).block_bytes();
+        }
+        if (!CutRing(max(static_cast<int>(bytes), T::kUnitBytes))) return false;
+      }
       ++items_opened_;
       const int rank = T::Rank(warp_, item.first_warp);
       const int copies = (item.count - rank + T::kWarps - 1) / T::kWarps;
@@ -290,6 +324,10 @@ class DecodeRing {
   int id_ = 0, next_id_ = 0;               // page of the next copy; of the unit after it
   uint32_t head_offset_ = 0, entry_ = 0;   // bytes in a page; where the next page's id is
   int unit_ = 0;                           // of pages whose heads differ in bits: bytes of a block
+  struct Cut {
+    int stages, bytes;
+  };
+  Cut cut_;                  // of the ring, where heads differ in bits
   int mate_id_ = 0;          // of keys that are not rows: the page sealed with the next one
   uint32_t mate_entry_ = 0;  // where its id is
 };

@@ -3,6 +3,7 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 namespace oscar::cuda {
@@ -24,14 +25,16 @@ bool IsUniformLayer(const PageLayout& page, int layer) {
                              [&](const BlockPlace& block) { return block.layout == first; });
 }
 
-int LargestBlock(const AttentionShape& shape, std::span<const HeadBlocks> layers) {
-  uint32_t largest = 0;
+std::pair<int, int> BlockSizes(const AttentionShape& shape, std::span<const HeadBlocks> layers) {
+  std::pair<int, int> sizes{std::numeric_limits<int>::max(), 0};
   for (const HeadBlocks& heads : layers) {
     for (const HeadBlock& head : heads) {
-      largest = std::max(largest, head.Layout(shape.head_dim, shape.group_dims).block_bytes());
+      const auto bytes =
+          static_cast<int>(head.Layout(shape.head_dim, shape.group_dims).block_bytes());
+      sizes = {std::min(sizes.first, bytes), std::max(sizes.second, bytes)};
     }
   }
-  return static_cast<int>(largest);
+  return sizes;
 }
 
 Status CheckHeads(const AttentionShape& shape, std::span<const HeadBlock> heads) {

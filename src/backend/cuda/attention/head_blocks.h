@@ -3,6 +3,7 @@
 #pragma once
 
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "cache/page_layout.h"
@@ -18,8 +19,8 @@ HeadBlocks HeadBlocksOf(const PageLayout& page, int layer);
 // as V. No such kernel reads 3 bits.
 bool IsUniformLayer(const PageLayout& page, int layer);
 
-// Bytes of the largest block.
-int LargestBlock(const AttentionShape& shape, std::span<const HeadBlocks> layers);
+// Bytes of the smallest and the largest block. REQUIRES: layers with heads.
+std::pair<int, int> BlockSizes(const AttentionShape& shape, std::span<const HeadBlocks> layers);
 
 // As many as the layer has, and not more than kernels take.
 Status CheckHeads(const AttentionShape& shape, std::span<const HeadBlock> heads);

@@ -12,10 +12,11 @@ namespace oscar::cuda {
 // for, so that a head of larger blocks is no tail. Depends on the layer's map and the device.
 struct MixedSplit {
   static constexpr int kSizes = 5;  // HeadBlock::bits() from 4 to 8
-  uint32_t units[kSizes];           // of a block, in 128 bytes; 0: no head has that many bits
-  uint32_t heads[kSizes];           // that have so many
-  uint32_t smallest;                // units that there are, at least
-  uint32_t total;                   // units of all heads
+  static constexpr uint32_t kUnitBytes = 128;
+  uint32_t units[kSizes];  // of a block, in kUnitBytes; 0: no head has that many bits
+  uint32_t heads[kSizes];  // that have so many
+  uint32_t smallest;       // units that there are, at least
+  uint32_t total;          // units of all heads
   uint32_t target;      // splits that one sequence's history has in all, as near as rounding allows
   uint32_t least;       // rounds of a split of the smallest blocks
   uint32_t max_splits;  // of a head
@@ -24,7 +25,7 @@ struct MixedSplit {
                          int target, int max_splits) {
     MixedSplit split{};
     for (const HeadBlock& head : heads) {
-      const uint32_t units = head.Layout(head_dim, group_dims).block_bytes() / 128;
+      const uint32_t units = head.Layout(head_dim, group_dims).block_bytes() / kUnitBytes;
       split.units[SizeOf(head)] = units;
       ++split.heads[SizeOf(head)];
       split.total += units;

@@ -46,7 +46,7 @@ Result<PrefillAttention> PrefillAttention::Create(const AttentionShape& shape, P
     self.shared_bytes_ = kernel->shared_bytes;
     if (kernel->raw_pages == 0) continue;
     // Raw blocks of two tiles where they fit, so that one is fetched while the other is expanded.
-    const int block = mixed ? LargestBlock(shape, layers)
+    const int block = mixed ? BlockSizes(shape, layers).second
                             : static_cast<int>(shape.history_layout().block_bytes());
     const int raw = kernel->raw_pages * block;
     self.raw_slots_log2_ = self.shared_bytes_ + 2 * raw <= limits.shared_per_block ? 1 : 0;

@@ -133,8 +133,14 @@ __device__ __forceinline__ void Write(const TileParams& p, const float (&sums)[1
   }
 }
 
+// Compilers refuse the attribute where there are no clusters, and no code (below).
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+#define OSCAR_CLUSTER
+#else
+#define OSCAR_CLUSTER __cluster_dims__(kCluster, 1, 1)
+#endif
 template <GemmOutput kOut>
-__global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
+__global__ void OSCAR_CLUSTER __launch_bounds__(kThreads, 1)
     TileGemmKernel(const __grid_constant__ CUtensorMap x_map,
                    const __grid_constant__ CUtensorMap w_map, const TileParams p) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)

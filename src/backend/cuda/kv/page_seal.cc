@@ -40,8 +40,8 @@ Result<PageSeal> PageSeal::Create(const AttentionShape& shape, const BlockRules&
     return Unexpected(Unimplemented(
         fmt::format("no seal kernel for head dim {}, group {}", shape.head_dim, shape.group_dims)));
   }
-  const int block =
-      mixed ? LargestBlock(shape, layers) : static_cast<int>(shape.history_layout().block_bytes());
+  const int block = mixed ? BlockSizes(shape, layers).second
+                          : static_cast<int>(shape.history_layout().block_bytes());
   self.shared_bytes_ = static_cast<int>(shape.window_layout().block_bytes()) + block;
   OSCAR_RETURN_IF_ERROR(
       AllowSharedMemory(self.kernel_, self.shared_bytes_, "preparing the seal kernel"));
