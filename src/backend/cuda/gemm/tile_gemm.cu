@@ -16,12 +16,13 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
-#include <string>
 
 #include "cuda/attention/wgmma.cuh"
+#include "cuda/device/cluster.cuh"
 #include "cuda/device/cuda_status.h"
 #include "cuda/device/launch.h"
 #include "cuda/gemm/gemm_kernels.cuh"
+#include "cuda/gemm/tensor_map.h"
 #include "cuda/gemm/tile_gemm.h"
 
 namespace oscar::cuda {
@@ -60,50 +61,6 @@ __device__ __forceinline__ Item ItemAt(const TileParams& p, int index) {
   return {first + place % size, place / size};
 }
 
-__device__ __forceinline__ uint32_t ClusterRank() {
-  uint32_t rank;
-  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-  return rank;
-}
-// Orders execution, not memory.
-__device__ __forceinline__ void ClusterSync() {
-  asm volatile(
-      "barrier.cluster.arrive.relaxed.aligned;\n"
-      "barrier.cluster.wait.acquire.aligned;" ::
-          : "memory");
-}
-// Arrives at the barrier that lies at `bar` in block `rank` of the cluster. What is handed back was
-// only read, by wgmma: release at the cluster's scope would be a fence of the whole device's.
-__device__ __forceinline__ void ArriveAt(uint32_t bar, uint32_t rank) {
-  asm volatile(
-      "{ .reg .b32 there;\n"
-      " mapa.shared::cluster.u32 there, %0, %1;\n"
-      " mbarrier.arrive.shared::cluster.b64 _, [there]; }" ::"r"(bar),
-      "r"(rank)
-      : "memory");
-}
-__device__ __forceinline__ void ExpectBytes(uint32_t bar, uint32_t bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes)
-               : "memory");
-}
-// A box to the same place in `blocks` of the cluster, a bit each.
-template <bool kShared>
-__device__ __forceinline__ void CopyBox(uint32_t to, const CUtensorMap* map, int k, int row,
-                                        uint32_t bar, uint32_t blocks) {
-  if constexpr (kShared) {
-    asm volatile(
-        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::"
-        "cluster [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to),
-        "l"(map), "r"(k), "r"(row), "r"(bar), "h"(static_cast<uint16_t>(blocks))
-        : "memory");
-  } else {
-    asm volatile(
-        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, "
-        "{%2, %3}], [%4];" ::"r"(to),
-        "l"(map), "r"(k), "r"(row), "r"(bar)
-        : "memory");
-  }
-}
 __device__ __forceinline__ void AddPair(float* to, float a, float b) {
   asm volatile("red.relaxed.gpu.global.add.v2.f32 [%0], {%1, %2};" ::"l"(to), "f"(a), "f"(b)
                : "memory");
@@ -278,45 +235,9 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
 #endif
 }
 
-using EncodeTiled = CUresult(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*,
-                             const cuuint64_t*, const cuuint64_t*, const cuuint32_t*,
-                             const cuuint32_t*, CUtensorMapInterleave, CUtensorMapSwizzle,
-                             CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
-
-EncodeTiled* FindEncodeTiled() {
-  void* found = nullptr;
-  cudaDriverEntryPointQueryResult result{};
-#if CUDART_VERSION >= 12050
-  const cudaError_t status = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found,
-                                                              12000, cudaEnableDefault, &result);
-#else
-  const cudaError_t status =
-      cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &found, cudaEnableDefault, &result);
-#endif
-  if (status != cudaSuccess || result != cudaDriverEntryPointSuccess) return nullptr;
-  return reinterpret_cast<EncodeTiled*>(found);
-}
-EncodeTiled* TheEncodeTiled() {
-  static EncodeTiled* const encode = FindEncodeTiled();
-  return encode;
-}
-
-// Boxes of `box_rows` rows x kDepth of a matrix [rows, inputs]; zeros beyond it.
+// Boxes of `box_rows` rows x kDepth.
 Result<CUtensorMap> MapOf(const Bf16* matrix, int rows, int inputs, int box_rows) {
-  CUtensorMap map;
-  const cuuint64_t sizes[2] = {static_cast<cuuint64_t>(inputs), static_cast<cuuint64_t>(rows)};
-  const cuuint64_t pitch[1] = {static_cast<cuuint64_t>(inputs) * sizeof(Bf16)};
-  const cuuint32_t box[2] = {kDepth, static_cast<cuuint32_t>(box_rows)}, steps[2] = {1, 1};
-  const CUresult result =
-      TheEncodeTiled()(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, const_cast<Bf16*>(matrix), sizes,
-                       pitch, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                       CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  if (result != CUDA_SUCCESS) {
-    return Unexpected(Internal("describing a matrix of " + std::to_string(rows) + " x " +
-                               std::to_string(inputs) + " to the copy engine: error " +
-                               std::to_string(static_cast<int>(result))));
-  }
-  return map;
+  return TensorMapOf(matrix, {.rows = rows, .columns = inputs, .box_rows = box_rows});
 }
 
 const void* KernelFor(GemmOutput output) {
@@ -341,7 +262,7 @@ Device FindDevice() {
   if (cudaGetDevice(&device) != cudaSuccess ||
       cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) != cudaSuccess ||
       cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device) != cudaSuccess ||
-      major != 9 || minor != 0 || TheEncodeTiled() == nullptr) {
+      major != 9 || minor != 0 || !HasTensorMaps()) {
     return {};
   }
   Device found;
