@@ -28,8 +28,8 @@ __device__ __forceinline__ uint32_t AddressIn(uint32_t rank, uint32_t address) {
   asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
   return there;
 }
-__device__ __forceinline__ void StoreIn(uint32_t there, float value) {
-  asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(there), "f"(value) : "memory");
+__device__ __forceinline__ void StoreIn(uint32_t there, float a, float b) {
+  asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" ::"r"(there), "f"(a), "f"(b) : "memory");
 }
 
 // Arrives at the barrier that lies at `bar` in block `rank`. Orders nothing: for what was only
