@@ -5,8 +5,8 @@
 //            rows (kSiluMul: as many gates as ups), its blocks equal parts of their k. The host
 //            chooses both so that all SMs have the same work and x is read few times.
 // Pipeline   128 k a stage: weights by the tensor copy engine, x by the four warps of a producer
-//            warpgroup, which read one stage ahead into registers. The first stages of weights are
-//            on their way before the kernel that writes x has ended (programmatic dependent
+//            warpgroup, which read 1 to 4 stages ahead into registers. The first stages of weights
+//            are on their way before the kernel that writes x has ended (programmatic dependent
 //            launch).
 // Operands   m64nNk16, N the rows of x rounded up to 16. A is the weights, from registers: a lane
 //            loads 16 codes of a row at once, which serve as its operands of four steps. x lies in
@@ -40,7 +40,7 @@ namespace {
 constexpr int kDepth = kScaleInputs;  // k of a stage, and bytes of a row of codes
 constexpr int kGroupRows = 64;        // weight rows of a consumer warpgroup
 constexpr int kMaxGroups = 4, kMaxCluster = 8, kMaxStages = 8;
-constexpr int kProducerWarps = 4;
+[[maybe_unused]] constexpr int kProducerWarps = 4;
 constexpr int kMaxThreads = (kMaxGroups + 1) * 128;
 constexpr int kSharedBytes = 227 * 1024;  // an SM's, less what the system keeps
 constexpr int kBarrierBytes = (2 * kMaxStages + 2) * 8;
@@ -77,31 +77,35 @@ struct BatchParams {
 template <int kN>
 struct XLoader {
   static constexpr int kVectors = kN / 8;
-  uint4 vectors[kVectors];
-  const uint16_t* first;  // this thread's vector of the first k
-  int rows_left;          // from this thread's first row on
-  int row_stride;         // between its rows
-  uint32_t to;            // in the stage: plane, row, place in a chunk
-  uint32_t chunk;         // the first of four, swizzled
+  // Stages ahead: a stage of few rows takes less time than a load.
+  static constexpr int kAhead = kN == 16 ? 4 : kN == 32 ? 2 : 1;
+  uint4 vectors[kAhead][kVectors];
+  const uint8_t* x;
+  uint32_t first;       // this thread's vector of the first k
+  int rows_left;        // from this thread's first row on
+  uint32_t row_stride;  // between its rows
+  uint32_t to;          // in the stage: plane, row, place in a chunk
+  uint32_t chunk;       // the first of four, swizzled
 
   __device__ __forceinline__ XLoader(const BatchParams& p, int thread) {
     const int warp = thread / 32, lane = thread % 32;
     const int plane = warp % 2, quad = lane % 8 / 2, half = lane % 2, row = warp / 2 * 4 + lane / 8;
     rows_left = p.rows - row;
-    row_stride = 8 * p.inputs;
-    first = p.x + int64_t{row} * p.inputs + quad * 32 + plane * 16 + half * 8;
+    row_stride = static_cast<uint32_t>(16 * p.inputs);
+    x = reinterpret_cast<const uint8_t*>(p.x);
+    first = 2 * static_cast<uint32_t>(row * p.inputs + quad * 32 + plane * 16 + half * 8);
     to = static_cast<uint32_t>(plane * kN * 128 + row * 128 + quad * 4);
     chunk = static_cast<uint32_t>((half * 4) ^ (row % 8)) << 4;
   }
-  // Stores the stage before, if there is one, and loads the one of step `next` in its place.
+  // Stores what was loaded, if it was, and loads the stage of step `next` in its place.
   template <bool kStore>
-  __device__ __forceinline__ void Turn(uint32_t stage, int next) {
-    const uint16_t* from = first + next * kDepth;
+  __device__ __forceinline__ void Turn(uint4 (&loaded)[kVectors], uint32_t stage, int next) {
+    uint32_t from = first + static_cast<uint32_t>(next * kDepth * 2);
     uint32_t at = stage + to;
 #pragma unroll
     for (int j = 0; j < kVectors; ++j) {
       if constexpr (kStore) {
-        const uint4 raised = RaiseForFp8(vectors[j]);
+        const uint4 raised = RaiseForFp8(loaded[j]);
         const uint32_t pairs[4] = {raised.x, raised.y, raised.z, raised.w};
 #pragma unroll
         for (uint32_t i = 0; i < 4; ++i) {
@@ -110,8 +114,8 @@ struct XLoader {
         }
         at += 8 * 128;
       }
-      vectors[j] = make_uint4(0, 0, 0, 0);
-      if (j * 8 < rows_left) vectors[j] = *reinterpret_cast<const uint4*>(from);
+      loaded[j] = make_uint4(0, 0, 0, 0);
+      if (j * 8 < rows_left) loaded[j] = *reinterpret_cast<const uint4*>(x + from);
       from += row_stride;
     }
   }
@@ -125,11 +129,11 @@ __device__ __forceinline__ uint4 LoadShared(uint32_t at) {
                : "memory");
   return v;
 }
-__device__ __forceinline__ void AddGlobal(float* to, float x) {
+[[maybe_unused]] __device__ __forceinline__ void AddGlobal(float* to, float x) {
   asm volatile("red.relaxed.gpu.global.add.f32 [%0], %1;" ::"l"(to), "f"(x) : "memory");
 }
 // Adds eight numbers.
-__device__ __forceinline__ void AddShared(float (&sums)[8], uint32_t at) {
+[[maybe_unused]] __device__ __forceinline__ void AddShared(float (&sums)[8], uint32_t at) {
 #pragma unroll
   for (uint32_t half = 0; half < 2; ++half) {
     const uint4 v = LoadShared(at + half * 16);
@@ -186,7 +190,9 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
     BarrierInitFence();
     // What fits the ring waits for nobody.
     int slot = 0;
+#pragma unroll 1
     for (int tile = first_tile; tile < p.tiles && slot < p.stages; tile += tile_stride) {
+#pragma unroll 1
       for (int step = 0; step < steps && slot < p.stages; ++step) copy_weights(tile, step, slot++);
     }
   }
@@ -200,22 +206,44 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
     WaitForPredecessor();
     if (steps == 0) return;
     XLoader<kN> x(p, thread);
-    x.template Turn<false>(0, first_step);
+    // Turns of this block's steps; the last ones load what nobody stores.
+    int to_load = 0;
+    const auto after = [&](int step) { return step + 1 == steps ? 0 : step + 1; };
+#pragma unroll
+    for (auto& loaded : x.vectors) {
+      x.template Turn<false>(loaded, 0, first_step + to_load);
+      to_load = after(to_load);
+    }
     int slot = 0, round = 0;
-    for (int tile = first_tile; tile < p.tiles; tile += tile_stride) {
-      for (int step = 0; step < steps; ++step) {
-        if (round > 0) {
-          BarrierWait(empty(slot), static_cast<uint32_t>(round - 1) & 1);
-          if (thread == 0) copy_weights(tile, step, slot);
-          __syncwarp();
-        }
-        const uint32_t to = base + static_cast<uint32_t>(slot) * stage_bytes + w_bytes;
-        const int next = first_step + (step + 1 == steps ? 0 : step + 1);
-        x.template Turn<true>(to, next);
-        ProxyFence();
+    const auto turn = [&](auto& loaded, int tile, int step) {
+      if (round > 0) {
+        BarrierWait(empty(slot), static_cast<uint32_t>(round - 1) & 1);
+        if (thread == 0) copy_weights(tile, step, slot);
         __syncwarp();
-        if (thread % 32 == 0) BarrierArrive(full(slot));
-        if (++slot == p.stages) slot = 0, ++round;
+      }
+      if constexpr (XLoader<kN>::kAhead == 1) to_load = after(step);
+      const uint32_t stage = base + static_cast<uint32_t>(slot) * stage_bytes + w_bytes;
+      x.template Turn<true>(loaded, stage, first_step + to_load);
+      to_load = after(to_load);
+      ProxyFence();
+      __syncwarp();
+      if (thread % 32 == 0) BarrierArrive(full(slot));
+      if (++slot == p.stages) slot = 0, ++round;
+    };
+    if constexpr (XLoader<kN>::kAhead == 1) {
+      for (int tile = first_tile; tile < p.tiles; tile += tile_stride) {
+        for (int step = 0; step < steps; ++step) turn(x.vectors[0], tile, step);
+      }
+    } else {
+      int tile = first_tile, step = 0;
+      while (tile < p.tiles) {
+#pragma unroll
+        for (auto& loaded : x.vectors) {
+          if (tile >= p.tiles) break;
+          turn(loaded, tile, step);
+          step = after(step);
+          if (step == 0) tile += tile_stride;
+        }
       }
     }
     return;

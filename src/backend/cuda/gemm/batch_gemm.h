@@ -21,7 +21,7 @@ inline bool FitsBatchGemm(const DeviceMatrix& matrix, int rows) {
 
 // How a matrix is shared among the multiprocessors. For benchmarks and tests to choose.
 struct BatchGemmPlan {
-  int groups = 1;   // of 64 weight rows a tile, 1 to 4
+  int groups = 1;   // of 64 weight rows, 1 to 4 of them per tile
   int cluster = 1;  // blocks that share a tile's inputs: 1, 2, 4 or 8
 };
 BatchGemmPlan PlanBatchGemm(const DeviceMatrix& matrix, GemmOutput output, int rows);
