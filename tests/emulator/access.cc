@@ -8,6 +8,8 @@ const char* NameOf(Space space) {
       return "global";
     case Space::kShared:
       return "shared";
+    case Space::kCluster:
+      return "cluster-shared";
     case Space::kLocal:
       return "local";
     case Space::kParameter:
@@ -26,7 +28,8 @@ std::byte* BadAccess(Warp& w, const Instruction& in, Space space, uint64_t addre
   } else if (space == Space::kGlobal) {
     what = fmt::format("illegal access, {}: {}", what, w.block->memory().Describe(address, bytes));
   } else {
-    const uint32_t size = space == Space::kShared  ? w.block->shared_bytes() + kSharedBase
+    const bool shared = space == Space::kShared || space == Space::kCluster;
+    const uint32_t size = shared                   ? w.block->shared_bytes() + kSharedBase
                           : space == Space::kLocal ? w.local_bytes()
                                                    : w.block->parameter_bytes();
     what = fmt::format("illegal access, {}: the memory ends at {:#x}", what, size);

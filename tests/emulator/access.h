@@ -7,7 +7,7 @@
 
 namespace oscar::emulator {
 
-enum class Space : uint8_t { kGlobal, kShared, kLocal, kParameter, kGeneric };
+enum class Space : uint8_t { kGlobal, kShared, kLocal, kParameter, kGeneric, kCluster };
 
 const char* NameOf(Space space);
 
@@ -30,6 +30,9 @@ inline std::byte* Access(Warp& w, const Instruction& in, uint64_t address, uint3
     return FindGlobal(w, in, address, bytes, lane);
   } else if constexpr (kSpace == Space::kShared) {
     std::byte* at = w.block->Shared(address, bytes);
+    return at != nullptr ? at : BadAccess(w, in, kSpace, address, bytes, lane, true);
+  } else if constexpr (kSpace == Space::kCluster) {
+    std::byte* at = w.block->SharedInCluster(address, bytes);
     return at != nullptr ? at : BadAccess(w, in, kSpace, address, bytes, lane, true);
   } else if constexpr (kSpace == Space::kLocal) {
     const bool inside = address <= w.local_bytes() && bytes <= w.local_bytes() - address;

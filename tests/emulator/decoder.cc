@@ -211,6 +211,7 @@ bool MakeProgram(const Module& module, const Function& kernel, Program* program,
   program->parameter_bytes = body.parameter_bytes;
   program->parameters = body.parameters;
   program->max_threads = kernel.max_threads;
+  program->cluster = kernel.cluster;
   return Decoder(body, *program, error).Decode();
 }
 

@@ -1,5 +1,4 @@
 // Small PTX programs with known results.
-#include <cuda.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -42,7 +41,7 @@ class Buffer {
 
 // A kernel of up to three pointers, in %rd0 to %rd2; %r0 is the thread. Returns what went wrong.
 struct Shape {
-  uint32_t threads = 32, blocks = 1, shared = 0;
+  uint32_t threads = 32, blocks = 1, shared = 0, cluster = 1;
   int host_threads = 1;
   bool late_copies = false;
 };
@@ -70,6 +69,7 @@ mov.u32 %r0, %tid.x;
   launch.grid = {shape.blocks, 1, 1};
   launch.block = {shape.threads, 1, 1};
   launch.dynamic_shared = shape.shared;
+  launch.cluster = shape.cluster;
   launch.late_copies = shape.late_copies;
   pointers.resize(3);
   launch.parameters.resize(24);
@@ -436,6 +436,59 @@ shl.b32 %r4, %r0, 2; add.u32 %r4, %r4, %r2; ld.shared.u32 %r1, [%r4];
   for (size_t i = 0; i < 64; ++i) EXPECT_EQ(out[i], 100 + i);
 }
 
+TEST(Emulator, BlocksOfAClusterShareMemory) {
+  Buffer<uint32_t> out(128);
+  // Each block writes into the other one of its cluster.
+  ASSERT_EQ(Execute(std::string(R"(
+mov.u32 %r2, smem; mov.u32 %r3, %cluster_ctarank; xor.b32 %r3, %r3, 1;
+mapa.shared::cluster.u32 %r4, %r2, %r3; shl.b32 %r5, %r0, 2; add.u32 %r4, %r4, %r5;
+mov.u32 %r6, %ctaid.x; mad.lo.u32 %r6, %r6, 100, %r0; st.shared::cluster.u32 [%r4], %r6;
+barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;
+add.u32 %r2, %r2, %r5; ld.shared.u32 %r1, [%r2];
+)") + kStore,
+                    {out.address()}, {.blocks = 4, .shared = 128, .cluster = 2}),
+            "");
+  for (size_t i = 0; i < 128; ++i) EXPECT_EQ(out[i], (i / 32 ^ 1) * 100 + i % 32);
+}
+
+TEST(Emulator, TensorCopiesSwizzleAndReachACluster) {
+  // The box at column 32, row 6 of 12 rows of 64 numbers of 16 bits: rows 12 and 13 are zeros.
+  Buffer<uint16_t> in(12 * 64 + 64);
+  for (size_t i = 0; i < 12 * 64; ++i) in[i] = static_cast<uint16_t>(i);
+  Buffer<uint32_t> out(512);
+  alignas(64) TensorMap map{};
+  map.magic = TensorMap::kMagic;
+  map.base = in.address();
+  map.size[0] = 64, map.size[1] = 12, map.pitch = 128;
+  map.box[0] = 64, map.box[1] = 8, map.element_bytes = 2, map.swizzled = 1;
+  Buffer<TensorMap> device_map(1);
+  device_map[0] = map;
+  for (const bool late : {false, true}) {
+    ASSERT_EQ(
+        Execute(std::string(R"(
+mov.u32 %r2, smem; add.u32 %r3, %r2, 1024; setp.ne.u32 %p1, %r0, 0;
+@!%p1 mbarrier.init.shared::cta.b64 [%r3], 1;
+@!%p1 mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r3], 1024;
+barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;
+mov.u32 %r4, %cluster_ctarank; or.b32 %r4, %r4, %r0; setp.ne.u32 %p2, %r4, 0;
+mov.u32 %r5, 32; mov.u32 %r6, 6; mov.u16 %rs1, 3; @%p2 bra WAITING;
+cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%r2], [%rd2, {%r5, %r6}], [%r3], %rs1;
+WAITING: { .reg .pred p; W: mbarrier.try_wait.parity.shared::cta.b64 p, [%r3], 0; @p bra D; bra W; D: }
+shl.b32 %r7, %r0, 2; add.u32 %r7, %r7, %r2; ld.shared.u32 %r1, [%r7];
+)") + kStore,
+                {out.address(), in.address(), device_map.address()},
+                {.threads = 256, .blocks = 2, .shared = 2048, .cluster = 2, .late_copies = late}),
+        "");
+    for (size_t i = 0; i < 512; ++i) {
+      const size_t row = i % 256 / 32, chunk = i % 32 / 4 ^ row,
+                   column = 32 + chunk * 8 + i % 4 * 2;
+      const bool inside = row + 6 < 12 && column < 64;
+      const size_t first = (row + 6) * 64 + column;
+      EXPECT_EQ(out[i], inside ? first | (first + 1) << 16 : 0) << i;
+    }
+  }
+}
+
 TEST(Emulator, NamedBarriersAndVotesOfBlocks) {
   Buffer<uint32_t> out(96);
   ASSERT_EQ(Execute(std::string(R"(
@@ -461,42 +514,6 @@ TEST(Emulator, AtomicsOfBlocksOnTwoThreads) {
   EXPECT_EQ(out[1], 6399u);
 }
 
-// A box of 4 rows x 64 at row 2, column 64 of a matrix of 5 x 96: swizzled by address, zeros beyond
-// it.
-TEST(Emulator, CopiesBoxesOfMatrices) {
-  Buffer<uint32_t> in(5 * 48), out(128), map(64);
-  for (size_t i = 0; i < 5 * 48; ++i) in[i] = static_cast<uint32_t>(i) + 1;
-  const auto encode = reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(
-      TensorMapEncoder("cuTensorMapEncodeTiled"));
-  ASSERT_NE(encode, nullptr);
-  const cuuint64_t sizes[2] = {96, 5}, pitch[1] = {192};
-  const cuuint32_t box[2] = {64, 4}, steps[2] = {1, 1};
-  CUtensorMap made;
-  ASSERT_EQ(encode(&made, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, &in[0], sizes, pitch, box, steps,
-                   CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                   CU_TENSOR_MAP_L2_PROMOTION_NONE, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE),
-            CUDA_SUCCESS);
-  std::memcpy(&map[0], &made, sizeof(made));
-  for (const bool late : {false, true}) {
-    const std::string code = R"(
-mov.u32 %r2, smem; add.u32 %r3, %r2, 1024; setp.ne.u32 %p1, %r0, 0;
-@!%p1 mbarrier.init.shared::cta.b64 [%r3], 1; bar.sync 0;
-@!%p1 mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r3], 512;
-mov.u32 %r1, 64; mov.u32 %r4, 2;
-@!%p1 cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%r2], [%rd1, {%r1, %r4}], [%r3];
-W: mbarrier.try_wait.parity.shared::cta.b64 %p2, [%r3], 0; @!%p2 bra W;
-mad.lo.u32 %r5, %r0, 4, %r2; ld.shared.u32 %r1, [%r5];
-)";
-    EXPECT_EQ(Execute(code + kStore, {out.address(), map.address()},
-                      {.threads = 128, .shared = 2048, .late_copies = late}),
-              "");
-    for (size_t i = 0; i < 128; ++i) {
-      const size_t row = i / 32, piece = (i % 32 / 4) ^ row, word = 32 + piece * 4 + i % 4;
-      EXPECT_EQ(out[i], row < 3 && word < 48 ? in[(row + 2) * 48 + word] : 0u) << i;
-    }
-  }
-}
-
 // ---- what it finds ----
 
 TEST(EmulatorFinds, AccessesOutOfBounds) {
@@ -505,6 +522,16 @@ TEST(EmulatorFinds, AccessesOutOfBounds) {
               testing::AllOf(HasSubstr("illegal access, lane 31"), HasSubstr("allocation of 124")));
   EXPECT_THAT(Execute("mov.u32 %r2, smem; st.shared.u32 [%r2+64], %r0;", {}, {.shared = 64}),
               HasSubstr("shared address"));
+}
+TEST(EmulatorFinds, AddressesOfOtherBlocksInOwnMemory) {
+  EXPECT_THAT(Execute("mov.u32 %r2, smem; mov.u32 %r3, 1; mapa.shared::cluster.u32 %r4, %r2, %r3; "
+                      "st.shared.u32 [%r4], %r0;",
+                      {}, {.blocks = 2, .shared = 64, .cluster = 2}),
+              HasSubstr("shared address"));
+  EXPECT_THAT(Execute("mov.u32 %r2, smem; mov.u32 %r3, 2; mapa.shared::cluster.u32 %r4, %r2, %r3; "
+                      "st.shared::cluster.u32 [%r4], %r0;",
+                      {}, {.blocks = 2, .shared = 64, .cluster = 2}),
+              HasSubstr("cluster-shared address"));
 }
 TEST(EmulatorFinds, MisalignedAccesses) {
   Buffer<uint32_t> out(64);

@@ -54,8 +54,11 @@ void Update(Warp& w, const Instruction& in, std::byte* at, uint32_t arrivals, in
   std::memcpy(at, &bits, 8);
 }
 
-std::byte* BarrierAt(Warp& w, const Instruction& in, uint64_t address, uint32_t lane) {
-  return Access<Space::kShared>(w, in, address, 8, lane, 8);
+// flags 2: in any block of the cluster.
+std::byte* BarrierAt(Warp& w, const Instruction& in, uint64_t address, uint32_t lane,
+                     bool cluster = false) {
+  return cluster ? Access<Space::kCluster>(w, in, address, 8, lane, 8)
+                 : Access<Space::kShared>(w, in, address, 8, lane, 8);
 }
 // A shared address in a register of 4 or 8 bytes; generic ones are translated.
 uint64_t SharedOf(const Warp& w, uint32_t place, bool wide, int64_t offset, uint32_t lane) {
@@ -90,7 +93,7 @@ void Invalidate(Warp& w, const Instruction& in) {
 // in.d: the state before, or 0. in.b: a count, or 0 for one. in.c: bytes to expect, or 0.
 void Arrive(Warp& w, const Instruction& in) {
   ForActive(w, [&](uint32_t i) {
-    std::byte* at = BarrierAt(w, in, BarrierAddress(w, in, i), i);
+    std::byte* at = BarrierAt(w, in, BarrierAddress(w, in, i), i, (in.flags & 2) != 0);
     if (at == nullptr) return;
     if (in.d != 0) std::memcpy(&w.R<uint64_t>(in.d)[i], at, 8);
     const uint32_t arrivals = in.count == 0 ? 0 : in.b == 0 ? 1 : w.R<uint32_t>(in.b)[i];
@@ -190,52 +193,73 @@ void CopyBulk(Warp& w, const Instruction& in) {
   });
 }
 
-// cp.async.bulk.tensor.2d to shared memory. kFrom: the map; kSize and kLimit: column and row.
+// cp.async.bulk.tensor from global memory: boxes of two dimensions. kSize: the first coordinate,
+// kLimit: the second; kFrom: the map; flags 1: kMask's blocks of the cluster get it.
+constexpr int kMask = kBarWide + 1, kTensorFields = kMask + 1;
+
+const TensorMap* MapAt(Warp& w, const Instruction& in, uint64_t address, uint32_t lane) {
+  const std::byte* at = address < w.block->parameter_bytes()
+                            ? Access<Space::kParameter>(w, in, address, sizeof(TensorMap), lane, 64)
+                            : Access<Space::kGlobal>(w, in, address, sizeof(TensorMap), lane, 64);
+  if (at == nullptr) return nullptr;
+  const auto* map = reinterpret_cast<const TensorMap*>(at);
+  if (map->magic == TensorMap::kMagic) return map;
+  w.Fault(in, "a tensor map that cuTensorMapEncodeTiled did not make");
+  return nullptr;
+}
+
 void CopyTensor(Warp& w, const Instruction& in) {
   ForActive(w, [&](uint32_t i) {
-    const uint64_t at = w.R<uint64_t>(in.list[kFrom])[i] +
-                        static_cast<uint64_t>(static_cast<int32_t>(in.list[kFromOffset]));
-    // Maps are parameters as a rule: cvta.param gives their places among those.
-    const std::byte* text = at < w.block->parameter_bytes()
-                                ? Access<Space::kParameter>(w, in, at, sizeof(TensorMap), i, 64)
-                                : GlobalAt(w, in, at, sizeof(TensorMap), i, 64);
-    if (text == nullptr) return;
-    TensorMap map;
-    std::memcpy(&map, text, sizeof(map));
-    if (map.magic != TensorMap::kMagic) {
-      w.Fault(in, "what is no tensor map");
-      return;
-    }
-    const auto column = static_cast<int32_t>(w.R<uint32_t>(in.list[kSize])[i]);
-    const auto row = static_cast<int32_t>(w.R<uint32_t>(in.list[kLimit])[i]);
-    if (column < 0 || row < 0) {
-      w.Fault(in, "a box that begins before its tensor; not implemented by the emulator");
-      return;
-    }
+    const uint64_t map_at = w.R<uint64_t>(in.list[kFrom])[i] +
+                            static_cast<uint64_t>(static_cast<int32_t>(in.list[kFromOffset]));
+    const TensorMap* map = MapAt(w, in, map_at, i);
+    if (map == nullptr) return;
     const uint64_t to = SharedOf(w, in.list[kTo], in.list[kToWide] != 0,
                                  static_cast<int32_t>(in.list[kToOffset]), i);
-    std::byte* shared = Access<Space::kShared>(w, in, to, map.box_bytes * map.box_rows, i, 128);
     const uint64_t bar = SharedOf(w, in.list[kBar], in.list[kBarWide] != 0,
                                   static_cast<int32_t>(in.list[kBarOffset]), i);
-    std::byte* barrier = BarrierAt(w, in, bar, i);
-    if (shared == nullptr || barrier == nullptr) return;
-    const uint64_t byte = static_cast<uint64_t>(column) * map.element_bytes;
-    PendingCopy copy{shared, nullptr, map.box_bytes, barrier, &w, &in};
-    copy.box = true;
-    copy.rows = map.box_rows;
-    copy.pitch = map.pitch;
-    copy.swizzled = map.swizzled != 0;
-    copy.address = static_cast<uint32_t>(to);
-    if (byte < map.row_bytes && static_cast<uint64_t>(row) < map.rows) {
-      copy.there = static_cast<uint32_t>(std::min<uint64_t>(map.box_bytes, map.row_bytes - byte));
-      copy.rows_there = static_cast<uint32_t>(
-          std::min<uint64_t>(map.box_rows, map.rows - static_cast<uint64_t>(row)));
-      const uint64_t from = map.address + static_cast<uint64_t>(row) * map.pitch + byte;
-      const auto bytes = static_cast<uint32_t>((copy.rows_there - 1) * map.pitch) + copy.there;
-      copy.from = GlobalAt(w, in, from, bytes, i, 1);
-      if (copy.from == nullptr) return;
+    const int64_t column = w.R<int32_t>(in.list[kSize])[i], row = w.R<int32_t>(in.list[kLimit])[i];
+    const uint32_t bytes = map->box[0] * map->box[1] * map->element_bytes;
+    const auto width = static_cast<uint32_t>(map->size[0] * map->element_bytes);
+    const uint64_t last_row = map->base + (map->size[1] - 1) * map->pitch;
+    if (GlobalAt(w, in, map->base, width, i, 16) == nullptr ||
+        GlobalAt(w, in, last_row, width, i, 16) == nullptr) {
+      return;
     }
-    w.block->Begin(copy);
+    const bool many = in.flags == 1;
+    const uint32_t blocks = many ? w.R<uint16_t>(in.list[kMask])[i] : 1;
+    for (uint32_t rank = 0; blocks >> rank != 0; ++rank) {
+      if ((blocks >> rank & 1) == 0) continue;
+      const uint64_t block = many ? uint64_t{rank + 1} << kRankShift : 0;
+      std::byte* shared = Access<Space::kCluster>(w, in, block | to, bytes, i, 128);
+      std::byte* barrier = BarrierAt(w, in, block | bar, i, true);
+      if (shared == nullptr || barrier == nullptr) return;
+      PendingCopy copy{shared, nullptr, bytes, barrier, &w, &in};
+      copy.move = [map = *map, shared, to, column, row] {
+        const uint32_t pitch = map.box[0] * map.element_bytes;
+        for (uint32_t r = 0; r < map.box[1]; ++r) {
+          for (uint32_t c = 0; c < map.box[0]; ++c) {
+            const uint64_t byte = uint64_t{r} * pitch + uint64_t{c} * map.element_bytes;
+            const uint64_t at =
+                map.swizzled ? (to + byte) ^ (((to + byte) >> 7 & 7) << 4) : to + byte;
+            const int64_t x = column + c, y = row + r;
+            const bool inside = x >= 0 && y >= 0 && static_cast<uint64_t>(x) < map.size[0] &&
+                                static_cast<uint64_t>(y) < map.size[1];
+            std::byte* d = shared + (at - to);
+            if (!inside) {
+              std::memset(d, 0, map.element_bytes);
+              continue;
+            }
+            std::memcpy(d,
+                        reinterpret_cast<const std::byte*>(map.base) +
+                            static_cast<uint64_t>(y) * map.pitch +
+                            static_cast<uint64_t>(x) * map.element_bytes,
+                        map.element_bytes);
+          }
+        }
+      };
+      w.block->Begin(copy);
+    }
   });
 }
 
@@ -248,6 +272,30 @@ uint32_t AddressPlace(Decoder& d, size_t operand, uint32_t* offset, uint32_t* wi
   return place;
 }
 
+bool DecodeTensorCopy(Decoder& d) {
+  Instruction* in = d.in;
+  const Operand& map = d.operand_at(1);
+  if (!d.Has("2d") || d.part(5) != "shared::cluster" || d.part(6) != "global" ||
+      map.items.size() != 1 || map.items[0].items.size() != 2) {
+    return d.Fail("not implemented by the emulator");
+  }
+  uint32_t f[kTensorFields] = {};
+  uint32_t from_wide = 0;
+  f[kTo] = AddressPlace(d, 0, &f[kToOffset], &f[kToWide]);
+  f[kFrom] = AddressPlace(d, 1, &f[kFromOffset], &from_wide);
+  if (from_wide == 0) return d.Fail("a 32-bit address of a tensor map");
+  f[kSize] = d.PlaceOf(map.items[0].items[0], 4);
+  f[kLimit] = d.PlaceOf(map.items[0].items[1], 4);
+  f[kBar] = AddressPlace(d, 2, &f[kBarOffset], &f[kBarWide]);
+  if (d.Has("multicast::cluster")) {
+    in->flags = 1;
+    f[kMask] = d.Place(3, 2);
+  }
+  in->list = d.List({f, f + kTensorFields});
+  in->run = CopyTensor;
+  return true;
+}
+
 bool DecodeCopy(Decoder& d) {
   Instruction* in = d.in;
   const bool bulk = d.part(2) == "bulk";
@@ -255,9 +303,8 @@ bool DecodeCopy(Decoder& d) {
     in->run = Nothing;
     return true;
   }
-  const bool tensor = d.Has("tensor");
-  if (d.Has("multicast::cluster") || d.Has("reduce") ||
-      (tensor && (!d.Has("2d") || d.Has("L2::cache_hint") || d.part(5) == "global"))) {
+  if (d.Has("tensor")) return DecodeTensorCopy(d);
+  if (d.Has("multicast::cluster") || d.Has("reduce")) {
     return d.Fail("not implemented by the emulator");
   }
   if (d.part(2) == "mbarrier") {  // cp.async.mbarrier.arrive
@@ -282,18 +329,6 @@ bool DecodeCopy(Decoder& d) {
     in->run = CopySmall;
     return true;
   }
-  if (tensor) {
-    const auto& coordinates = d.operand_at(1).items;
-    if (coordinates.size() != 1 || coordinates[0].items.size() != 2) {
-      return d.Fail("two coordinates were expected");
-    }
-    f[kSize] = d.PlaceOf(coordinates[0].items[0], 4);
-    f[kLimit] = d.PlaceOf(coordinates[0].items[1], 4);
-    f[kBar] = AddressPlace(d, 2, &f[kBarOffset], &f[kBarWide]);
-    in->list = d.List({f, f + 10});
-    in->run = CopyTensor;
-    return true;
-  }
   f[kSize] = d.Place(2, 4);
   if (d.part(3).starts_with("global")) {
     in->flags = 1;
@@ -309,17 +344,12 @@ bool DecodeCopy(Decoder& d) {
 }  // namespace
 
 void FinishCopy(const PendingCopy& copy) {
-  if (!copy.box) std::memcpy(copy.to, copy.from, copy.bytes);
-  for (uint32_t at = 0; copy.box && at < copy.rows * copy.bytes; at += 16) {
-    const uint32_t row = at / copy.bytes, byte = at % copy.bytes;
-    const uint32_t address = copy.address + at;
-    const uint32_t turned = copy.swizzled ? address ^ ((address >> 7 & 7) << 4) : address;
-    const uint32_t there = row < copy.rows_there && byte < copy.there ? copy.there - byte : 0;
-    std::byte* const to = copy.to + (turned - copy.address);
-    std::memset(to, 0, 16);
-    if (there > 0) std::memcpy(to, copy.from + row * copy.pitch + byte, std::min(there, 16u));
+  if (copy.move != nullptr) {
+    copy.move();
+  } else {
+    std::memcpy(copy.to, copy.from, copy.bytes);
   }
-  Update(*copy.warp, *copy.at, copy.barrier, 0, -static_cast<int32_t>(copy.rows * copy.bytes));
+  Update(*copy.warp, *copy.at, copy.barrier, 0, -static_cast<int32_t>(copy.bytes));
 }
 
 bool DecodeAsync(Decoder& d) {
@@ -339,6 +369,7 @@ bool DecodeAsync(Decoder& d) {
   } else if (what == "inval") {
     in->run = Invalidate;
   } else if (what == "arrive") {
+    if (d.Has("shared::cluster")) in->flags |= 2;
     if (d.operand_at(0).kind != Operand::Kind::kSink) in->d = d.Place(0, 8);
     in->count = 1;
     if (d.Has("expect_tx")) {

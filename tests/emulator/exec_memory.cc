@@ -66,6 +66,9 @@ bool Resolve(Warp& w, const Instruction& in, uint32_t bytes, std::byte** at) {
     case Space::kShared:
       return wide ? ResolveIn<Space::kShared, uint64_t>(w, in, bytes, at)
                   : ResolveIn<Space::kShared, uint32_t>(w, in, bytes, at);
+    case Space::kCluster:
+      return wide ? ResolveIn<Space::kCluster, uint64_t>(w, in, bytes, at)
+                  : ResolveIn<Space::kCluster, uint32_t>(w, in, bytes, at);
     case Space::kLocal:
       return wide ? ResolveIn<Space::kLocal, uint64_t>(w, in, bytes, at)
                   : ResolveIn<Space::kLocal, uint32_t>(w, in, bytes, at);
@@ -191,6 +194,22 @@ void Atomic(Warp& w, const Instruction& in) {
   });
 }
 
+// Sums of in.count numbers at each address, without the old values. in.list: operands.
+void AddVector(Warp& w, const Instruction& in) {
+  std::byte* at[kLanes];
+  if (!Resolve(w, in, 4u * in.count, at)) return;
+  ForActive(w, [&](uint32_t i) {
+    for (uint32_t k = 0; k < in.count; ++k) {
+      uint32_t* p = reinterpret_cast<uint32_t*>(at[i]) + k;
+      uint32_t old = __atomic_load_n(p, __ATOMIC_RELAXED);
+      const float x = w.R<float>(in.list[k])[i];
+      while (!__atomic_compare_exchange_n(p, &old, As<uint32_t>(Canonical(As<float>(old) + x)),
+                                          false, __ATOMIC_SEQ_CST, __ATOMIC_RELAXED)) {
+      }
+    }
+  });
+}
+
 // Pairs of 16-bit numbers; only sums.
 template <bool kBf16>
 void AtomicPair(Warp& w, const Instruction& in) {
@@ -217,6 +236,7 @@ void AtomicPair(Warp& w, const Instruction& in) {
 Space SpaceOf(Decoder& d, size_t address) {
   for (const std::string_view part : d.statement().op) {
     if (part == "global" || part == "const") return Space::kGlobal;
+    if (part == "shared::cluster") return Space::kCluster;
     if (part.starts_with("shared")) return Space::kShared;
     if (part == "local") return Space::kLocal;
     if (part.starts_with("param")) {
@@ -330,6 +350,15 @@ bool DecodeAtomic(Decoder& d, bool result) {
   const size_t first = result ? 1 : 0;
   SetAddress(d, first);
   const int bytes = t.bytes();
+  const Operand& operand = d.operand_at(first + 1);
+  if (operand.kind == Operand::Kind::kVector && !result && d.Has("add") && t.is('f', 32)) {
+    std::vector<uint32_t> places;
+    for (const Operand& item : operand.items) places.push_back(d.PlaceOf(item, bytes));
+    in->count = static_cast<uint8_t>(places.size());
+    in->list = d.List(places);
+    in->run = AddVector;
+    return true;
+  }
   if (result && d.operand_at(0).kind != Operand::Kind::kSink) in->d = d.Place(0, bytes);
   in->b = d.Place(first + 1, bytes);
   static const std::map<std::string_view, AtomOp> kOps = {

@@ -75,6 +75,13 @@ void IsIn(Warp& w, const Instruction& in) {
          }));
 }
 
+// Where what lies at a shared address lies in another block of the cluster.
+void MapAddress(Warp& w, const Instruction& in) {
+  const uint32_t *a = w.R<uint32_t>(in.a), *rank = w.R<uint32_t>(in.b);
+  Each(w, w.R<uint32_t>(in.d),
+       [&](uint32_t i) { return (a[i] & ((1u << kRankShift) - 1)) | (rank[i] + 1) << kRankShift; });
+}
+
 uint64_t WindowOf(Decoder& d) {
   if (d.Has("shared") || d.Has("shared::cta") || d.Has("shared::cluster")) return kSharedWindow;
   return d.Has("local") ? kLocalWindow : 0;
@@ -144,6 +151,13 @@ bool DecodeMove(Decoder& d) {
       in->a = d.Place(1, in->count);
       in->run = AddWindow;
     }
+    return true;
+  }
+  if (op == "mapa" && d.Has("u32")) {
+    in->d = d.Place(0, 4);
+    in->a = d.Place(1, 4);
+    in->b = d.Place(2, 4);
+    in->run = MapAddress;
     return true;
   }
   if (op == "isspacep") {

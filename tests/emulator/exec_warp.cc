@@ -39,6 +39,15 @@ void BarrierSync(Warp& w, const Instruction& in) {
   w.block->Arrive(w, in, static_cast<int>(id), threads, (in.flags & 1) != 0);
 }
 
+// ---- the barrier of a cluster's blocks ----
+
+void ArriveAtCluster(Warp& w, const Instruction& in) {
+  if (w.Gather(kAllLanes)) w.block->cluster().Arrive(w, in);
+}
+void WaitForCluster(Warp& w, const Instruction&) {
+  if (w.Gather(kAllLanes)) w.block->cluster().Wait(w);
+}
+
 void WarpSync(Warp& w, const Instruction& in) { w.Gather(FirstOf(w, in.a)); }
 
 // ---- votes: count 0 all, 1 any, 2 uniform, 3 ballot; flags 1: of the negation ----
@@ -165,7 +174,10 @@ uint32_t SecondPlace(Decoder& d, const Operand& operand) {
 
 bool DecodeBarrier(Decoder& d) {
   Instruction* in = d.in;
-  if (d.Has("cluster")) return d.Fail("clusters are not implemented by the emulator");
+  if (d.part(1) == "cluster") {
+    in->run = d.Has("wait") ? WaitForCluster : ArriveAtCluster;
+    return true;
+  }
   const bool warp = d.part(1) == "warp";
   if (warp) {
     in->a = d.Place(0, 4);

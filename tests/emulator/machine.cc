@@ -18,6 +18,7 @@ constexpr int kSlice = 1 << 14;
 // Rounds of a block in which warps only asked for what did not happen.
 constexpr int kIdleRounds = 1000;
 constexpr uint64_t kMaxBlockInstructions = uint64_t{1} << 34;
+constexpr int kClusterBarrier = 16;  // behind those of a block
 
 std::byte* AllocateAligned(size_t bytes) {
   void* p = nullptr;
@@ -178,8 +179,9 @@ bool Warp::Run() {
 
 void Block::Free::operator()(std::byte* p) const { std::free(p); }
 
-Block::Block(const Launch& launch, Memory& memory, FaultLog& faults)
-    : launch_(launch), memory_(memory), faults_(faults) {
+Block::Block(const Launch& launch, Memory& memory, FaultLog& faults, Cluster& cluster,
+             uint32_t rank)
+    : launch_(launch), memory_(memory), faults_(faults), cluster_(cluster), rank_(rank) {
   const Program& p = *launch.program;
   const auto threads = static_cast<size_t>(launch.block.count());
   warps_.resize((threads + kLanes - 1) / kLanes);
@@ -238,6 +240,7 @@ void Block::Start(uint64_t index) {
     warp.stopped_ = false;
     warp.reduce = nullptr;
     warp.last = {};
+    warp.at_cluster = false;
     const auto set = [&](Special which, auto value) {
       const uint32_t place = p.special[static_cast<int>(which)];
       if (place == 0) return;
@@ -272,54 +275,17 @@ void Block::Start(uint64_t index) {
     same(Special::kSmId, index % 132);
     same(Special::kNsmId, 132);
     same(Special::kDynamicSharedBytes, launch_.dynamic_shared);
+    same(Special::kClusterRank, rank_);
+    same(Special::kClusterSize, launch_.cluster);
   }
 }
 
-void Block::Run(uint64_t index) {
-  Start(index);
-  int idle = 0;
-  const uint64_t begin = instructions;
-  for (;;) {
-    bool any = false, ran = false;
-    const uint64_t before = events_, executed = instructions;
-    for (Warp& warp : warps_) {
-      if (warp.done()) continue;
-      any = true;
-      if (warp.Runnable()) ran |= warp.Run();
-      if (faults_.set()) return;
-    }
-    if (!any) {
-      if (!copies_.empty()) {
-        copies_.back().warp->Fault(*copies_.back().at,
-                                   "the block ends while this copy is under way");
-      }
-      return;
-    }
-    // Spinning warps execute a handful of instructions each in a round.
-    const bool spun = events_ == before && instructions - executed < 64 * warps_.size();
-    idle = spun ? idle + 1 : 0;
-    if ((spun || !ran) && !copies_.empty()) {
-      const PendingCopy copy = copies_.back();
-      copies_.pop_back();
-      FinishCopy(copy);
-      if (faults_.set()) return;
-      idle = 0;
-      continue;
-    }
-    if (!ran || idle > kIdleRounds) {
-      faults_.Set(fmt::format("deadlock: every warp waits\n  in {}\n  block {}{}", program().name,
-                              index, Describe()));
-      return;
-    }
-    if (instructions - begin > kMaxBlockInstructions) {
-      faults_.Set(
-          fmt::format("block {} of {} does not end; blocks run one after another, so one that "
-                      "waits for a later "
-                      "one never does{}",
-                      index, program().name, Describe()));
-      return;
-    }
-  }
+std::byte* Block::SharedInCluster(uint64_t address, uint32_t bytes) const {
+  const uint64_t rank = address >> kRankShift;
+  if (rank == 0) return Shared(address, bytes);
+  if (rank > cluster_.size()) return nullptr;
+  return cluster_.block(static_cast<uint32_t>(rank - 1))
+      .Shared(address & ((uint64_t{1} << kRankShift) - 1), bytes);
 }
 
 std::string Block::Describe() const {
@@ -408,23 +374,134 @@ void Block::WarpExited() {
   for (int i = 0; i < 16; ++i) {
     if (barriers_[i].expected == 0) Release(i);
   }
+  cluster_.Release();
+}
+
+// ---- clusters ----
+
+Cluster::Cluster(const Launch& launch, Memory& memory, FaultLog& faults)
+    : launch_(launch), faults_(faults) {
+  for (uint32_t rank = 0; rank < launch.cluster; ++rank) {
+    blocks_.push_back(std::make_unique<Block>(launch, memory, faults, *this, rank));
+  }
+}
+
+uint64_t Cluster::instructions() const {
+  uint64_t sum = 0;
+  for (const auto& block : blocks_) sum += block->instructions;
+  return sum;
+}
+uint64_t Cluster::events() const {
+  uint64_t sum = 0;
+  for (const auto& block : blocks_) sum += block->events_;
+  return sum;
+}
+
+void Cluster::Arrive(Warp& warp, const Instruction& at) {
+  if (warp.at_cluster) {
+    warp.Fault(at, "arrives at the cluster's barrier twice");
+    return;
+  }
+  warp.at_cluster = true;
+  Release();
+}
+void Cluster::Wait(Warp& warp) {
+  if (warp.at_cluster) warp.BlockOn(kClusterBarrier);
+}
+void Cluster::Release() {
+  bool any = false;
+  for (const auto& block : blocks_) {
+    for (const Warp& warp : block->warps_) {
+      if (!warp.done() && !warp.at_cluster) return;
+      any |= warp.at_cluster;
+    }
+  }
+  if (!any) return;
+  for (const auto& block : blocks_) {
+    block->Event();
+    for (Warp& warp : block->warps_) {
+      warp.at_cluster = false;
+      if (warp.barrier_ == kClusterBarrier) warp.barrier_ = -1;
+    }
+  }
+}
+
+void Cluster::Run(uint64_t index) {
+  size_t warps = 0;
+  for (const auto& block : blocks_) {
+    block->Start(index * blocks_.size() + block->rank_);
+    warps += block->warps_.size();
+  }
+  const auto describe = [&] {
+    std::string text;
+    for (const auto& block : blocks_) {
+      text += fmt::format("\n  block {}{}", block->index(), block->Describe());
+    }
+    return text;
+  };
+  int idle = 0;
+  const uint64_t begin = instructions();
+  for (;;) {
+    bool any = false, ran = false;
+    const uint64_t before = events(), executed = instructions();
+    Block* copying = nullptr;
+    for (const auto& block : blocks_) {
+      for (Warp& warp : block->warps_) {
+        if (warp.done()) continue;
+        any = true;
+        if (warp.Runnable()) ran |= warp.Run();
+        if (faults_.set()) return;
+      }
+      if (!block->copies_.empty()) copying = block.get();
+    }
+    if (!any) {
+      if (copying != nullptr) {
+        const PendingCopy& copy = copying->copies_.back();
+        copy.warp->Fault(*copy.at, "the block ends while this copy is under way");
+      }
+      return;
+    }
+    // Spinning warps execute a handful of instructions each in a round.
+    const bool spun = events() == before && instructions() - executed < 64 * warps;
+    idle = spun ? idle + 1 : 0;
+    if ((spun || !ran) && copying != nullptr) {
+      const PendingCopy copy = copying->copies_.back();
+      copying->copies_.pop_back();
+      FinishCopy(copy);
+      if (faults_.set()) return;
+      idle = 0;
+      continue;
+    }
+    if (!ran || idle > kIdleRounds) {
+      faults_.Set(
+          fmt::format("deadlock: every warp waits\n  in {}{}", launch_.program->name, describe()));
+      return;
+    }
+    if (instructions() - begin > kMaxBlockInstructions) {
+      faults_.Set(
+          fmt::format("a block of {} does not end; blocks run one after another, so one that waits "
+                      "for a later one never does{}",
+                      launch_.program->name, describe()));
+      return;
+    }
+  }
 }
 
 std::string RunLaunch(const Launch& launch, Memory& memory, int threads, uint64_t* instructions) {
   FaultLog faults;
   std::atomic<uint64_t> next = 0, executed = 0;
-  const uint64_t blocks = launch.grid.count();
+  const uint64_t clusters = launch.grid.count() / launch.cluster;
   const auto work = [&] {
-    Block block(launch, memory, faults);
+    Cluster cluster(launch, memory, faults);
     for (;;) {
       const uint64_t index = next.fetch_add(1);
-      if (index >= blocks || faults.set()) break;
-      block.Run(index);
+      if (index >= clusters || faults.set()) break;
+      cluster.Run(index);
     }
-    executed += block.instructions;
+    executed += cluster.instructions();
   };
   std::vector<std::thread> helpers;
-  for (uint64_t i = 1; i < std::min<uint64_t>(static_cast<uint64_t>(threads), blocks); ++i) {
+  for (uint64_t i = 1; i < std::min<uint64_t>(static_cast<uint64_t>(threads), clusters); ++i) {
     helpers.emplace_back(work);
   }
   work();

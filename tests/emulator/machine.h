@@ -1,12 +1,13 @@
-// The machine: blocks of warps of 32 lanes, each instruction a loop over the lanes.
+// The machine: clusters of blocks of warps of 32 lanes, each instruction a loop over the lanes.
 //
 // Lanes of a warp that diverge form groups, and the group at the lowest instruction runs, which
 // brings them together again where their ways meet. An instruction that needs other lanes (.sync)
-// waits until their group arrives. A warp runs until it must wait; a block's warps alternate.
+// waits until their group arrives. A warp runs until it must wait; a cluster's warps alternate.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -26,6 +27,7 @@ struct Launch {
   const Program* program = nullptr;
   Dim3 grid, block;
   uint32_t dynamic_shared = 0;
+  uint32_t cluster = 1;  // blocks, along x
   std::vector<std::byte> parameters;
   // Bulk copies are made when no warp can run without them, the newest first, not at once: finds
   // who does not wait for them.
@@ -50,6 +52,7 @@ class FaultLog {
 };
 
 class Block;
+class Cluster;
 
 class Warp {
  public:
@@ -83,9 +86,11 @@ class Warp {
   int index = 0;
   const Instruction* reduce = nullptr;  // the bar.red that waits for its result
   Allocation last;                      // global memory that this warp accessed last
+  bool at_cluster = false;  // has arrived at the cluster's barrier, which others have not
 
  private:
   friend class Block;
+  friend class Cluster;
   enum class Wait { kNone, kTurn, kMembers };
   struct Group {
     uint32_t pc, lanes, need;
@@ -111,24 +116,18 @@ class Warp {
 struct PendingCopy {
   std::byte* to;
   const std::byte* from;
-  uint32_t bytes;  // of a row
+  uint32_t bytes;
   std::byte* barrier;
   Warp* warp;
   const Instruction* at;
-  // A box of a matrix: zeros outside; its 16-byte pieces are swizzled by the address they go to.
-  uint32_t rows = 1;
-  uint64_t pitch = 0;
-  uint32_t there = 0, rows_there = 0;  // bytes of a row, and rows, that lie inside
-  bool box = false, swizzled = false;
-  uint32_t address = 0;  // of `to`
+  std::function<void()> move = nullptr;  // in place of `to` and `from`
 };
 void FinishCopy(const PendingCopy& copy);
 
 // One block at a time; reused for the next one of the launch.
 class Block {
  public:
-  Block(const Launch& launch, Memory& memory, FaultLog& faults);
-  void Run(uint64_t index);
+  Block(const Launch& launch, Memory& memory, FaultLog& faults, Cluster& cluster, uint32_t rank);
 
   const std::byte* parameters() const { return launch_.parameters.data(); }
   uint32_t parameter_bytes() const { return static_cast<uint32_t>(launch_.parameters.size()); }
@@ -138,6 +137,9 @@ class Block {
     return at <= shared_bytes_ && bytes <= shared_bytes_ - at ? shared_ + at : nullptr;
   }
   uint32_t shared_bytes() const { return shared_bytes_; }
+  // The same at an address of the cluster's: this block's, or what mapa gave.
+  std::byte* SharedInCluster(uint64_t address, uint32_t bytes) const;
+  Cluster& cluster() { return cluster_; }
 
   // A barrier among warps. `threads` 0: all of the block.
   void Arrive(Warp& warp, const Instruction& at, int barrier, uint32_t threads, bool wait);
@@ -169,6 +171,7 @@ class Block {
 
  private:
   friend class Warp;
+  friend class Cluster;
   void Start(uint64_t index);
   void Release(int barrier);
   std::string Describe() const;
@@ -176,6 +179,8 @@ class Block {
   const Launch& launch_;
   Memory& memory_;
   FaultLog& faults_;
+  Cluster& cluster_;
+  const uint32_t rank_;
   uint64_t index_ = 0;
   std::vector<Warp> warps_;
   struct Free {
@@ -188,6 +193,27 @@ class Block {
   Barrier barriers_[16];
   uint64_t events_ = 0;  // that others may wait for
   std::vector<PendingCopy> copies_;
+};
+
+// The blocks of a cluster, which run at once; one block where there are no clusters.
+class Cluster {
+ public:
+  Cluster(const Launch& launch, Memory& memory, FaultLog& faults);
+  void Run(uint64_t index);
+
+  uint32_t size() const { return static_cast<uint32_t>(blocks_.size()); }
+  Block& block(uint32_t rank) { return *blocks_[rank]; }
+  void Arrive(Warp& warp, const Instruction& at);
+  void Wait(Warp& warp);
+  void Release();  // the barrier, where all warps have arrived
+  uint64_t instructions() const;
+
+ private:
+  uint64_t events() const;
+
+  const Launch& launch_;
+  FaultLog& faults_;
+  std::vector<std::unique_ptr<Block>> blocks_;
 };
 
 // Runs a launch to its end. `threads` share its blocks. Adds the executed warp instructions to

@@ -21,6 +21,8 @@ inline constexpr uint32_t kSharedBase = 1024;
 inline constexpr uint64_t kSharedWindow = uint64_t{1} << 56;
 inline constexpr uint64_t kLocalWindow = uint64_t{1} << 57;
 inline constexpr uint64_t kWindowBytes = uint64_t{1} << 32;
+// Addresses in the shared memory of block r of a cluster (mapa) have r + 1 in these bits.
+inline constexpr int kRankShift = 24;
 
 // ---- statements ----
 
@@ -109,6 +111,8 @@ enum class Special {
   kLaneMaskGt,
   kLaneMaskGe,
   kDynamicSharedBytes,
+  kClusterRank,
+  kClusterSize,
   kCount
 };
 
@@ -129,6 +133,7 @@ struct Program {
   uint32_t parameter_bytes = 0;
   std::vector<Parameter> parameters;
   int max_threads = 1024;
+  uint32_t cluster = 0;  // blocks, where the kernel says so
   std::vector<std::unique_ptr<uint32_t[]>> lists;
 };
 

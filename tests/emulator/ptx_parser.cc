@@ -150,6 +150,16 @@ class ModuleReader : Reader {
         function.max_threads = static_cast<int>(threads);
         continue;
       }
+      if (lexer_.token().Is(".reqnctapercluster")) {
+        uint64_t blocks = 1, factor = 0;
+        do {
+          lexer_.Advance();
+          if (!Number(&factor)) return false;
+          blocks *= factor;
+        } while (lexer_.token().Is(','));
+        function.cluster = static_cast<uint32_t>(blocks);
+        continue;
+      }
       lexer_.Advance();
     }
     if (Accept(';')) return true;  // a prototype
@@ -232,7 +242,9 @@ const std::map<std::string_view, Special>& SpecialNames() {
       {"%lanemask_le", Special::kLaneMaskLe},
       {"%lanemask_gt", Special::kLaneMaskGt},
       {"%lanemask_ge", Special::kLaneMaskGe},
-      {"%dynamic_smem_size", Special::kDynamicSharedBytes}};
+      {"%dynamic_smem_size", Special::kDynamicSharedBytes},
+      {"%cluster_ctarank", Special::kClusterRank},
+      {"%cluster_nctarank", Special::kClusterSize}};
   return kNames;
 }
 

@@ -25,6 +25,7 @@ struct Function {
   std::string_view body;
   int line = 0;
   int max_threads = 1024;
+  uint32_t cluster = 0;
 };
 
 struct Variable {

@@ -1,10 +1,13 @@
 // The CUDA runtime's functions that the project calls, on the emulator. What a stream is given runs
 // before the call returns, unless the stream is captured.
+#include <cuda.h>
 #include <cuda_runtime_api.h>
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <string_view>
 
 #include "emulator/emulator.h"
 #include "emulator/runtime_state.h"
@@ -38,6 +41,54 @@ bool CheckCopy(const void* to, const void* from, size_t bytes, cudaMemcpyKind ki
   if (what.empty()) return true;
   fmt::print(stderr, "CUDA emulator: a copy of {} bytes: {}\n", bytes, what);
   return false;
+}
+
+// Of a launch; 0: what the kernel says.
+uint32_t ClusterOf(const cudaLaunchConfig_t& config) {
+  for (unsigned i = 0; i < config.numAttrs; ++i) {
+    if (config.attrs[i].id == cudaLaunchAttributeClusterDimension) {
+      const auto& size = config.attrs[i].val.clusterDim;
+      return size.x * size.y * size.z;
+    }
+  }
+  return 0;
+}
+
+// Two dimensions, boxes of rows of 128 bytes at most.
+CUresult EncodeTiled(CUtensorMap* out, CUtensorMapDataType type, cuuint32_t rank, void* base,
+                     const cuuint64_t* sizes, const cuuint64_t* pitches, const cuuint32_t* box,
+                     const cuuint32_t* steps, CUtensorMapInterleave interleave,
+                     CUtensorMapSwizzle swizzle, CUtensorMapL2promotion,
+                     CUtensorMapFloatOOBfill fill) {
+  TensorMap map{};
+  map.element_bytes =
+      type == CU_TENSOR_MAP_DATA_TYPE_UINT8                                                 ? 1
+      : type == CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 || type == CU_TENSOR_MAP_DATA_TYPE_FLOAT16 ? 2
+                                                                                            : 0;
+  const bool swizzled = swizzle == CU_TENSOR_MAP_SWIZZLE_128B;
+  if (rank != 2 || map.element_bytes == 0 || steps[0] != 1 || steps[1] != 1 ||
+      interleave != CU_TENSOR_MAP_INTERLEAVE_NONE ||
+      (!swizzled && swizzle != CU_TENSOR_MAP_SWIZZLE_NONE) ||
+      fill != CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) {
+    return CUDA_ERROR_NOT_SUPPORTED;
+  }
+  const uint32_t width = box[0] * map.element_bytes;
+  if (reinterpret_cast<uint64_t>(base) % 16 != 0 || pitches[0] % 16 != 0 || box[0] == 0 ||
+      box[0] > 256 || box[1] == 0 || box[1] > 256 || width % 16 != 0 || (swizzled && width > 128) ||
+      sizes[0] == 0 || sizes[1] == 0) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  if (swizzled && width != 128) return CUDA_ERROR_NOT_SUPPORTED;
+  map.magic = TensorMap::kMagic;
+  map.base = reinterpret_cast<uint64_t>(base);
+  map.size[0] = sizes[0];
+  map.size[1] = sizes[1];
+  map.pitch = pitches[0];
+  map.box[0] = box[0];
+  map.box[1] = box[1];
+  map.swizzled = swizzled ? 1 : 0;
+  std::memcpy(out, &map, sizeof(map));
+  return CUDA_SUCCESS;
 }
 
 }  // namespace
@@ -97,14 +148,15 @@ cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* fu
                                 void** args) {
   for (unsigned i = 0; i < config->numAttrs; ++i) {
     // Kernels that may overlap run one after another here.
-    if (config->attrs[i].id != cudaLaunchAttributeProgrammaticStreamSerialization) {
+    if (config->attrs[i].id != cudaLaunchAttributeProgrammaticStreamSerialization &&
+        config->attrs[i].id != cudaLaunchAttributeClusterDimension) {
       fmt::print(stderr, "CUDA emulator: launch attribute {} is not implemented\n",
                  static_cast<int>(config->attrs[i].id));
       return State().Return(cudaErrorNotSupported);
     }
   }
   return State().LaunchKernel(function, Of(config->gridDim), Of(config->blockDim), args,
-                              config->dynamicSmemBytes, config->stream);
+                              config->dynamicSmemBytes, config->stream, ClusterOf(*config));
 }
 cudaError_t cudaFuncSetAttribute(const void* function, cudaFuncAttribute attribute, int value) {
   Kernel* kernel = State().FindKernel(function);
@@ -125,16 +177,26 @@ cudaError_t cudaFuncSetAttribute(const void* function, cudaFuncAttribute attribu
 cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** function, unsigned int,
                                              unsigned long long,
                                              cudaDriverEntryPointQueryResult* result) {
-  *function = TensorMapEncoder(name);
+  const bool known =
+      std::string_view(name) == "cuTensorMapEncodeTiled" && State().device().major >= 9;
+  *function = known ? reinterpret_cast<void*>(&EncodeTiled) : nullptr;
   if (result != nullptr) {
-    *result =
-        *function != nullptr ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
+    *result = known ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
   }
   return cudaSuccess;
 }
-// No clusters: what needs them is left to other kernels.
-cudaError_t cudaOccupancyMaxActiveClusters(int* clusters, const void*, const cudaLaunchConfig_t*) {
-  *clusters = 0;
+// As if one block fitted a multiprocessor, and any of them made a cluster.
+cudaError_t cudaOccupancyMaxActiveClusters(int* clusters, const void* function,
+                                           const cudaLaunchConfig_t* config) {
+  Kernel* kernel = State().FindKernel(function);
+  if (kernel == nullptr) return State().Return(cudaErrorInvalidDeviceFunction);
+  if (const cudaError_t error = State().Load(kernel); error != cudaSuccess) {
+    return State().Return(error);
+  }
+  const uint32_t said = ClusterOf(*config);
+  const uint32_t size = said != 0 ? said : std::max(1u, kernel->program->cluster);
+  *clusters =
+      State().device().major >= 9 ? State().device().multiprocessors / static_cast<int>(size) : 0;
   return cudaSuccess;
 }
 
@@ -149,8 +211,8 @@ cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* out, const void* function)
   out->localSizeBytes = kernel->program->local_bytes;
   out->maxThreadsPerBlock = kernel->program->max_threads;
   out->maxDynamicSharedSizeBytes = kernel->max_dynamic_shared;
+  out->binaryVersion = out->ptxVersion = State().device().major * 10 + State().device().minor;
   out->numRegs = 64;  // nobody knows: registers are virtual here
-  out->binaryVersion = 10 * State().device().major + State().device().minor;
   return cudaSuccess;
 }
 
@@ -221,9 +283,6 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
       return cudaSuccess;
     case cudaDevAttrMaxThreadsPerBlock:
       *value = 1024;
-      return cudaSuccess;
-    case cudaDevAttrClusterLaunch:
-      *value = 0;
       return cudaSuccess;
     case cudaDevAttrWarpSize:
       *value = 32;

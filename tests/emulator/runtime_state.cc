@@ -2,6 +2,7 @@
 
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
@@ -127,7 +128,7 @@ cudaError_t Runtime::Load(Kernel* kernel) {
 }
 
 cudaError_t Runtime::LaunchKernel(const void* function, Dim3 grid, Dim3 block, void** args,
-                                  size_t shared, cudaStream_t stream) {
+                                  size_t shared, cudaStream_t stream, uint32_t cluster) {
   Kernel* kernel = FindKernel(function);
   if (kernel == nullptr) return Return(cudaErrorInvalidDeviceFunction);
   if (const cudaError_t error = Load(kernel); error != cudaSuccess) return Return(error);
@@ -144,7 +145,12 @@ cudaError_t Runtime::LaunchKernel(const void* function, Dim3 grid, Dim3 block, v
       shared + program.static_shared > static_cast<size_t>(device_.shared_per_block)) {
     return Return(cudaErrorInvalidValue);
   }
+  if (cluster == 0) cluster = std::max(1u, program.cluster);
+  if (cluster > 8 || grid.x % cluster != 0 || (cluster > 1 && device_.major < 9)) {
+    return Return(cudaErrorInvalidConfiguration);
+  }
   Launch launch;
+  launch.cluster = cluster;
   launch.program = &program;
   launch.grid = grid;
   launch.block = block;

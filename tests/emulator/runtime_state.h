@@ -62,7 +62,7 @@ class Runtime {
   // Reads the kernel's PTX at first.
   cudaError_t Load(Kernel* kernel);
   cudaError_t LaunchKernel(const void* function, Dim3 grid, Dim3 block, void** args, size_t shared,
-                           cudaStream_t stream);
+                           cudaStream_t stream, uint32_t cluster = 0);
   void Enqueue(cudaStream_t stream, std::function<void()> work);
 
   cudaError_t Return(cudaError_t error);

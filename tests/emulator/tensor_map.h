@@ -1,5 +1,5 @@
-// What cuTensorMapEncodeTiled writes here and tensor copies read: matrices, with 128-byte swizzle
-// or none.
+// What the stand-in for cuTensorMapEncodeTiled writes into a CUtensorMap, for the copies that read
+// it.
 #pragma once
 
 #include <cstdint>
@@ -8,13 +8,10 @@ namespace oscar::emulator {
 
 struct TensorMap {
   static constexpr uint64_t kMagic = 0x70616d726f736e74;
-  uint64_t magic = 0;
-  uint64_t address = 0, row_bytes = 0, rows = 0, pitch = 0;
-  uint32_t element_bytes = 0, box_bytes = 0, box_rows = 0, swizzled = 0;
+  uint64_t magic, base;
+  uint64_t size[2], pitch;  // columns and rows; bytes
+  uint32_t box[2], element_bytes, swizzled;
 };
 static_assert(sizeof(TensorMap) <= 128);
-
-// The driver's function; null under any other name.
-void* TensorMapEncoder(const char* name);
 
 }  // namespace oscar::emulator

@@ -65,6 +65,13 @@ Result<CUtensorMap> SwizzledMap(const Bf16* matrix, int64_t rows, int inputs, in
       {CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, CU_TENSOR_MAP_SWIZZLE_128B, box_rows, kSwizzledInputs});
 }
 
+Result<CUtensorMap> SwizzledByteMap(const void* matrix, int64_t rows, int64_t row_bytes,
+                                    int box_rows) {
+  return MapOf(
+      matrix, rows, row_bytes, row_bytes,
+      {CU_TENSOR_MAP_DATA_TYPE_UINT8, CU_TENSOR_MAP_SWIZZLE_128B, box_rows, kSwizzledInputs * 2});
+}
+
 Result<CUtensorMap> ByteMap(const void* matrix, int64_t rows, int64_t row_bytes, int box_rows,
                             int box_bytes) {
   return MapOf(matrix, rows, row_bytes, row_bytes,

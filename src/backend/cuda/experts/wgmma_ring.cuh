@@ -2,7 +2,7 @@
 #pragma once
 
 #include "cuda/attention/wgmma.cuh"
-#include "cuda/device/tensor_copy.cuh"
+#include "cuda/device/cluster.cuh"
 #include "cuda/device/tensor_map.h"
 #include "cuda/experts/grouped_gemm.cuh"
 

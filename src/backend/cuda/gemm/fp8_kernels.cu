@@ -1,5 +1,9 @@
+#include <algorithm>
+
 #include "base/fp8.h"
 #include "cuda/device/cuda_status.h"
+#include "cuda/device/launch.h"
+#include "cuda/device/ptx.cuh"
 #include "cuda/gemm/fp8_kernels.h"
 #include "cuda/gemm/fp8_words.cuh"
 
@@ -59,21 +63,25 @@ __device__ __forceinline__ uint32_t Times(uint32_t pair, float scale) {
   return *reinterpret_cast<const uint32_t*>(&product);
 }
 
-// Four words a thread: 16 inputs, within one block of scales.
+// A block has a row at a time, a thread 8 inputs of it, within one block of scales: what a warp
+// reads and what it writes has no gaps.
 __global__ void __launch_bounds__(kThreads)
-    MultiplyOutKernel(const DeviceMatrix matrix, uint4* out, int64_t vectors) {
-  const int per_row = matrix.inputs / 16;
-  for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < vectors;
-       i += int64_t{gridDim.x} * kThreads) {
-    const auto row = static_cast<int>(i / per_row), at = static_cast<int>(i % per_row);
-    const int column = matrix.scale_columns == 1 ? 0 : at * 16 / kScaleInputs;
-    const float scale =
-        __ldg(matrix.scales + int64_t{row / matrix.scale_rows} * matrix.scale_columns + column);
-    const uint4 w = reinterpret_cast<const uint4*>(matrix.codes)[i];
-    out[2 * i] = {Times(FirstPair(w.x), scale), Times(SecondPair(w.x), scale),
-                  Times(FirstPair(w.y), scale), Times(SecondPair(w.y), scale)};
-    out[2 * i + 1] = {Times(FirstPair(w.z), scale), Times(SecondPair(w.z), scale),
-                      Times(FirstPair(w.w), scale), Times(SecondPair(w.w), scale)};
+    MultiplyOutKernel(const DeviceMatrix matrix, uint4* out) {
+  WaitForPredecessor();  // which may still read `out`
+  LetSuccessorStart();
+  const int per_row = matrix.inputs / 8;
+  for (int row = static_cast<int>(blockIdx.x); row < matrix.outputs;
+       row += static_cast<int>(gridDim.x)) {
+    const float* scales = matrix.scales + int64_t{row / matrix.scale_rows} * matrix.scale_columns;
+    const uint2* words = reinterpret_cast<const uint2*>(matrix.codes) + int64_t{row} * per_row;
+    uint4* const to = out + int64_t{row} * per_row;
+#pragma unroll 4
+    for (int i = static_cast<int>(threadIdx.x); i < per_row; i += kThreads) {
+      const float scale = __ldg(scales + (matrix.scale_columns == 1 ? 0 : i * 8 / kScaleInputs));
+      const uint2 w = __ldcs(words + i);
+      to[i] = {Times(FirstPair(w.x), scale), Times(SecondPair(w.x), scale),
+               Times(FirstPair(w.y), scale), Times(SecondPair(w.y), scale)};
+    }
   }
 }
 
@@ -97,12 +105,13 @@ Status LaunchQuantizeBlocks(const Bf16* weights, const DeviceMatrix& to, int til
 }
 
 Status LaunchMultiplyOut(const DeviceMatrix& matrix, Bf16* out, Stream stream) {
-  const int64_t vectors = int64_t{matrix.outputs} * matrix.inputs / 16;
-  constexpr int64_t kMaxBlocks = 132 * 16;
-  const int64_t blocks = (vectors + kThreads - 1) / kThreads;
-  MultiplyOutKernel<<<static_cast<unsigned>(blocks < kMaxBlocks ? blocks : kMaxBlocks), kThreads, 0,
-                      stream>>>(matrix, reinterpret_cast<uint4*>(out), vectors);
-  return CudaStatus(cudaGetLastError(), "multiplying weights out");
+  constexpr int kMaxBlocks = 132 * 16;
+  DeviceMatrix from = matrix;
+  uint4* to = reinterpret_cast<uint4*>(out);
+  void* args[] = {&from, &to};
+  return LaunchOverlapping(reinterpret_cast<const void*>(&MultiplyOutKernel),
+                           {.blocks = std::min(matrix.outputs, kMaxBlocks), .threads = kThreads},
+                           args, stream, "multiplying weights out");
 }
 
 }  // namespace oscar::cuda

@@ -14,6 +14,8 @@ namespace {
 // Up to here reading the weights once is all there is to do; beyond, the library's tiles are
 // faster.
 constexpr int kBf16Rows = 8;
+// From here on FP8 goes through LaunchBatchGemm, where the device has it.
+constexpr int kBatchedRows = 9;
 // From here on our tiles are; they fuse what follows the product.
 constexpr int kTiledRows = 512;
 
@@ -36,12 +38,16 @@ bool GemmDispatch::IsGemv(const DeviceMatrix& matrix, int rows) const {
   return skinny_ && !invariant_ && FitsGemv(matrix, rows);
 }
 
+bool GemmDispatch::IsBatched(const DeviceMatrix& matrix, int rows) const {
+  return batched_ && rows >= kBatchedRows && FitsBatchGemm(matrix, rows);
+}
+
 bool GemmDispatch::IsTiled(const DeviceMatrix& matrix, int rows, int out_stride) const {
   return tiled_ && rows >= kTiledRows && FitsTileGemm(matrix.outputs, matrix.inputs, out_stride);
 }
 
 Result<DeviceMatrix> GemmDispatch::Expanded(const DeviceMatrix& matrix, int rows, Stream stream) {
-  if (!matrix.is_fp8() || IsSkinny(matrix, rows)) return matrix;
+  if (!matrix.is_fp8() || IsSkinny(matrix, rows) || IsBatched(matrix, rows)) return matrix;
   OSCAR_RETURN_IF_ERROR(LaunchMultiplyOut(matrix, scratch_, stream));
   DeviceMatrix expanded;
   expanded.weights = scratch_;
@@ -52,6 +58,17 @@ Result<DeviceMatrix> GemmDispatch::Expanded(const DeviceMatrix& matrix, int rows
 
 Status GemmDispatch::Of(const DeviceMatrix& matrix, const Bf16* x, void* out, int out_stride,
                         int rows, GemmOutput output, const float* bias, Stream stream) {
+  if (IsBatched(matrix, rows)) {
+    GemmArguments args;
+    args.matrix = matrix;
+    args.x = x;
+    args.out = out;
+    args.out_stride = out_stride;
+    args.bias = bias;
+    args.rows = rows;
+    args.output = output;
+    return LaunchBatchGemm(args, stream);
+  }
   if (IsSkinny(matrix, rows)) {
     const int most = SkinnyRows(matrix.is_fp8() && wide_);
     for (int first = 0; first < rows; first += most) {

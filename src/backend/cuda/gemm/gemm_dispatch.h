@@ -1,11 +1,12 @@
 // GemmDispatch: the GEMMs of a pass, each by whichever kernel suits its rows. Few rows go
-// through kernels that read weights once, many through tiles, ours or cuBLASLt's, FP8 matrices
-// multiplied out to BF16 before. Owns no memory. One thread.
+// through kernels that read weights once (up to 64 in FP8), many through tiles, ours or
+// cuBLASLt's, FP8 matrices multiplied out to BF16 before. Owns no memory. One thread.
 #pragma once
 
 #include <memory>
 
 #include "base/half.h"
+#include "cuda/gemm/batch_gemm.h"
 #include "cuda/gemm/blas.h"
 #include "cuda/gemm/skinny_gemm.h"
 #include "cuda/gemm/tile_gemm.h"
@@ -33,6 +34,7 @@ class GemmDispatch {
         invariant_(invariant),
         skinny_(skinny),
         wide_(!invariant && TakesWideLaunches()),
+        batched_(skinny && !invariant && HasBatchGemm()),
         tiled_(!invariant && HasTileGemm()) {}
 
   // out [rows, out_stride] of x [rows, inputs]; `bias` [outputs] or null. kSiluMul only where
@@ -45,20 +47,23 @@ class GemmDispatch {
   // products in a row, and until the next one that multiplies out.
   Result<DeviceMatrix> Expanded(const DeviceMatrix& matrix, int rows, Stream stream);
   bool TakesSiluMul(const DeviceMatrix& matrix, int rows) const {
-    return IsSkinny(matrix, rows) || IsTiled(matrix, rows, matrix.outputs / 2);
+    return IsSkinny(matrix, rows) || IsBatched(matrix, rows) ||
+           IsTiled(matrix, rows, matrix.outputs / 2);
   }
 
  private:
   bool IsSkinny(const DeviceMatrix& matrix, int rows) const;
   bool IsGemv(const DeviceMatrix& matrix, int rows) const;  // which are skinny, too
+  bool IsBatched(const DeviceMatrix& matrix, int rows) const;
   bool IsTiled(const DeviceMatrix& matrix, int rows, int out_stride) const;
 
   std::unique_ptr<Blas> blas_;
   Bf16* scratch_;
   bool invariant_;
   bool skinny_;
-  bool wide_;   // FP8 matrices take kFp8SkinnyRows a launch
-  bool tiled_;  // the device has LaunchTileGemm
+  bool wide_;     // FP8 matrices take kFp8SkinnyRows a launch
+  bool batched_;  // the device has LaunchBatchGemm
+  bool tiled_;    // the device has LaunchTileGemm
 };
 
 }  // namespace oscar::cuda

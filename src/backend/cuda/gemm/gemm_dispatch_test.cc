@@ -12,6 +12,7 @@
 #include "base/fp8.h"
 #include "base/rng.h"
 #include "cuda/device/device_buffer.h"
+#include "cuda/gemm/batch_gemm.h"
 #include "cuda/gemm/fp8_kernels.h"
 #include "cuda/gemm/gemv.h"
 #include "cuda/gemm/test_matrix.h"
@@ -156,10 +157,17 @@ std::vector<Case> Cases() {
     }
     cases.push_back({kind, 160, 384, 40, GemmOutput::kFloat});
     if (kind == Kind::kBf16) continue;
-    for (const auto output :  // two launches, the second not full
-         {GemmOutput::kFloat, GemmOutput::kAdd, GemmOutput::kSiluMul}) {
+    for (const auto output : {GemmOutput::kFloat, GemmOutput::kAdd, GemmOutput::kSiluMul}) {
       cases.push_back({kind, 160, 384, 17, output});
       cases.push_back({kind, 4192, 2176, 57, output});
+      // Batches: every number of columns, odd numbers of outputs, less k than blocks of a cluster.
+      cases.push_back({kind, 96, 256, 9, output});
+      cases.push_back({kind, 480, 2176, 24, output, true});
+      cases.push_back({kind, 2080, 1152, 33, output});
+      cases.push_back({kind, 224, 4224, 64, output});
+      if (kind == Kind::kRows && output != GemmOutput::kSiluMul) {
+        cases.push_back({kind, 331, 640, 41, output});
+      }
     }
   }
   for (const Kind kind : {Kind::kBf16, Kind::kRows, Kind::kBlocks, Kind::kBlockRows}) {
@@ -209,6 +217,56 @@ TEST(Gemv, RowsDoNotShow) {
   const std::vector<float> second = product(1, 1);
   alone.insert(alone.end(), second.begin(), second.end());
   EXPECT_EQ(product(0, 2), alone);
+}
+
+// Every way to share a matrix among multiprocessors; and which other rows there are changes
+// nothing.
+TEST(BatchGemm, EveryPlan) {
+  if (!HasBatchGemm()) GTEST_SKIP() << "not for this device";
+  constexpr int kOutputs = 1184, kInputs = 1408, kRows = 21, kMost = 32;  // 11 blocks of k
+  Random random(11);
+  std::vector<Bf16> x(size_t{kMost} * kInputs);
+  for (Bf16& v : x) v = ToBf16(random.Normal());
+  const auto device_x = *DeviceBuffer<Bf16>::Copy(x);
+  for (const Kind kind : {Kind::kRows, Kind::kBlocks}) {
+    const TestMatrix matrix = MakeMatrix(kind, kOutputs, kInputs, random);
+    std::vector<double> expected(size_t{kMost} * kOutputs);
+    for (size_t n = 0; n < kMost; ++n) {
+      for (size_t m = 0; m < kOutputs; ++m) {
+        double sum = 0.0;
+        for (size_t k = 0; k < kInputs; ++k) {
+          sum += matrix.values[m * kInputs + k] * ToFloat(x[n * kInputs + k]);
+        }
+        expected[n * kOutputs + m] = sum;
+      }
+    }
+    for (const int cluster : {1, 2, 4, 8}) {
+      for (int groups = 1; groups <= 4; ++groups) {
+        SCOPED_TRACE(testing::Message() << cluster << " blocks, " << groups << " groups");
+        const auto product = [&](int rows) {
+          auto out = *DeviceBuffer<float>::Allocate(size_t{kMost} * kOutputs);
+          GemmArguments args;
+          args.matrix = matrix.on_device;
+          args.x = device_x.data();
+          args.out = out.data();
+          args.out_stride = kOutputs;
+          args.rows = rows;
+          EXPECT_TRUE(LaunchBatchGemm(args, {.groups = groups, .cluster = cluster}, nullptr).ok());
+          return *out.ToHost();
+        };
+        const std::vector<float> some = product(kRows), all = product(kMost);
+        double error = 0.0, energy = 0.0;
+        for (size_t i = 0; i < all.size(); ++i) {
+          error += (all[i] - expected[i]) * (all[i] - expected[i]);
+          energy += expected[i] * expected[i];
+          if (i < size_t{kRows} * kOutputs) {
+            ASSERT_EQ(some[i], all[i]) << i;
+          }
+        }
+        EXPECT_LE(std::sqrt(error / energy), 2e-6);
+      }
+    }
+  }
 }
 
 TEST(Fp8Kernels, QuantizeAsTheHostDoes) {

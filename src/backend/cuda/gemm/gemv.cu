@@ -222,8 +222,8 @@ __global__ void __launch_bounds__(kThreads + 32, 1) GemvKernel(const GemmParams 
         for (int n = 0; n < kRows; ++n) {
           Unpack(*reinterpret_cast<const uint4*>(x_rows + n * p.inputs + k), x[n]);
         }
-        // Rows that a lower tile has not are multiplied too, whatever lies in their place, and their
-        // sums not read: a branch per row costs more than that (FP8 8 %).
+        // Rows that a lower tile has not are multiplied too, whatever lies in their place, and
+        // their sums not read: a branch per row costs more than that (FP8 8 %).
 #pragma unroll
         for (int r = 0; r < kWarpRows; ++r) {
           float w[kLaneK];

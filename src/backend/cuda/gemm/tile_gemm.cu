@@ -12,14 +12,16 @@
 //            in BF16 after an exchange in fours of lanes, 16 bytes a lane.
 // Order      k ascending in steps of 16: fixed.
 // Bound      tensor cores. H200: docs/benchmarks.md.
+#include <cuda.h>
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
 
 #include "cuda/attention/wgmma.cuh"
+#include "cuda/device/cluster.cuh"
 #include "cuda/device/cuda_status.h"
 #include "cuda/device/launch.h"
-#include "cuda/device/tensor_copy.cuh"
+#include "cuda/device/ptx.cuh"
 #include "cuda/device/tensor_map.h"
 #include "cuda/gemm/gemm_kernels.cuh"
 #include "cuda/gemm/tile_gemm.h"
@@ -27,7 +29,7 @@
 namespace oscar::cuda {
 namespace {
 
-constexpr int kTileRows = 128, kTileColumns = 256, kDepth = kSwizzledInputs, kStages = 4;
+constexpr int kTileRows = 128, kTileColumns = 256, kDepth = 64, kStages = 4;
 // Blocks of a cluster: those of a row share x, those of a column the weights.
 constexpr int kClusterRows = 2, kClusterColumns = 1;
 constexpr int kCluster = kClusterRows * kClusterColumns;
@@ -37,6 +39,7 @@ constexpr int kXShare = kTileRows / kClusterColumns, kWShare = kTileColumns / kC
 constexpr int kPairColumns = kTileColumns / 2;
 constexpr int kWBox = kWShare < kPairColumns ? kWShare : kPairColumns;
 constexpr int kRowBytes = kDepth * 2;
+static_assert(kDepth == kSwizzledInputs);
 constexpr int kXBytes = kTileRows * kRowBytes, kStageBytes = (kTileRows + kTileColumns) * kRowBytes;
 constexpr int kConsumers = 2, kThreads = (1 + kConsumers) * 128;
 constexpr int kSharedBytes = kStages * kStageBytes + 2 * kStages * 8 + 1024;  // to align by 1024
@@ -60,28 +63,6 @@ __device__ __forceinline__ Item ItemAt(const TileParams& p, int index) {
   return {first + place % size, place / size};
 }
 
-__device__ __forceinline__ uint32_t ClusterRank() {
-  uint32_t rank;
-  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-  return rank;
-}
-// Orders execution, not memory.
-__device__ __forceinline__ void ClusterSync() {
-  asm volatile(
-      "barrier.cluster.arrive.relaxed.aligned;\n"
-      "barrier.cluster.wait.acquire.aligned;" ::
-          : "memory");
-}
-// Arrives at the barrier that lies at `bar` in block `rank` of the cluster. What is handed back was
-// only read, by wgmma: release at the cluster's scope would be a fence of the whole device's.
-__device__ __forceinline__ void ArriveAt(uint32_t bar, uint32_t rank) {
-  asm volatile(
-      "{ .reg .b32 there;\n"
-      " mapa.shared::cluster.u32 there, %0, %1;\n"
-      " mbarrier.arrive.shared::cluster.b64 _, [there]; }" ::"r"(bar),
-      "r"(rank)
-      : "memory");
-}
 __device__ __forceinline__ void AddPair(float* to, float a, float b) {
   asm volatile("red.relaxed.gpu.global.add.v2.f32 [%0], {%1, %2};" ::"l"(to), "f"(a), "f"(b)
                : "memory");
@@ -266,12 +247,11 @@ struct Device {
 };
 
 Device FindDevice() {
-  int device = 0, major = 0, minor = 0, clusters = 0;
+  int device = 0, major = 0, minor = 0;
   if (cudaGetDevice(&device) != cudaSuccess ||
       cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) != cudaSuccess ||
       cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device) != cudaSuccess ||
-      cudaDeviceGetAttribute(&clusters, cudaDevAttrClusterLaunch, device) != cudaSuccess ||
-      major != 9 || minor != 0 || clusters == 0 || !HasTensorMaps()) {
+      major != 9 || minor != 0 || !HasTensorMaps()) {
     return {};
   }
   Device found;
