@@ -15,9 +15,9 @@
 namespace oscar {
 namespace {
 
-Result<PageRef> RandomPage(PagePool& pool, const PageLayout& layout) {
+std::vector<Bf16> RandomNumbers(size_t count) {
   const Philox rng(1, 0);
-  std::vector<Bf16> numbers(layout.bytes() / sizeof(Bf16));
+  std::vector<Bf16> numbers(count);
   for (size_t i = 0; i < numbers.size(); ++i) {
     // The sum of four bytes is near enough to Gaussian, and quick.
     const uint32_t bits = rng.Bits(i);
@@ -25,9 +25,7 @@ Result<PageRef> RandomPage(PagePool& pool, const PageLayout& layout) {
         static_cast<int>((bits & 255) + ((bits >> 8) & 255) + ((bits >> 16) & 255) + (bits >> 24));
     numbers[i] = ToBf16(static_cast<float>(sum - 510) / 147.8f);
   }
-  OSCAR_ASSIGN_OR_RETURN(PageRef page, pool.Allocate(layout));
-  OSCAR_RETURN_IF_ERROR(pool.Write(page, std::as_bytes(std::span(numbers))));
-  return page;
+  return numbers;
 }
 
 Status Fill(SequenceCache& cache, PagePool& pool, const PageRef& page, int64_t context,
@@ -65,7 +63,6 @@ Status TimeSteps(Model& model, std::vector<SequenceCache>& caches, int steps, bo
   auto last = std::chrono::steady_clock::now();
   for (int step = 0; step < steps + kWarmUp; ++step) {
     if (!pass.in_flight()) {
-      // Sequences differ, so that they go to different experts.
       std::vector<int32_t> tokens(caches.size());
       std::vector<ForwardItem> items;
       items.reserve(caches.size());
@@ -132,9 +129,14 @@ Result<DecodeBenchRow> RunDecodeBench(LoadedModel& loaded, int64_t context, int 
         fmt::format("{} sequences of {} tokens need {} of cache, the budget is {}", batch, context,
                     FormatBytes(needed), FormatBytes(pool.budget()))));
   }
-  OSCAR_ASSIGN_OR_RETURN(PageRef page, RandomPage(pool, kv.cache().open));
+  std::vector<Bf16> numbers = RandomNumbers(kv.cache().open.bytes() / sizeof(Bf16));
   std::vector<SequenceCache> caches;
   for (int i = 0; i < batch; ++i) {
+    // Each has a page of its own: sequences with the same past soon agree on the next token, and
+    // so on experts.
+    std::ranges::rotate(numbers, numbers.begin() + static_cast<ptrdiff_t>(numbers.size() / 97));
+    OSCAR_ASSIGN_OR_RETURN(PageRef page, pool.Allocate(kv.cache().open));
+    OSCAR_RETURN_IF_ERROR(pool.Write(page, std::as_bytes(std::span(numbers))));
     caches.emplace_back(kv.cache(), pool);
     OSCAR_RETURN_IF_ERROR(Fill(caches.back(), pool, page, context, loaded.threads()));
   }

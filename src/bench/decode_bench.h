@@ -1,5 +1,5 @@
 // Times whole decode steps of a model over caches of a given length, and prompts. The caches of the
-// decode rows are filled with copies of one page of Gaussian rows, sealed as generation would, so
+// decode rows are each filled with copies of a page of Gaussian rows, sealed as generation would, so
 // that no prompt of 128K tokens has to be computed; speed does not depend on what the rows hold.
 #pragma once
 

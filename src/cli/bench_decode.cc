@@ -86,7 +86,7 @@ void DecodeBench::PrintHeader(const LoadedModel& loaded) {
                             : fmt::format("{:.2f} TB/s", roof_ / 1e12));
   }
   fmt::print(
-      "caches hold copies of one page of Gaussian rows, sealed by the method's own rule; no prompt "
+      "each cache holds copies of one page of Gaussian rows, sealed by the method's own rule; no prompt "
       "was computed; \"alone\": a step that is not launched before the one before it has ended\n\n"
       "{:>14} {:>9} {:>6} {:>10} {:>9} {:>9} {:>9} {:>9} {:>7} {:>8}\n",
       "kv", "context", "batch", "tokens/s", "ms/step", "alone ms", "GB/step", "roof ms", "of roof",
