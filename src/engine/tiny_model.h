@@ -179,14 +179,19 @@ inline void ExpectTransformers(const Golden& golden, TinyModel& tiny, const std:
   size_t compared = 0;
   // A state remembers that other experts were chosen: then what follows says nothing.
   const bool remembers = has_state && !tiny.model->portable();
+  // So does a cache, in part: rows that follow were seen to be off four times as much (rms 0.01
+  // before, 0.04 after).
+  const double after = tiny.model->portable() ? 6e-3 : 4 * 6e-3;
+  double router = 6e-3;
   for (size_t i = 0; i < golden.greedy.size(); ++i) {
     if (remembers && golden.router_gaps[i] <= 6e-3) break;
-    if (golden.top_gaps[i] <= budget.gap || golden.router_gaps[i] <= 6e-3) continue;
+    if (golden.router_gaps[i] <= 6e-3) router = after;
+    if (golden.top_gaps[i] <= budget.gap || golden.router_gaps[i] <= router) continue;
     ++compared;
     const float* row = all.data() + (golden.ids.size() - 1 + i) * vocab;
     EXPECT_EQ(std::max_element(row, row + vocab) - row, golden.greedy[i]) << "token " << i;
   }
-  EXPECT_GE(compared, remembers ? 0 : golden.greedy.size() / 3);
+  EXPECT_GE(compared, remembers ? 0 : golden.greedy.size() / 4);
   std::vector<int32_t> expected = golden.greedy;
   expected.resize(golden.Certain(budget.gap, 6e-3));
   if (expected.empty()) return;

@@ -36,8 +36,8 @@ struct AttentionLayer {
   size_t norm_offset = 0;
   bool has_norms = false;
   int64_t sink_pages = 0;  // pages that are sealed together are counted from here
-  // Against BF16 pages, q and P are rounded to BF16 too (VDPBF16PS) where the processor can; fp32
-  // otherwise. Goes with the BF16 paths of gemm.h, which round the same activations.
+  // Against BF16 pages, q and P are rounded to BF16 too (VDPBF16PS, TDPBF16PS) where the processor
+  // can; fp32 otherwise. Goes with the BF16 paths of gemm.h, which round the same activations.
   bool bf16_products = false;
   // Tokens seen, the query's own among them; 0: all. Pages with some of them are open.
   int64_t window = 0;
@@ -132,7 +132,9 @@ void DecodeAttention(ThreadPool& pool, AttentionWorkspace& workspace, const Atte
 
 // Flash-style: a page is unpacked once per block of query rows into tiles that stay in L1. Integer
 // products of 16-bit numbers against packed pages (exact, so the same on every target), fp32 or
-// BF16 ones (bf16_products) against BF16 pages.
+// BF16 ones (bf16_products) against BF16 pages. All of them on tiles of AMX where there are some
+// (Target::kAmxInt8); with bf16_products keys that are not rows then are two BF16 numbers each, to
+// 2^-17, else floats. OSCAR_GEMM=bf16 leaves BF16 numbers to vectors.
 void PrefillAttention(ThreadPool& pool, AttentionWorkspace& workspace, const AttentionLayer& layer,
                       std::span<const PrefillQuery> batch);
 

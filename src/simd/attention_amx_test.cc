@@ -8,64 +8,11 @@
 #include <cstring>
 
 #include "simd/attention_amx-inl.h"
+#include "simd/emulated_tiles-inl.h"
 
 #if HWY_TARGET == HWY_AVX3
 HWY_BEFORE_NAMESPACE();
 namespace oscar::simd::HWY_NAMESPACE {
-namespace {
-
-// What the manual says each instruction does, one number at a time. Rows beyond the configured ones
-// are poisoned: a kernel that reads them shows.
-struct EmulatedTiles {
-  struct State {
-    int rows[8] = {};
-    uint8_t data[8][16][64];
-  };
-  static State& Get() {
-    thread_local State state;
-    return state;
-  }
-  static void Configure(int rows) {
-    for (int t = 0; t < 8; ++t) Get().rows[t] = t < 6 ? rows : 16;
-    std::memset(Get().data, 0x5a, sizeof(Get().data));
-  }
-  static void Release() { std::fill_n(Get().rows, 8, 0); }
-  template <int kTile>
-  static void Zero() {
-    std::memset(Get().data[kTile], 0, static_cast<size_t>(Get().rows[kTile]) * 64);
-  }
-  template <int kTile>
-  static void Load(const void* from, size_t stride) {
-    for (int r = 0; r < Get().rows[kTile]; ++r) {
-      std::memcpy(Get().data[kTile][r],
-                  static_cast<const char*>(from) + static_cast<size_t>(r) * stride, 64);
-    }
-  }
-  template <int kTile>
-  static void Store(void* to, size_t stride) {
-    for (int r = 0; r < Get().rows[kTile]; ++r) {
-      std::memcpy(static_cast<char*>(to) + static_cast<size_t>(r) * stride, Get().data[kTile][r],
-                  64);
-    }
-  }
-  template <int kC, int kA, int kB>
-  static void Dot() {
-    State& s = Get();
-    for (int r = 0; r < s.rows[kC]; ++r) {
-      for (int n = 0; n < 16; ++n) {
-        int32_t sum;
-        std::memcpy(&sum, s.data[kC][r] + n * 4, 4);
-        for (int k = 0; k < 64; ++k) {
-          sum += static_cast<int8_t>(s.data[kA][r][k]) * s.data[kB][k / 4][n * 4 + k % 4];
-        }
-        std::memcpy(s.data[kC][r] + n * 4, &sum, 4);
-      }
-    }
-  }
-};
-
-}  // namespace
-
 // Attention of `heads` queries (q: [heads, D]) over `count` pages; out: [heads, D].
 void EmulatedTileAttention(const BlockLayout& layout, const std::byte* const* blocks, int count,
                            int last_visible, int heads, const float* q, float softmax_scale,

@@ -172,15 +172,18 @@ inline HWY_NOINLINE void FloatKeys(const BlockLayout& layout, const SealedBlock&
   }
 }
 
-// The codes of V as 16-bit integers, and its metadata; that of K where it is rows, too.
-inline void UnpackValues(const BlockLayout& layout, const std::byte* block, int32_t* v,
-                         const TileMeta& meta) {
+// The codes of V as 16-bit integers.
+inline void UnpackValues(const BlockLayout& layout, const std::byte* block, int32_t* v) {
   const auto unpack = [](int bits) {
     return bits == 2 ? &UnpackSide<2> : bits == 3 ? &UnpackSide<3> : &UnpackSide<4>;
   };
   const int dims = layout.head_dim();
   unpack(layout.v_bits())(block + layout.v_codes_offset(), block + layout.v_high_offset(),
                           dims / 16, kPageTokens / 2, dims, v);
+}
+
+// The metadata of V, and that of K where it is rows.
+inline void ReadMeta(const BlockLayout& layout, const std::byte* block, const TileMeta& meta) {
   for (int g = 0; g < layout.num_groups(); ++g) {
     for (int t = 0; t < kPageTokens; t += 16) {
       const auto read = [&](uint32_t offset) HWY_ATTR {

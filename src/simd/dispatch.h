@@ -18,7 +18,8 @@ enum class Target : uint8_t {
   kAvx512Vnni,   // and VNNI, VBMI, ... (Ice Lake, Zen 4 and later)
   kAvx512Words,  // the same instructions, with INT2 decode by permutes of words: single operations
                  // on AMD, three each on Intel
-  kAmxInt8,  // and INT2 decode on tiles (Sapphire Rapids and later); OSCAR_DISABLE_AMX=1 hides it
+  kAmxInt8,      // and INT2 decode and prefill on tiles (Sapphire Rapids and later);
+                 // OSCAR_DISABLE_AMX=1 hides it
 };
 
 // OK, or kUnimplemented naming what the processor lacks.
