@@ -23,6 +23,7 @@ struct GroupedParams {
   const float* bias;
   float limit, slope;  // of ClampedGate
   bool lane_order;     // of what wgmma writes
+  CombineInto combine;
 };
 
 inline GroupedParams ParamsOf(const GroupedGemm& args) {
@@ -45,6 +46,7 @@ inline GroupedParams ParamsOf(const GroupedGemm& args) {
   params.matrix_rows = matrix.outputs / args.num_experts;
   params.factor = args.raise ? kHalfOfFp8 : 1.0f;
   params.bias = args.bias;
+  params.combine = args.combine;
   params.lane_order = args.lane_order;
   if (args.clamped.has_value()) {
     params.limit = args.clamped->limit;
