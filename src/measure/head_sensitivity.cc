@@ -35,6 +35,17 @@ struct ReadText {
   std::vector<double> k_cost, v_cost;  // [slots * kv_heads]; proxy
 };
 
+// What the proxy needs of one KV head: K and V before the compared tokens, and some of their
+// queries.
+struct HeadRows {
+  std::vector<float> q, k, v;  // [n, D]
+};
+// Of a layer that is being read, chunk by chunk; gone with the text's last token.
+struct LayerRows {
+  size_t tokens = 0;
+  std::vector<HeadRows> heads;
+};
+
 // The squared error of one row of a side at 2 bits, after rotation.
 double RowError(const SideTransform& rotation, const RowSpec& spec, int head,
                 std::span<const float> row) {
@@ -76,7 +87,8 @@ class Meter {
 
  private:
   Status ReadOne(std::span<const int32_t> tokens, int64_t tail);
-  void AddProxy(int slot, int kv_head, std::span<const float> queries, ReadText& text) const;
+  Status ReadForProxy(std::span<const int32_t> tokens, int64_t tail);
+  void AddProxy(size_t slot, size_t kv_head, HeadRows& rows, ReadText& text) const;
 
   const SensitivityOptions& options_;
   LoadedModel& exact_;
@@ -110,82 +122,92 @@ Status Meter::Read(std::span<const std::vector<int32_t>> sequences,
 }
 
 Status Meter::ReadOne(std::span<const int32_t> tokens, int64_t tail) {
+  if (options_.use_proxy) return ReadForProxy(tokens, tail);
   const auto head = static_cast<int64_t>(tokens.size()) - tail;
   ReadText text{tokens, tail, SequenceCache(exact_.kv().cache(), exact_.pool()), {}, {}, {}};
   PromptReader reader(exact_.model(), text.prefix, tokens.first(static_cast<size_t>(head)));
   OSCAR_RETURN_IF_ERROR(reader.ReadAll());
   SequenceCache whole = text.prefix.Fork();
-  if (!options_.use_proxy) {
-    PromptReader rest(exact_.model(), whole, tokens, tail);
-    while (!rest.done()) {
-      OSCAR_RETURN_IF_ERROR(rest.ReadChunk());
-      text.logits.insert(text.logits.end(), rest.logits().begin(), rest.logits().end());
-    }
-    texts_.push_back(std::move(text));
-    return {};
+  PromptReader rest(exact_.model(), whole, tokens, tail);
+  while (!rest.done()) {
+    OSCAR_RETURN_IF_ERROR(rest.ReadChunk());
+    text.logits.insert(text.logits.end(), rest.logits().begin(), rest.logits().end());
   }
+  texts_.push_back(std::move(text));
+  return {};
+}
+
+Status Meter::ReadForProxy(std::span<const int32_t> tokens, int64_t tail) {
   const AttentionSpec& attention = spec_.attention();
   const auto dim = static_cast<size_t>(attention.head_dim);
-  const auto slots = static_cast<size_t>(spec_.num_kv_layers());
-  const std::vector<bool> has_history = spec_.slots_with_history();
   const auto heads = static_cast<size_t>(attention.num_kv_heads);
   const auto group = static_cast<size_t>(attention.num_heads) / heads;
-  text.k_cost.resize(slots * heads);
-  text.v_cost.resize(slots * heads);
-  std::vector<std::vector<float>> queries(slots * heads);  // [some of (token, query head), D]
-  OSCAR_RETURN_IF_ERROR(exact_.model().SetTap([&](int layer, size_t, std::span<const float> q,
-                                                  std::span<const float>, std::span<const float>) {
+  const std::vector<bool> has_history = spec_.slots_with_history();
+  const size_t prefix = tokens.size() - static_cast<size_t>(tail);
+  ReadText text{tokens, tail, SequenceCache(exact_.kv().cache(), exact_.pool()), {}, {}, {}};
+  text.k_cost.resize(has_history.size() * heads);
+  text.v_cost.resize(has_history.size() * heads);
+  std::vector<LayerRows> layers(has_history.size());
+  const auto take = [&](int layer, size_t, std::span<const float> q, std::span<const float> k,
+                        std::span<const float> v) {
     const auto slot = static_cast<size_t>(spec_.layer(layer).kv_slot);
     if (!has_history[slot]) return;
-    const size_t width = heads * group * dim;
-    for (size_t at = 0; at < q.size(); at += width * kQueryStride) {
+    LayerRows& rows = layers[slot];
+    rows.heads.resize(heads);
+    const size_t count = k.size() / (heads * dim);
+    for (size_t t = 0; t < count; ++t, ++rows.tokens) {
+      const bool compared = rows.tokens >= prefix && (rows.tokens - prefix) % kQueryStride == 0;
       for (size_t h = 0; h < heads; ++h) {
-        const float* from = q.data() + at + h * group * dim;
-        auto& to = queries[slot * heads + h];
-        to.insert(to.end(), from, from + group * dim);
+        HeadRows& head = rows.heads[h];
+        const size_t at = (t * heads + h) * dim;
+        if (rows.tokens < prefix) {
+          head.k.insert(head.k.end(), k.begin() + at, k.begin() + at + dim);
+          head.v.insert(head.v.end(), v.begin() + at, v.begin() + at + dim);
+        }
+        if (!compared) continue;
+        const auto from = q.begin() + (t * heads + h) * group * dim;
+        head.q.insert(head.q.end(), from, from + group * dim);
       }
     }
-  }));
-  PromptReader rest(exact_.model(), whole, tokens);
-  const Status status = rest.ReadAll();
+    if (rows.tokens < tokens.size()) return;
+    exact_.threads().ParallelFor(static_cast<int64_t>(heads), [&](int64_t h, int) {
+      AddProxy(slot, static_cast<size_t>(h), rows.heads[static_cast<size_t>(h)], text);
+    });
+    rows = {};
+  };
+  OSCAR_RETURN_IF_ERROR(exact_.model().SetTap(take));
+  PromptReader reader(exact_.model(), text.prefix, tokens);
+  const Status status = reader.ReadAll();
   OSCAR_RETURN_IF_ERROR(exact_.model().SetTap({}));
   OSCAR_RETURN_IF_ERROR(status);
-  exact_.threads().ParallelFor(static_cast<int64_t>(slots * heads), [&](int64_t unit, int) {
-    const auto index = static_cast<size_t>(unit);
-    if (!has_history[index / heads]) return;
-    AddProxy(static_cast<int>(index / heads), static_cast<int>(index % heads), queries[index],
-             text);
-  });
   text.prefix.Trim(0);
   texts_.push_back(std::move(text));
   return {};
 }
 
-void Meter::AddProxy(int slot, int kv_head, std::span<const float> queries, ReadText& text) const {
+void Meter::AddProxy(size_t slot, size_t kv_head, HeadRows& rows, ReadText& text) const {
   const KvPlan& plan = stored_.kv();
   const auto dim = static_cast<size_t>(spec_.attention().head_dim);
   const double scale = spec_.attention().softmax_scale;
-  const int64_t length = text.prefix.length();
-  std::vector<float> k(static_cast<size_t>(length) * dim), v(k.size());
-  for (int64_t t = 0; t < length; ++t) {
-    const size_t at = static_cast<size_t>(t) * dim;
-    simd::ToFloatRow(std::span<const Bf16>(text.prefix.KRow(slot, kv_head, t), dim),
-                     {k.data() + at, dim});
-    simd::ToFloatRow(std::span<const Bf16>(text.prefix.VRow(slot, kv_head, t), dim),
-                     {v.data() + at, dim});
+  // As a cache would keep them.
+  for (std::vector<float>* side : {&rows.k, &rows.v}) {
+    for (float& x : *side) x = ToFloat(ToBf16(x));
   }
+  const std::vector<float>&k = rows.k, &v = rows.v;
+  const auto length = static_cast<int64_t>(k.size() / dim);
   const int64_t first = plan.cache().sink, end = length - plan.cache().recent;
   std::vector<double> k_error(static_cast<size_t>(length)), v_error(k_error.size());
   for (int64_t t = first; t < end; ++t) {
     const auto i = static_cast<size_t>(t);
-    k_error[i] = RowError(plan.k(slot), plan.method().k.rows, kv_head, {k.data() + i * dim, dim});
-    v_error[i] = RowError(plan.v(slot), plan.method().v.rows, kv_head, {v.data() + i * dim, dim});
+    const auto layer = static_cast<int>(slot), head = static_cast<int>(kv_head);
+    k_error[i] = RowError(plan.k(layer), plan.method().k.rows, head, {k.data() + i * dim, dim});
+    v_error[i] = RowError(plan.v(layer), plan.method().v.rows, head, {v.data() + i * dim, dim});
   }
   std::vector<double> p(static_cast<size_t>(length)), out(dim);
   double k_cost = 0, v_cost = 0;
-  const size_t count = queries.size() / dim;
+  const size_t count = rows.q.size() / dim;
   for (size_t n = 0; n < count; ++n) {
-    const float* q = queries.data() + n * dim;
+    const float* q = rows.q.data() + n * dim;
     double largest = -1e300, total = 0, q_square = 0;
     for (size_t d = 0; d < dim; ++d) q_square += double{q[d]} * q[d];
     for (size_t t = 0; t < p.size(); ++t) {
@@ -208,7 +230,7 @@ void Meter::AddProxy(int slot, int kv_head, std::span<const float> queries, Read
     k_cost += 0.5 * scale * scale * q_square / static_cast<double>(dim) * noise;
     v_cost += 0.5 * v_noise / o_square;
   }
-  const auto index = static_cast<size_t>(slot * spec_.attention().num_kv_heads + kv_head);
+  const size_t index = slot * static_cast<size_t>(spec_.attention().num_kv_heads) + kv_head;
   text.k_cost[index] = k_cost / static_cast<double>(std::max<size_t>(count, 1));
   text.v_cost[index] = v_cost / static_cast<double>(std::max<size_t>(count, 1));
 }
@@ -296,7 +318,9 @@ Result<SensitivityResult> MeasureSensitivities(const SensitivityOptions& options
   ModelOptions model_options = options.model;
   model_options.kv = "oscar+";
   model_options.bits = std::nullopt;
-  model_options.device = Device::kCpu;
+  // Passes over pages of many maps run where pages are sealed for any map, on the host; the proxy
+  // needs rows of K, V and q alone.
+  if (!options.use_proxy) model_options.device = Device::kCpu;
   if (model_options.rotation.empty()) model_options.rotation = "none";
   ModelOptions plain = model_options;
   plain.kv = "bf16";

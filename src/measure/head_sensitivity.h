@@ -1,6 +1,7 @@
 // What two bits cost each KV head, K and V apart, on text of the kind that the cache will hold
 // (quant/bit_map.h): end to end, or by a proxy where the model has too many heads for that. The
-// same inputs give the same numbers. Runs on the CPU. One thread.
+// same inputs give the same numbers. The proxy reads on the model's device, the end-to-end measure
+// on the CPU. One thread.
 //
 // Text is read once on a BF16 cache, up to its last tokens: the answer where it is known. Those see
 // the rest through the cache under test, as generated tokens would.
