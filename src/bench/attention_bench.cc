@@ -39,20 +39,56 @@ std::vector<float> RandomRow(size_t size, uint64_t stream) {
 // What a row measures.
 struct Format {
   std::string name;
-  BlockLayout layout;
+  std::vector<BlockLayout> heads;  // of one layer
   BlockRules rules;
   bool token_norms = false;  // of all heads
 };
 
+// "4/2,3/3" as kinds of K and V; kInvalidArgument for anything else.
+Result<std::vector<std::pair<BlockKind, BlockKind>>> ParseBits(const std::string& text,
+                                                               int num_heads) {
+  std::vector<std::pair<BlockKind, BlockKind>> out;
+  const auto kind = [](char c) {
+    return c == '2' ? BlockKind::kInt2 : c == '3' ? BlockKind::kInt3 : BlockKind::kInt4;
+  };
+  const auto is_bits = [](char c) { return c >= '2' && c <= '4'; };
+  for (size_t at = 0; at < text.size(); at += 4) {
+    const bool ends = at + 3 == text.size();
+    if (at + 3 > text.size() || !is_bits(text[at]) || text[at + 1] != '/' ||
+        !is_bits(text[at + 2]) || (!ends && (text[at + 3] != ',' || at + 4 == text.size())) ||
+        std::ssize(out) == num_heads) {
+      return Unexpected(InvalidArgument(
+          fmt::format("--bits {}: expected K/V,K/V,... of 2, 3 or 4 bits, for {} heads at most",
+                      text, num_heads)));
+    }
+    out.emplace_back(kind(text[at]), kind(text[at + 2]));
+  }
+  return out;
+}
+
 Result<std::vector<Format>> FormatsOf(const AttentionBenchOptions& options) {
   std::vector<Format> out;
+  const auto alike = [&](const BlockLayout& layout) {
+    return std::vector(static_cast<size_t>(options.kv_heads), layout);
+  };
   for (const BlockKind kind : options.kinds) {
     const char* const name = kind == BlockKind::kInt2   ? "int2"
                              : kind == BlockKind::kInt4 ? "int4"
                                                         : "bf16";
     out.push_back({name,
-                   {kind, CodeOrder::kCpu, options.head_dim, options.group_dims},
+                   alike({kind, CodeOrder::kCpu, options.head_dim, options.group_dims}),
                    {.k_clip_ratio = 0.96f, .v_clip_ratio = 0.92f}});
+  }
+  if (!options.bits.empty()) {
+    OSCAR_ASSIGN_OR_RETURN(const auto bits, ParseBits(options.bits, options.kv_heads));
+    Format format{options.bits,
+                  alike({BlockKind::kInt2, CodeOrder::kCpu, options.head_dim, options.group_dims}),
+                  {.k_clip_ratio = 0.96f, .v_clip_ratio = 0.92f}};
+    for (size_t h = 0; h < bits.size(); ++h) {
+      format.heads[h] = {bits[h].first, bits[h].second, CodeOrder::kCpu, options.head_dim,
+                         options.group_dims};
+    }
+    out.push_back(std::move(format));
   }
   for (const std::string& name : options.methods) {
     OSCAR_ASSIGN_OR_RETURN(const KvMethod method,
@@ -61,8 +97,8 @@ Result<std::vector<Format>> FormatsOf(const AttentionBenchOptions& options) {
       return Unexpected(InvalidArgument(
           fmt::format("--kv {}: is measured anyhow; name methods that quantise", name)));
     }
-    out.push_back({name, LayoutOf(method, CodeOrder::kCpu, options.head_dim), RulesOf(method),
-                   method.k.norm == TokenNorm::kAllHeads});
+    out.push_back({name, alike(LayoutOf(method, CodeOrder::kCpu, options.head_dim)),
+                   RulesOf(method), method.k.norm == TokenNorm::kAllHeads});
   }
   return out;
 }
@@ -71,8 +107,8 @@ Result<std::vector<Format>> FormatsOf(const AttentionBenchOptions& options) {
 float NormOf(const BlockLayout& layout) { return std::sqrt(static_cast<float>(layout.head_dim())); }
 
 // One head of as many pages as are sealed together, of random rows.
-std::vector<std::byte> RandomBlocks(const Format& format, uint64_t stream) {
-  const BlockLayout& layout = format.layout;
+std::vector<std::byte> RandomBlocks(const Format& format, const BlockLayout& layout,
+                                    uint64_t stream) {
   const auto size = static_cast<size_t>(kPageTokens * layout.head_dim());
   const auto pages = static_cast<size_t>(layout.pages_together());
   std::vector<std::vector<Bf16>> rows(2 * pages);
@@ -92,30 +128,37 @@ std::vector<std::byte> RandomBlocks(const Format& format, uint64_t stream) {
 
 AttentionBenchRow MeasureRow(ThreadPool& pool, const AttentionBenchOptions& options,
                              const Format& format, int64_t context) {
-  const BlockLayout& layout = format.layout;
-  const auto heads = static_cast<size_t>(options.kv_heads);
-  const std::vector<std::vector<BlockLayout>> blocks_of_layer = {std::vector(heads, layout)};
-  const PageLayout shape(blocks_of_layer, format.token_norms);
+  const size_t heads = format.heads.size();
+  const PageLayout shape(std::vector<std::vector<BlockLayout>>{format.heads}, format.token_norms);
   const size_t page_bytes = shape.bytes();
-  const auto together = static_cast<size_t>(layout.pages_together());
+  const auto together = static_cast<size_t>(format.heads[0].pages_together());
   const auto num_pages = static_cast<size_t>(context / kPageTokens);
   const size_t layer_bytes = page_bytes * num_pages;
   const size_t layers =
       std::clamp<size_t>((options.footprint_bytes + layer_bytes - 1) / layer_bytes, 1, 256);
 
   // A handful of distinct blocks, repeated: the arithmetic does not look at the values.
-  std::vector<std::vector<std::byte>> patterns;
-  for (uint64_t i = 0; i < 16; ++i) patterns.push_back(RandomBlocks(format, i));
+  constexpr size_t kPatterns = 13;
+  std::vector<std::vector<std::vector<std::byte>>> patterns(heads);
+  for (size_t h = 0; h < heads; ++h) {
+    if (h > 0 && format.heads[h] == format.heads[h - 1]) {
+      patterns[h] = patterns[h - 1];
+      continue;
+    }
+    for (uint64_t i = 0; i < kPatterns; ++i) {
+      patterns[h].push_back(RandomBlocks(format, format.heads[h], i));
+    }
+  }
   simd::AlignedBuffer<std::byte> memory(layer_bytes * layers);
-  const std::vector<float> norms(kPageTokens, NormOf(layout));
+  const std::vector<float> norms(kPageTokens, NormOf(format.heads[0]));
   pool.ParallelFor(static_cast<int64_t>(layers * num_pages), [&](int64_t index, int) {
     const auto page = static_cast<size_t>(index);
     std::byte* const to = memory.data() + page * page_bytes;
     for (size_t h = 0; h < heads; ++h) {
       const size_t run = page / together * heads + h;
-      std::memcpy(to + h * layout.block_bytes(),
-                  patterns[run % 13].data() + page % together * layout.block_bytes(),
-                  layout.block_bytes());
+      const size_t bytes = format.heads[h].block_bytes();
+      std::memcpy(to + shape.BlockOffset(0, static_cast<int>(h)),
+                  patterns[h][run % kPatterns].data() + page % together * bytes, bytes);
     }
     if (shape.has_norms(0)) std::memcpy(to + shape.NormOffset(0), norms.data(), 4 * norms.size());
   });
@@ -196,9 +239,9 @@ Result<AttentionBenchReport> RunAttentionBench(
     double bf16_seconds = 0.0;  // best, as for the others
     for (const Format& format : formats) {
       // Whole runs of pages.
-      const int64_t tokens = format.layout.pages_together() * kPageTokens;
+      const int64_t tokens = format.heads[0].pages_together() * kPageTokens;
       AttentionBenchRow row = MeasureRow(pool, options, format, context / tokens * tokens);
-      if (format.layout.is_bf16()) bf16_seconds = row.best_seconds;
+      if (format.heads[0].is_bf16()) bf16_seconds = row.best_seconds;
       row.speedup_vs_bf16 = bf16_seconds / row.best_seconds;
       report.rows.push_back(row);
       if (on_row) on_row(report);

@@ -22,12 +22,14 @@ struct AttentionBenchOptions {
   std::vector<int64_t> contexts = {4096, 16384, 32768, 65536, 131072};  // tokens, all in pages
   std::vector<BlockKind> kinds = {BlockKind::kBf16, BlockKind::kInt4, BlockKind::kInt2};
   std::vector<std::string> methods = {};  // --kv names whose pages are measured besides
+  // "4/2,3/3": bits of K and V of the first heads; the others have 2/2. Empty: no such row.
+  std::string bits = {};
   double seconds_per_row = 0.5;
   uint64_t footprint_bytes = uint64_t{256} << 20;  // rotate among layers until this is touched
 };
 
 struct AttentionBenchRow {
-  std::string name;  // "bf16", "int2", or the method's
+  std::string name;  // "bf16", "int2", the method's, or the heads' bits
   int64_t context;
   uint64_t bytes;           // of one layer's pages, metadata included
   double seconds;           // one layer, the median of the repetitions
@@ -47,7 +49,7 @@ struct AttentionBenchReport {
 double MeasureReadBandwidth(ThreadPool& pool, uint64_t bytes);
 
 // Calls `on_row` as rows come, if given. kInvalidArgument for a method that is none, or that stores
-// nothing but BF16.
+// nothing but BF16, and for bits that are no such list.
 Result<AttentionBenchReport> RunAttentionBench(
     ThreadPool& pool, const AttentionBenchOptions& options,
     const std::function<void(const AttentionBenchReport&)>& on_row = {});

@@ -62,6 +62,7 @@ Status RunAttention(const AttentionOptions& options) {
   bool header = false;
   size_t width = 5;
   for (const std::string& name : bench.methods) width = std::max(width, name.size());
+  width = std::max(width, bench.bits.size());
   OSCAR_ASSIGN_OR_RETURN(
       const AttentionBenchReport report,
       RunAttentionBench(pool, bench, [&](const AttentionBenchReport& so_far) {
@@ -112,6 +113,9 @@ void AddBenchCommand(CLI::App& app, RunFunction& run) {
       ->add_option("--kv", options->bench.methods,
                    "Cache methods whose pages are measured besides: oscar-su,kivi,...")
       ->delimiter(',');
+  command->add_option("--bits", options->bench.bits,
+                      "Also pages whose first heads have these bits of K/V, the others 2/2: "
+                      "4/2,3/3,...");
   command->add_option("--contexts", options->bench.contexts, "Context lengths, tokens")
       ->delimiter(',')
       ->capture_default_str();
