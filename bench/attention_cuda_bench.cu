@@ -745,10 +745,19 @@ int Main(int argc, char** argv) {
   BenchDecode("decode int2, batch 32 x 30K, pools of their own", kInt2, 32, 30000, false, 1e9, 1e9,
               false, PageOrder::kShuffled, PoolMemory::kOwn);
   BenchDecode("decode bf16, batch 8 x 100K", BlockKind::kBf16, 8, 100000, false, 4.0, 4.4, true);
+  BenchDecode("decode int4, batch 32 x 100K", BlockKind::kInt4, 32, 100000, false,
+              0.65 * read_roof * 1e-12, 0.85 * read_roof * 1e-12, true);
+  BenchDecode("decode int4, batch 32 x 30K", BlockKind::kInt4, 32, 30000, false, 1e9, 1e9, false);
+  BenchDecode("decode int4, batch 1 x 100K (graph)", BlockKind::kInt4, 1, 100000, true, 35, 35,
+              false);
   BenchMap("4/2 in one head of 8", BenchHeads(ParseMap("4/2")), 24.5);
   const HeadBlocks three = BenchHeads(ParseMap("3/3,3/3,3/3,3/3,3/3,3/3,3/3,3/3"));
   BenchDecode("decode int3, batch 32 x 100K", kInt2, 32, 100000, false, 0.8 * read_roof * 1e-12,
               0.9 * read_roof * 1e-12, true, PageOrder::kShuffled, PoolMemory::kSlab, three);
+  BenchDecode("decode int3, batch 32 x 30K", kInt2, 32, 30000, false, 1e9, 1e9, false,
+              PageOrder::kShuffled, PoolMemory::kSlab, three);
+  BenchDecode("decode int3, batch 1 x 100K (graph)", kInt2, 1, 100000, true, 35, 35, false,
+              PageOrder::kShuffled, PoolMemory::kSlab, three);
   BenchSeal("seal 4096 tokens x 8 heads, clip rule (graph)",
             {RowRule::kMinMax, RowRule::kMinMax, 0.96f, 0.92f}, 25, 10);
   BenchSeal("seal 4096 tokens x 8 heads, oscar+ (graph)",
