@@ -21,8 +21,12 @@ namespace {
 
 // Tokens of history that a sequence must have beside its windows.
 constexpr int64_t kMinHistory = 2 * kPageTokens;
-// Logits of the BF16 cache that are kept.
-constexpr uint64_t kMaxLogitBytes = uint64_t{1} << 29;
+// A text has as many tokens behind that, at least; and of text without an answer so many are
+// compared.
+constexpr int64_t kMinTail = 48;
+// Logits of the BF16 cache that are kept, and so many times as much of its rows.
+constexpr int64_t kMaxKeptBytes = int64_t{1} << 30;
+constexpr int64_t kRowsToLogits = 4;
 // One query in so many gives the proxy.
 constexpr size_t kQueryStride = 4;
 
@@ -69,7 +73,7 @@ class Meter {
 
   Status Read(std::span<const std::vector<int32_t>> sequences, std::span<const int64_t> answers,
               Progress* progress);
-  // KL of the worst token of each text under a map, averaged over texts.
+  // KL of each text's compared tokens under a map, summed, and averaged over texts.
   Result<double> Kl(const BitMap& map) const;
   Sensitivities Proxy() const;
 
@@ -100,16 +104,33 @@ class Meter {
 Status Meter::Read(std::span<const std::vector<int32_t>> sequences,
                    std::span<const int64_t> answers, Progress* progress) {
   const CacheConfig& config = stored_.kv().cache();
-  const int64_t least = config.sink + config.recent + kMinHistory + options_.tail;
-  const auto row_bytes = static_cast<uint64_t>(spec_.vocab_size) * sizeof(float);
-  uint64_t bytes = 0;
+  // Compared tokens see a history, so a text's first ones are not compared.
+  const int64_t before = config.sink + config.recent + kMinHistory;
+  const int64_t least = before + kMinTail;
+  const int64_t eligible = std::ranges::count_if(
+      sequences, [&](const auto& sequence) { return std::ssize(sequence) >= least; });
+  // What is kept of a token: logits of those that are compared, rows of the others.
+  const auto logits_bytes = static_cast<int64_t>(spec_.vocab_size) * int64_t{sizeof(float)};
+  const int64_t row_bytes = spec_.num_kv_layers() * spec_.attention().kv_width() * int64_t{4};
+  // All texts have a share of the logits, a short one at least.
+  const int64_t share = kMaxKeptBytes / logits_bytes / std::max<int64_t>(eligible, 1);
+  const int64_t most = options_.use_proxy
+                           ? options_.tail
+                           : std::clamp(share, std::min(kMinTail, options_.tail), options_.tail);
+  int64_t bytes_of_logits = 0, bytes_of_rows = 0;
   for (size_t i = 0; i < sequences.size(); ++i) {
     const std::vector<int32_t>& sequence = sequences[i];
-    if (static_cast<int64_t>(sequence.size()) < least) continue;
+    const int64_t length = std::ssize(sequence);
+    if (length < least) continue;
+    // Of text without an answer as many as short answers have, so that it weighs no more.
     const int64_t answer = i < answers.size() ? answers[i] : 0;
-    const int64_t tail = answer > 0 ? std::min(answer, options_.tail) : options_.tail;
-    bytes += static_cast<uint64_t>(tail) * row_bytes;
-    if (!options_.use_proxy && bytes > kMaxLogitBytes) break;
+    const int64_t tail = std::min({answer > 0 ? answer : kMinTail, most, length - before});
+    bytes_of_logits += tail * logits_bytes;
+    bytes_of_rows += length * row_bytes;
+    if (!options_.use_proxy && !texts_.empty() &&
+        std::max(bytes_of_logits, bytes_of_rows / kRowsToLogits) > kMaxKeptBytes) {
+      break;
+    }
     OSCAR_RETURN_IF_ERROR(ReadOne(sequence, tail));
     if (progress != nullptr) progress->Add(sequence.size());
   }
@@ -259,7 +280,7 @@ Result<double> Meter::Kl(const BitMap& map) const {
         rows[static_cast<size_t>(i)] = Divergence(
             std::span(text.logits).subspan(row * vocab + at, vocab), logits.subspan(at, vocab));
       });
-      for (const double kl : rows) of_text = std::max(of_text, kl);
+      for (const double kl : rows) of_text += kl;
       row += rows.size();
     }
     sum += of_text;

@@ -7,9 +7,8 @@
 // the rest through the cache under test, as generated tokens would.
 //
 // End to end: the KL divergence of the model's predictions there from those of the BF16 cache, with
-// one side of one head at 2 bits and all others at 4, less that with all at 4. Of each text the
-// worst token counts: an answer is lost by one token, and a mean over tokens hides a look-up that
-// fails under small changes of many others.
+// one side of one head at 2 bits and all others at 4, less that with all at 4. It is summed over the
+// tokens of an answer, since any of them loses it, and averaged over texts.
 //
 // Proxy: for keys half the variance of the logits' noise times sum p (1 - p), which is what that
 // noise adds in KL to the attention weights p; for values half of sum p^2 e over the output's
@@ -33,7 +32,8 @@ struct SensitivityOptions {
   // rotation: "none" for the Hadamard, or the calibrated one. The method is oscar+.
   ModelOptions model;
   bool use_proxy = false;
-  int64_t tail = 48;  // last tokens of each sequence that are compared, at most
+  // Last tokens of each answer that are compared, at most. Reasoning fails in the middle of long ones.
+  int64_t tail = 256;
   bool show_progress = true;
 };
 
