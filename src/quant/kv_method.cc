@@ -305,9 +305,7 @@ Status SetClip(std::string_view method, const char* name, std::optional<float> c
                                        name, *clip))
         .WithParam(fmt::format("{}_clip", name));
   }
-  const bool clips =
-      is_quantized && side->form == kRows &&
-      (side->rows.rule == RowRule::kMinMax || side->rows.rule == RowRule::kSymmetric);
+  const bool clips = is_quantized && side->form == kRows && Clips(side->rows.rule);
   if (!clips) {
     return InvalidArgument(fmt::format("{} clip ratio {}: method {} chooses {}'s range without one",
                                        name, *clip, method, name))
