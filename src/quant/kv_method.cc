@@ -142,6 +142,13 @@ constexpr Method kMethods[] = {
      .sink = 64,
      .recent = 128,
      .defined_sink = 32},
+    {.name = "lloyd-max",
+     .summary = "INT2 rows by mean and deviation (OSCAR's Lloyd-Max switch), clipped, Hadamard",
+     .k = {.rotation = kHadamard, .rule = RowRule::kLloydMax, .clip = 0.96f},
+     .v = {.rotation = kHadamard, .rule = RowRule::kLloydMax, .clip = 0.92f},
+     .sink = 64,
+     .recent = 256,
+     .takes_group = true},
 };
 
 constexpr auto kInfos = [] {
