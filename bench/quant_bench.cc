@@ -62,6 +62,8 @@ const char* NameOf(RowRule rule) {
       return "real min";
     case RowRule::kIntegerZero:
       return "integer zero";
+    case RowRule::kLloydMax:
+      return "Lloyd-Max";
   }
   return "";
 }
@@ -83,6 +85,7 @@ void RowCases(benchmark::internal::Benchmark* b) {
     b->Args({static_cast<int64_t>(RowRule::kSymmetric), 0, group});
     b->Args({static_cast<int64_t>(RowRule::kMseFit), 0, group});
     b->Args({static_cast<int64_t>(RowRule::kMseFitUnbiased), 0, group});
+    b->Args({static_cast<int64_t>(RowRule::kLloydMax), 96, group});
   }
 }
 
@@ -143,6 +146,7 @@ BENCHMARK(EncodePages)->Apply([](benchmark::internal::Benchmark* b) {
     b->Args({static_cast<int64_t>(RowRule::kMinMax), 96, static_cast<int64_t>(order)});
     b->Args({static_cast<int64_t>(RowRule::kMseFit), 0, static_cast<int64_t>(order)});
     b->Args({static_cast<int64_t>(RowRule::kMseFitUnbiased), 0, static_cast<int64_t>(order)});
+    b->Args({static_cast<int64_t>(RowRule::kLloydMax), 96, static_cast<int64_t>(order)});
   }
 });
 

@@ -87,6 +87,18 @@ def mse_fit(x, bits, meta, unbiased):
     return q, s, round_meta(mean - F(s * F(F(total) / n)), meta)
 
 
+def lloyd_max(x, meta):
+    n = F(len(x))
+    mean = F(sum16(x) / n)
+    xc = x - mean
+    sd = np.sqrt(F(F(sum16(xc * xc) / n) + F(1e-8)))
+    step = F(F(0.9810652732849121) * sd)
+    q = (xc >= -step).astype(int) + (xc >= 0) + (xc >= step)
+    slope = F(F(F(F(2) * F(1.5095585584640503)) / F(3)) * F(1.16))
+    s = floor_scale(round_meta(F(slope * sd), meta))
+    return q, s, round_meta(mean - F(F(1.5) * s), meta)
+
+
 def quantise(row, spec):
     x = np.clip(row, F(-65504), F(65504))
     if spec["clip"] > 0:
@@ -100,6 +112,8 @@ def quantise(row, spec):
             q, s, m = min_max(part, spec["bits"], spec["meta"])
         elif spec["rule"] == "symmetric":
             q, s, m = symmetric(part, spec["bits"], spec["meta"])
+        elif spec["rule"] == "lloyd_max":
+            q, s, m = lloyd_max(part, spec["meta"])
         else:
             q, s, m = mse_fit(part, spec["bits"], spec["meta"], spec["rule"] == "mse_unbiased")
         codes += [int(c) for c in q]
@@ -134,6 +148,10 @@ def specs():
     for rule in ("mse", "mse_unbiased"):
         for bits, group in ((2, 128), (2, 32), (3, 128), (4, 128)):
             out.append(dict(rule=rule, bits=bits, group=group, clip=0.0, meta="fp16"))
+    for meta in ("fp16", "bf16", "fp32"):
+        out.append(dict(rule="lloyd_max", bits=2, group=128, clip=0.96, meta=meta))
+    for group, clip in ((128, 0.0), (64, 0.92), (32, 0.92)):
+        out.append(dict(rule="lloyd_max", bits=2, group=group, clip=clip, meta="fp16"))
     return out
 
 

@@ -37,7 +37,7 @@ TEST(LayerErrors, FollowTheMethods) {
   const auto probe = LayerErrorProbe::Capture(**model, prompts);
   ASSERT_TRUE(probe.has_value()) << probe.error().ToString();
   std::map<std::string, double> mean;
-  for (const char* kv : {"bf16", "naive", "quarot", "saw-int4", "oscar+"}) {
+  for (const char* kv : {"bf16", "naive", "quarot", "lloyd-max", "saw-int4", "oscar+"}) {
     const auto plan = LoadedModel::Plan(Options(kv));
     ASSERT_TRUE(plan.has_value());
     const auto errors = probe->Measure((*plan)->kv());
@@ -48,6 +48,7 @@ TEST(LayerErrors, FollowTheMethods) {
   EXPECT_EQ(mean["bf16"], 0);
   EXPECT_LT(mean["saw-int4"], 0.25 * mean["quarot"]);  // two more bits: 12 dB
   EXPECT_LT(mean["oscar+"], mean["quarot"]);
+  EXPECT_LT(mean["lloyd-max"], mean["quarot"]);
   EXPECT_LT(mean["oscar+"], mean["naive"]);
 }
 

@@ -142,6 +142,13 @@ constexpr Method kMethods[] = {
      .sink = 64,
      .recent = 128,
      .defined_sink = 32},
+    {.name = "lloyd-max",
+     .summary = "INT2 rows by mean and deviation (OSCAR's Lloyd-Max switch), clipped, Hadamard",
+     .k = {.rotation = kHadamard, .rule = RowRule::kLloydMax, .clip = 0.96f},
+     .v = {.rotation = kHadamard, .rule = RowRule::kLloydMax, .clip = 0.92f},
+     .sink = 64,
+     .recent = 256,
+     .takes_group = true},
 };
 
 constexpr auto kInfos = [] {
@@ -305,9 +312,7 @@ Status SetClip(std::string_view method, const char* name, std::optional<float> c
                                        name, *clip))
         .WithParam(fmt::format("{}_clip", name));
   }
-  const bool clips =
-      is_quantized && side->form == kRows &&
-      (side->rows.rule == RowRule::kMinMax || side->rows.rule == RowRule::kSymmetric);
+  const bool clips = is_quantized && side->form == kRows && Clips(side->rows.rule);
   if (!clips) {
     return InvalidArgument(fmt::format("{} clip ratio {}: method {} chooses {}'s range without one",
                                        name, *clip, method, name))

@@ -25,9 +25,10 @@ KvMethod Make(const std::string& name, int head_dim = 128) {
 TEST(KvMethod, TheTableHasTheNames) {
   std::vector<std::string_view> names;
   for (const KvMethodInfo& info : KvMethodTable()) names.push_back(info.name);
-  EXPECT_THAT(names, testing::ElementsAre("bf16", "naive", "naive-sym", "quarot", "saw-int4",
-                                          "int4", "turboquant", "turboquant-skip", "kivi",
-                                          "kivi-sink", "oscar-su", "oscar", "oscar+", "kitty"));
+  EXPECT_THAT(names,
+              testing::ElementsAre("bf16", "naive", "naive-sym", "quarot", "saw-int4", "int4",
+                                   "turboquant", "turboquant-skip", "kivi", "kivi-sink", "oscar-su",
+                                   "oscar", "oscar+", "kitty", "lloyd-max"));
 }
 
 TEST(KvMethod, UnknownNamesListTheKnownOnes) {
@@ -57,6 +58,7 @@ TEST(KvMethod, HistoryBits) {
       {"oscar", 2.25},
       {"oscar+", 2.25},
       {"kitty", (2.0 + 0.25 + 40.0 / 128 + 2.25) / 2},
+      {"lloyd-max", 2.25},
   };
   for (const KvMethodInfo& info : KvMethodTable()) {
     EXPECT_EQ(Make(std::string(info.name)).HistoryBits(8, 128), expected.at(std::string(info.name)))
@@ -127,6 +129,13 @@ TEST(KvMethod, RecipesAreThoseOfTheTable) {
   EXPECT_EQ(Make("saw-int4", 256).hadamard_block, 128);
   EXPECT_EQ(Make("saw-int4").v.rotation, kNone);
   EXPECT_EQ(Make("quarot").v.rotation, kHadamard);
+  const KvMethod lloyd_max = Make("lloyd-max");
+  EXPECT_EQ(lloyd_max.k.rows, (RowSpec{RowRule::kLloydMax, 2, 128, 0.96f, MetaType::kFp16}));
+  EXPECT_EQ(lloyd_max.v.rows, (RowSpec{RowRule::kLloydMax, 2, 128, 0.92f, MetaType::kFp16}));
+  EXPECT_EQ(lloyd_max.k.rotation, kHadamard);
+  EXPECT_EQ(lloyd_max.v.rotation, kHadamard);
+  EXPECT_EQ(lloyd_max.sink_tokens, 64);
+  EXPECT_EQ(lloyd_max.recent_tokens, 256);
   EXPECT_EQ(Make("oscar-su").v.rotation, kHadamard);
   EXPECT_EQ(Make("kivi").k.rotation, kNone);
   EXPECT_EQ(Make("turboquant").v.rotation, kNone);
@@ -187,6 +196,9 @@ TEST(KvMethod, OptionsOverrideAndAreChecked) {
   const auto clipped = MakeKvMethod({.name = "oscar", .has_rotation = true, .k_clip = 0.9f});
   ASSERT_TRUE(clipped.has_value());
   EXPECT_EQ(clipped->k.rows.clip_ratio, 0.9f);
+  const auto unclipped = MakeKvMethod({.name = "lloyd-max", .v_clip = 0.0f});
+  ASSERT_TRUE(unclipped.has_value());
+  EXPECT_EQ(unclipped->v.rows.clip_ratio, 0.0f);
   EXPECT_EQ(static_cast<const UniformRows&>(*clipped->k.quantizer).spec(), clipped->k.rows);
 }
 

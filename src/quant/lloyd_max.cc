@@ -56,11 +56,6 @@ GaussianCodebook Solve(int bits) {
   return book;
 }
 
-// OSCAR's constants (its Lloyd-Max write kernel), as its fp32 source has them.
-constexpr float kOscarThreshold = 0.9810652732849121f;
-constexpr float kOscarOuterLevel = 1.5095585584640503f;
-constexpr float kOscarRatio = 1.16f;
-
 }  // namespace
 
 const GaussianCodebook& LloydMaxCodebook(int bits) {
@@ -71,19 +66,14 @@ const GaussianCodebook& LloydMaxCodebook(int bits) {
 
 LloydMaxRows::LloydMaxRows(const LloydMaxSpec& spec) : spec_(spec) {
   OSCAR_CHECK(spec.bits >= 2 && spec.bits <= 4);
-  OSCAR_CHECK(spec.variant == LloydMaxVariant::kCentroids || spec.bits == 2);
   const GaussianCodebook& book = LloydMaxCodebook(spec.bits);
   levels_.assign(book.levels.begin(), book.levels.end());
   thresholds_.assign(book.thresholds.begin(), book.thresholds.end());
-  if (spec.variant == LloydMaxVariant::kOscar116) {
-    thresholds_ = {-kOscarThreshold, 0.0f, kOscarThreshold};
-  }
 }
 
 std::string LloydMaxRows::description() const {
-  return fmt::format("Lloyd-Max rows{}, {} bits, groups of {}, {} metadata{}",
-                     spec_.variant == LloydMaxVariant::kOscar116 ? " (equally spaced, 1.16)" : "",
-                     spec_.bits, spec_.group_dims, ToString(spec_.meta),
+  return fmt::format("Lloyd-Max rows, {} bits, groups of {}, {} metadata{}", spec_.bits,
+                     spec_.group_dims, ToString(spec_.meta),
                      spec_.clip_ratio > 0.0f ? fmt::format(", clip {}", spec_.clip_ratio) : "");
 }
 
@@ -106,7 +96,7 @@ void LloydMaxRows::EncodeTile(const TileShape& shape, std::span<const float> row
   const auto dims = static_cast<size_t>(shape.head_dim);
   const auto group = static_cast<size_t>(spec_.group_dims);
   std::vector<uint8_t> codes(dims);
-  std::vector<float> first(dims / group), second(dims / group);
+  std::vector<float> deviations(dims / group), means(dims / group);
   ByteWriter writer(bytes);
   for (size_t r = 0; r < shape.rows(); ++r) {
     std::vector<float> x(rows.begin() + static_cast<ptrdiff_t>(r * dims),
@@ -119,29 +109,18 @@ void LloydMaxRows::EncodeTile(const TileShape& shape, std::span<const float> row
       const double mean = sum / static_cast<double>(group);
       for (const float v : part) squares += (v - mean) * (v - mean);
       const double variance = squares / static_cast<double>(group);
-      float centre = 0.0f, deviation = 0.0f;
-      if (spec_.variant == LloydMaxVariant::kCentroids) {
-        deviation = RoundMeta(static_cast<float>(std::sqrt(variance)), spec_.meta);
-        centre = RoundMeta(static_cast<float>(mean), spec_.meta);
-        first[g] = deviation;
-        second[g] = centre;
-      } else {
-        deviation = static_cast<float>(std::sqrt(variance + 1e-8));
-        centre = static_cast<float>(mean);
-        const float step = 2.0f * kOscarOuterLevel / 3.0f * kOscarRatio * deviation;
-        first[g] = std::max(RoundMeta(step, spec_.meta), kMinScale);
-        second[g] = RoundMeta(centre - 1.5f * first[g], spec_.meta);
-      }
+      deviations[g] = RoundMeta(static_cast<float>(std::sqrt(variance)), spec_.meta);
+      means[g] = RoundMeta(static_cast<float>(mean), spec_.meta);
       for (size_t i = 0; i < group; ++i) {
         uint8_t code = 0;
-        for (const float t : thresholds_) code += part[i] - centre >= t * deviation ? 1 : 0;
+        for (const float t : thresholds_) code += part[i] - means[g] >= t * deviations[g] ? 1 : 0;
         codes[g * group + i] = code;
       }
     }
     writer.Codes(codes, spec_.bits);
-    for (size_t g = 0; g < first.size(); ++g) {
-      writer.Meta(first[g], spec_.meta);
-      writer.Meta(second[g], spec_.meta);
+    for (size_t g = 0; g < means.size(); ++g) {
+      writer.Meta(deviations[g], spec_.meta);
+      writer.Meta(means[g], spec_.meta);
     }
   }
 }
@@ -155,12 +134,9 @@ Status LloydMaxRows::DecodeTile(const TileShape& shape, std::span<const std::byt
   for (size_t r = 0; r < shape.rows(); ++r) {
     reader.Codes(codes, spec_.bits);
     for (size_t g = 0; g < dims / group; ++g) {
-      const float scale = reader.Meta(spec_.meta), offset = reader.Meta(spec_.meta);
+      const float deviation = reader.Meta(spec_.meta), mean = reader.Meta(spec_.meta);
       for (size_t i = g * group; i < (g + 1) * group; ++i) {
-        const float level = spec_.variant == LloydMaxVariant::kCentroids
-                                ? levels_[codes[i]]
-                                : static_cast<float>(codes[i]);
-        rows[r * dims + i] = level * scale + offset;
+        rows[r * dims + i] = levels_[codes[i]] * deviation + mean;
       }
     }
   }

@@ -7,15 +7,10 @@
 // +-0.45278, +-1.51042, thresholds 0, +-0.98160, distortion 0.11748.
 //
 // LloydMaxRows, per group of G dims of a row (clip first, as the row quantiser does, where asked):
-//  kCentroids  m = mean, sd = population standard deviation, both rounded to the metadata type;
-//              code = number of thresholds t with x - m >= t sd;  x^ = m + sd level[code].
-//              Stored: codes | sd, mean of each group.
-//  kOscar116   what OSCAR's Lloyd-Max switch stores (reference: its prefill write kernel). 2 bits.
-//              mean m and sd = sqrt(var + 1e-8) of the clipped row; thresholds 0, +-0.98107 sd; but
-//              the levels are equally spaced so that the uniform decoder can read them:
-//              s = (2 * 1.50956 / 3) * 1.16 sd,  x^ = m + (code - 1.5) s, that is +-0.584, +-1.751
-//              sd. Stored: codes | scale, min of each group.
-// Bits: b + 2 * 16 / G in fp16. A constant group decodes to its mean.
+// m = mean, sd = population standard deviation, both rounded to the metadata type; code = number of
+// thresholds t with x - m >= t sd;  x^ = m + sd level[code]. Stored: codes | sd, mean of each
+// group. Bits: b + 2 * 16 / G in fp16. A constant group decodes to its mean.
+// OSCAR's Lloyd-Max switch stores equally spaced levels instead: RowRule::kLloydMax.
 #pragma once
 
 #include "quant/kv_quantizer.h"
@@ -32,11 +27,8 @@ struct GaussianCodebook {
 // Computed once per width and kept. REQUIRES: bits in 1..4.
 const GaussianCodebook& LloydMaxCodebook(int bits);
 
-enum class LloydMaxVariant : uint8_t { kCentroids, kOscar116 };
-
 struct LloydMaxSpec {
-  LloydMaxVariant variant = LloydMaxVariant::kCentroids;
-  int bits = 2;  // 2, 3 or 4; kOscar116: 2
+  int bits = 2;  // 2, 3 or 4
   int group_dims = 128;
   float clip_ratio = 0.0f;
   MetaType meta = MetaType::kFp16;

@@ -40,18 +40,36 @@ void QuantizeSymmetric(const RowSpec& spec, std::span<const float> x, std::span<
   }
 }
 
+// A group about its mean.
+struct Centred {
+  float mean, sxx;  // sxx: sum of squares of x
+  std::array<float, kMaxHeadDim> x;
+};
+
+Centred Centre(std::span<const float> x) {
+  Centred c;
+  std::array<float, kMaxHeadDim> square;
+  c.mean = Sum16(x) / static_cast<float>(x.size());
+  for (size_t i = 0; i < x.size(); ++i) c.x[i] = x[i] - c.mean;
+  for (size_t i = 0; i < x.size(); ++i) square[i] = c.x[i] * c.x[i];
+  c.sxx = Sum16({square.data(), x.size()});
+  return c;
+}
+
+// The code of 2 bits whose thresholds are -step, 0 and step.
+int TwoBitCode(float centred, float step) {
+  return (centred >= -step ? 1 : 0) + (centred >= 0.0f ? 1 : 0) + (centred >= step ? 1 : 0);
+}
+
 void QuantizeMseFit(const RowSpec& spec, std::span<const float> x, std::span<uint8_t> codes,
                     float* scale, float* min) {
   // Wider codes would overflow the exact integer sums below.
   OSCAR_CHECK(spec.bits <= 4, "{} bits: a fit has 2, 3 or 4", spec.bits);
   const size_t n = x.size();
   const auto count = static_cast<float>(n);
-  std::array<float, kMaxHeadDim> centred, product;
-  const float mean = Sum16(x) / count;
-  for (size_t i = 0; i < n; ++i) centred[i] = x[i] - mean;
-  for (size_t i = 0; i < n; ++i) product[i] = centred[i] * centred[i];
-  const float sxx = Sum16({product.data(), n});
-  const float deviation = std::sqrt(sxx / count);
+  const Centred group = Centre(x);
+  std::array<float, kMaxHeadDim> product;
+  const float deviation = std::sqrt(group.sxx / count);
 
   const int half = 1 << (spec.bits - 1);
   float best_score = 0.0f, best_slope = 0.0f, best_sqx = 0.0f;
@@ -66,16 +84,15 @@ void QuantizeMseFit(const RowSpec& spec, std::span<const float> x, std::span<uin
       // Thresholds at whole multiples of the step; comparing avoids a division and its rounding.
       int q = half;
       if (spec.bits == 2) {
-        q = (centred[i] >= -step ? 1 : 0) + (centred[i] >= 0.0f ? 1 : 0) +
-            (centred[i] >= step ? 1 : 0);
+        q = TwoBitCode(group.x[i], step);
       } else {
-        q += static_cast<int>(std::clamp(std::floor(centred[i] / step), -static_cast<float>(half),
+        q += static_cast<int>(std::clamp(std::floor(group.x[i] / step), -static_cast<float>(half),
                                          static_cast<float>(half - 1)));
       }
       trial[i] = static_cast<uint8_t>(q);
       sum += q;
       squares += q * q;
-      product[i] = static_cast<float>(q) * centred[i];
+      product[i] = static_cast<float>(q) * group.x[i];
     }
     const int spread = static_cast<int>(n) * squares - sum * sum;  // n^2 var(q), exact
     if (spread == 0) continue;
@@ -94,11 +111,25 @@ void QuantizeMseFit(const RowSpec& spec, std::span<const float> x, std::span<uin
   float slope = best_slope;
   if (spec.rule == RowRule::kMseFitUnbiased && best_sqx > 0.0f) {
     // <xc, x^c> is slope * sqx.
-    slope *= std::clamp(sxx / (best_slope * best_sqx), 0.5f, 2.0f);
+    slope *= std::clamp(group.sxx / (best_slope * best_sqx), 0.5f, 2.0f);
   }
   *scale = std::max(RoundMeta(slope, spec.meta), kMinScale);
   const float mean_code = static_cast<float>(best_sum) / count;
-  *min = RoundMeta(mean - *scale * mean_code, spec.meta);
+  *min = RoundMeta(group.mean - *scale * mean_code, spec.meta);
+}
+
+void QuantizeLloydMax(const RowSpec& spec, std::span<const float> x, std::span<uint8_t> codes,
+                      float* scale, float* min) {
+  OSCAR_CHECK(spec.bits == 2, "{} bits: Lloyd-Max rows have 2", spec.bits);
+  const Centred group = Centre(x);
+  const float variance = group.sxx / static_cast<float>(x.size());
+  const float deviation = std::sqrt(variance + kLloydMaxVariance);
+  *scale = std::max(RoundMeta(kLloydMaxScale * deviation, spec.meta), kMinScale);
+  *min = RoundMeta(group.mean - 1.5f * *scale, spec.meta);
+  const float step = kLloydMaxThreshold * deviation;
+  for (size_t i = 0; i < x.size(); ++i) {
+    codes[i] = static_cast<uint8_t>(TwoBitCode(group.x[i], step));
+  }
 }
 
 }  // namespace
@@ -154,8 +185,7 @@ int QuantizeRow(const RowSpec& spec, std::span<const float> row, std::span<uint8
     x[i] = std::isnan(v) ? 0.0f : std::clamp(v, -kFp16Max, kFp16Max);
     saturated += x[i] == v ? 0 : 1;
   }
-  const bool clips = spec.rule == RowRule::kMinMax || spec.rule == RowRule::kSymmetric;
-  if (clips && spec.clip_ratio > 0.0f) ClipRow(spec.clip_ratio, {x.data(), dims});
+  if (Clips(spec.rule) && spec.clip_ratio > 0.0f) ClipRow(spec.clip_ratio, {x.data(), dims});
   for (size_t g = 0; g < dims / group; ++g) {
     const std::span<const float> part{x.data() + g * group, group};
     const std::span<uint8_t> part_codes = codes.subspan(g * group, group);
@@ -173,6 +203,9 @@ int QuantizeRow(const RowSpec& spec, std::span<const float> row, std::span<uint8
       case RowRule::kRealMin:
       case RowRule::kIntegerZero:
         QuantizeAffine(spec.rule, spec.bits, spec.meta, part, part_codes, &scale[g], &min[g]);
+        break;
+      case RowRule::kLloydMax:
+        QuantizeLloydMax(spec, part, part_codes, &scale[g], &min[g]);
         break;
     }
   }

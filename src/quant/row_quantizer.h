@@ -31,14 +31,22 @@
 //            to <xc, x^c>: an MSE-optimal reconstruction is shorter than its row, which would
 //            flatten attention logits. Codes are not chosen again: nearest levels of the longer
 //            scale would undo the rescale.
+//  kLloydMax  what OSCAR's Lloyd-Max switch stores (reference: its prefill write kernel). 2 bits
+//            alone. The same clip as kMinMax's; m and xc as kMseFit's;
+//            sd = sqrt(sum(xc^2) / n + 1e-8); q counts xc >= -t sd, xc >= 0, xc >= t sd, with the
+//            Gaussian threshold t = 0.98107. The levels are not Lloyd's but equally spaced, so that
+//            x^ = code * scale + min can read them: scale = (2 * 1.50956 / 3) * 1.16 sd,
+//            min = m - 1.5 scale, that is m +- 0.584 sd and m +- 1.751 sd.
 //
 //  kRealMin, kIntegerZero  as published by KIVI, and by QuaRot and OScaR: quant/affine_group.h.
 //
 // Stored scales are at least 2^-24, so that a reader may divide by them; a constant row codes to
 // its own value (to the rounding of min; kIntegerZero may store a scale of 0 for it). The min of a
 // fit may lie below every number of its group (where no dim takes code 0) and saturates in fp16:
-// groups beyond about +-24000 may come back shifted. Groups whose spread is below about 1e-20 count
-// as constant in the fits (their squares underflow).
+// groups beyond about +-24000 may come back shifted. The min of kLloydMax is 1.751 sd below the
+// mean and saturates the same way. Groups whose spread is below about 1e-20 count as constant in
+// the fits (their squares underflow); kLloydMax has no level at the mean of a constant group and
+// misses it by half a step of its least scale, 6e-5.
 #pragma once
 
 #include <array>
@@ -56,7 +64,12 @@ enum class RowRule : uint8_t {
   kMseFitUnbiased,
   kRealMin,
   kIntegerZero,
+  kLloydMax,
 };
+// Whether rows are clipped first where a ratio is given.
+constexpr bool Clips(RowRule rule) {
+  return rule == RowRule::kMinMax || rule == RowRule::kSymmetric || rule == RowRule::kLloydMax;
+}
 enum class MetaType : uint8_t { kFp16, kBf16, kFp32 };
 
 inline constexpr int kMaxHeadDim = 256;
@@ -69,11 +82,17 @@ inline constexpr float kMinRange = 1e-8f;  // of a constant group
 inline constexpr std::array<float, 5> kMseStepFactors = {0.75f, 0.85f, 0.95f, 1.05f, 1.15f};
 constexpr float MseStepScale(int bits) { return bits == 2 ? 1.0f : bits == 3 ? 0.5884f : 0.3365f; }
 
+// kLloydMax, in standard deviations, as OSCAR's fp32 source has them: the outer threshold, and the
+// scale from the outer level and the stretch that its authors chose.
+inline constexpr float kLloydMaxThreshold = 0.9810652732849121f;
+inline constexpr float kLloydMaxScale = 2.0f * 1.5095585584640503f / 3.0f * 1.16f;
+inline constexpr float kLloydMaxVariance = 1e-8f;  // added to a group's
+
 struct RowSpec {
   RowRule rule = RowRule::kMinMax;
-  int bits = 2;             // 2, 3, 4 or 8 (kMseFit*: 2, 3 or 4)
+  int bits = 2;             // 2, 3, 4 or 8 (kMseFit*: 2, 3 or 4; kLloydMax: 2)
   int group_dims = 128;     // divides the row; a multiple of 16
-  float clip_ratio = 0.0f;  // kMinMax and kSymmetric; 0 is off, else (0, 1]
+  float clip_ratio = 0.0f;  // of rules that clip; 0 is off, else (0, 1]
   MetaType meta = MetaType::kFp16;
 
   friend bool operator==(const RowSpec&, const RowSpec&) = default;

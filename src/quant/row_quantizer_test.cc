@@ -53,6 +53,9 @@ std::vector<RowSpec> AllSpecs() {
           specs.push_back({RowRule::kMinMax, bits, group, clip, meta});
           specs.push_back({RowRule::kSymmetric, bits, group, clip, meta});
         }
+        for (float clip : {0.0f, 0.92f}) {
+          if (bits == 2) specs.push_back({RowRule::kLloydMax, bits, group, clip, meta});
+        }
         if (bits == 8) continue;
         specs.push_back({RowRule::kMseFit, bits, group, 0.0f, meta});
         specs.push_back({RowRule::kMseFitUnbiased, bits, group, 0.0f, meta});
@@ -61,6 +64,10 @@ std::vector<RowSpec> AllSpecs() {
   }
   return specs;
 }
+
+// How far all of a constant group may come back from its value: kLloydMax has no level there, and a
+// step of at least 1.17e-4.
+float ConstantSlack(const RowSpec& s) { return s.rule == RowRule::kLloydMax ? 6e-5f : 0.0f; }
 
 std::string Describe(const RowSpec& s) {
   return "rule " + std::to_string(static_cast<int>(s.rule)) + " bits " + std::to_string(s.bits) +
@@ -85,6 +92,7 @@ TEST(RowQuantizer, Goldens) {
     spec.rule = rule == "minmax"      ? RowRule::kMinMax
                 : rule == "symmetric" ? RowRule::kSymmetric
                 : rule == "mse"       ? RowRule::kMseFit
+                : rule == "lloyd_max" ? RowRule::kLloydMax
                                       : RowRule::kMseFitUnbiased;
     spec.meta = meta == "fp16"   ? MetaType::kFp16
                 : meta == "bf16" ? MetaType::kBf16
@@ -104,7 +112,7 @@ TEST(RowQuantizer, Goldens) {
     }
     ++cases;
   }
-  EXPECT_EQ(cases, 4 * 21);
+  EXPECT_EQ(cases, 4 * 27);
 }
 
 // Small enough to check by eye: 16 dims, powers of two.
@@ -136,6 +144,45 @@ TEST(RowQuantizer, SymmetricByHand) {
   EXPECT_EQ(e.min[0], -2.0f);
   EXPECT_THAT(std::vector<uint8_t>(e.codes.begin(), e.codes.begin() + 6),
               testing::ElementsAre(1, 3, 2, 1, 2, 2));
+}
+
+// Rows with the mean 0 and a deviation that is known.
+TEST(RowQuantizer, LloydMaxByHand) {
+  const RowSpec spec{RowRule::kLloydMax, 2, 16, 0.0f, MetaType::kFp32};
+  // Half at +1, half at -1: deviation 1 (to 1e-8), outer codes, the published outer level.
+  std::vector<float> row(16);
+  for (size_t i = 0; i < row.size(); ++i) row[i] = i % 2 == 0 ? 1.0f : -1.0f;
+  const Encoded ends = Encode(spec, row);
+  EXPECT_NEAR(ends.scale[0], 1.16739f, 1e-5f);
+  EXPECT_NEAR(ends.min[0], -1.75109f, 1e-5f);
+  EXPECT_EQ(ends.codes[0], 3);
+  EXPECT_EQ(ends.codes[1], 0);
+  // The sum of squares is 2 a^2 + 2 b^2 = 16: the deviation is 1, and a lies beside the threshold.
+  for (const auto& [a, inside] : {std::pair{0.98f, true}, {0.982f, false}}) {
+    std::fill(row.begin(), row.end(), 0.0f);
+    row[2] = a, row[3] = -a;
+    row[4] = std::sqrt(8.0f - a * a), row[5] = -row[4];
+    const Encoded e = Encode(spec, row);
+    EXPECT_EQ(e.codes[0], 2);  // a number at the mean is above it
+    EXPECT_EQ(e.codes[2], inside ? 2 : 3);
+    EXPECT_EQ(e.codes[3], inside ? 1 : 0);
+    EXPECT_EQ(e.codes[4], 3);
+    EXPECT_EQ(e.codes[5], 0);
+    EXPECT_NEAR(Decode(spec, e)[0], 0.58370f, 1e-5f);
+  }
+}
+
+// Beyond 65504 / 1.751 deviations the min saturates, as docs/quantizers.md says.
+TEST(RowQuantizer, LloydMaxOfHugeGroupsStaysFinite) {
+  const RowSpec spec{RowRule::kLloydMax, 2, kDims, 0.0f, MetaType::kFp16};
+  for (const float size : {37000.0f, 65504.0f}) {
+    std::vector<float> row(kDims);
+    for (size_t i = 0; i < row.size(); ++i) row[i] = i % 2 == 0 ? size : -size;
+    const Encoded e = Encode(spec, row);
+    EXPECT_EQ(e.saturated, 0);
+    EXPECT_EQ(e.min[0] == -kFp16Max, size > 37400.0f);
+    for (float v : Decode(spec, e)) ASSERT_TRUE(std::isfinite(v));
+  }
 }
 
 TEST(RowQuantizer, ClipTakesTheElementTheRuleNames) {
@@ -263,7 +310,7 @@ TEST(RowQuantizer, ConstantRowsDecodeToTheirValue) {
         // Symmetric levels: +-max is a level at any width, up to the rounding of the scale.
         const float tolerance =
             (spec.meta == MetaType::kBf16 ? 0x1p-8f : 0x1p-11f) * std::fabs(value) +
-            4.0f * kMinScale;
+            4.0f * kMinScale + ConstantSlack(spec);
         ASSERT_NEAR(v, value, tolerance) << Describe(spec);
       }
     }
@@ -273,7 +320,9 @@ TEST(RowQuantizer, ConstantRowsDecodeToTheirValue) {
 TEST(RowQuantizer, ZeroRowsAreExact) {
   const std::vector<float> row(kDims, 0.0f);
   for (const RowSpec& spec : AllSpecs()) {
-    for (float v : Decode(spec, Encode(spec, row))) ASSERT_EQ(v, 0.0f) << Describe(spec);
+    for (float v : Decode(spec, Encode(spec, row))) {
+      ASSERT_LE(std::fabs(v), ConstantSlack(spec)) << Describe(spec);
+    }
   }
 }
 
@@ -285,7 +334,8 @@ TEST(RowQuantizer, SubnormalRowsDecodeToNearlyNothing) {
     EXPECT_EQ(e.saturated, 0);
     const auto levels = static_cast<float>(1 << spec.bits);
     for (float v : Decode(spec, e)) {
-      ASSERT_LE(std::fabs(v), levels * kMinScale) << Describe(spec);
+      // The step of kLloydMax is there, whatever the row: its outer codes are three halves of it.
+      ASSERT_LE(std::fabs(v), levels * kMinScale + 3.0f * ConstantSlack(spec)) << Describe(spec);
     }
   }
 }
@@ -318,7 +368,9 @@ TEST(RowQuantizer, NanIsZeroAndBeyondFp16Saturates) {
   for (const RowSpec& spec : AllSpecs()) {
     const Encoded e = Encode(spec, nans);
     EXPECT_EQ(e.saturated, kDims);
-    for (float v : Decode(spec, e)) ASSERT_EQ(v, 0.0f) << Describe(spec);
+    for (float v : Decode(spec, e)) {
+      ASSERT_LE(std::fabs(v), ConstantSlack(spec)) << Describe(spec);
+    }
   }
 }
 
@@ -478,6 +530,8 @@ TEST(RowQuantizer, GaussianDistortionMatchesTheKnownValues) {
                                    {{RowRule::kMinMax, 2, 128, 0.80f, f16}, 0.126},
                                    {{RowRule::kMseFit, 2, 128, 0.0f, f16}, 0.114},
                                    {{RowRule::kMseFitUnbiased, 2, 128, 0.0f, f16}, 0.129},
+                                   {{RowRule::kLloydMax, 2, 128, 0.96f, f16}, 0.141},
+                                   {{RowRule::kLloydMax, 2, 128, 0.92f, f16}, 0.137},
                                    // The rest from tools/gaussian_distortion.py.
                                    {{RowRule::kMseFit, 2, 64, 0.0f, f16}, 0.1093},
                                    {{RowRule::kMseFit, 2, 32, 0.0f, f16}, 0.0998},
@@ -515,6 +569,7 @@ TEST(RowQuantizer, BitsCountTheMetadata) {
 TEST(RowQuantizerDeathTest, RefusesWidthsThatARuleDoesNotHave) {
   const auto row = GaussianRows(kDims, 1);
   EXPECT_DEATH(Encode({RowRule::kMseFit, 8, kDims, 0.0f, MetaType::kFp16}, row), "bits");
+  EXPECT_DEATH(Encode({RowRule::kLloydMax, 3, kDims, 0.0f, MetaType::kFp16}, row), "bits");
 }
 
 }  // namespace

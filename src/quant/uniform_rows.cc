@@ -7,6 +7,29 @@
 #include "quant/byte_stream.h"
 
 namespace oscar {
+namespace {
+
+std::string_view NameOf(RowRule rule) {
+  switch (rule) {
+    case RowRule::kMinMax:
+      return "min/max";
+    case RowRule::kSymmetric:
+      return "symmetric";
+    case RowRule::kMseFit:
+      return "least-squares fit";
+    case RowRule::kMseFitUnbiased:
+      return "unbiased least-squares fit";
+    case RowRule::kRealMin:
+      return "real-min";
+    case RowRule::kIntegerZero:
+      return "integer-zero";
+    case RowRule::kLloydMax:
+      return "equally spaced Lloyd-Max";
+  }
+  return "";
+}
+
+}  // namespace
 
 std::string_view ToString(MetaType type) {
   return type == MetaType::kFp16 ? "fp16" : type == MetaType::kBf16 ? "bf16" : "fp32";
@@ -37,12 +60,8 @@ Status Bf16Rows::DecodeRun(const TileShape& shape, int first, int head, ByteRead
 }
 
 std::string UniformRows::description() const {
-  const std::string_view rule = spec_.rule == RowRule::kMinMax      ? "min/max"
-                                : spec_.rule == RowRule::kSymmetric ? "symmetric"
-                                : spec_.rule == RowRule::kMseFit    ? "least-squares fit"
-                                                                    : "unbiased least-squares fit";
-  return fmt::format("{} rows, {} bits, groups of {}, {} metadata{}", rule, spec_.bits,
-                     spec_.group_dims, ToString(spec_.meta),
+  return fmt::format("{} rows, {} bits, groups of {}, {} metadata{}", NameOf(spec_.rule),
+                     spec_.bits, spec_.group_dims, ToString(spec_.meta),
                      spec_.clip_ratio > 0.0f ? fmt::format(", clip {}", spec_.clip_ratio) : "");
 }
 

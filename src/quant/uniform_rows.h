@@ -10,6 +10,7 @@
 //   oscar+       kMseFitUnbiased (K), kMseFit or clip .92 (V)
 //   Saw-INT4     kMinMax, 4 bits, block Hadamard on K (togethercomputer/saw-int4: order 16 to 128)
 //   QuaRot       quant/quarot.h says which rules
+//   lloyd-max    kLloydMax with clip .96 (K) and .92 (V) on a Hadamard
 //   TurboQuant V kMinMax, 3 bits, no rotation. Published: s at least 1e-8, which its fp16 rounds
 //                to 0; here at least 2^-24.
 #pragma once

@@ -13,9 +13,9 @@ namespace {
 
 constexpr int kLeft = 64, kRight = 16, kTop = 34, kBottom = 46;
 // Distinguishable in print and with colour-blind eyes, on light and dark.
-constexpr std::array<const char*, 14> kColors = {
-    "#6e7681", "#c44e52", "#9a7148", "#8466ad", "#d377b0", "#b5a726", "#7d8f2a",
-    "#2ba8b8", "#1f7f9c", "#e07b39", "#3b78c3", "#3d9a5f", "#5b5fc7", "#e0a83b"};
+constexpr std::array<const char*, 15> kColors = {
+    "#6e7681", "#c44e52", "#9a7148", "#8466ad", "#d377b0", "#b5a726", "#7d8f2a", "#2ba8b8",
+    "#1f7f9c", "#e07b39", "#3b78c3", "#3d9a5f", "#5b5fc7", "#e0a83b", "#a02c6e"};
 
 const char* ColorOf(int color, size_t place) {
   const size_t index =

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <vector>
 
+#include "base/check.h"
 #include "cache/block_codec.h"
 #include "quant/kitty.h"
 #include "quant/lloyd_max.h"
@@ -201,21 +202,40 @@ HWY_INLINE I16x FitCodes(const F16x& centred, const F16x& step) {
   }
 }
 
+// A group about its mean; `centred` gets its numbers, the result is the sum of their squares.
+// Sums start from their first vector, as Sum16 does: 0 + -0 would lose the sign of a zero mean.
+HWY_INLINE float Centre(const F16x* x, int vectors, F16x* centred, float* mean) {
+  F16x total = x[0];
+  for (int i = 1; i < vectors; ++i) total = Add(total, x[i]);
+  *mean = ReduceSum(total) / static_cast<float>(vectors * 16);
+  for (int i = 0; i < vectors; ++i) {
+    centred[i] = Sub(x[i], Set(*mean));
+    const F16x square = Mul(centred[i], centred[i]);
+    total = i == 0 ? square : Add(total, square);
+  }
+  return ReduceSum(total);
+}
+
+HWY_INLINE void LloydMaxGroup(const F16x* x, int vectors, uint8_t* codes, float* scale,
+                              float* min) {
+  F16x centred[kMaxVectors];
+  float mean = 0.0f;
+  const float variance = Centre(x, vectors, centred, &mean) / static_cast<float>(vectors * 16);
+  const float deviation = std::sqrt(variance + kLloydMaxVariance);
+  *scale = std::max(RoundMeta(kLloydMaxScale * deviation, MetaType::kFp16), kMinScale);
+  *min = RoundMeta(mean - 1.5f * *scale, MetaType::kFp16);
+  const F16x step = Set(kLloydMaxThreshold * deviation);
+  for (int i = 0; i < vectors; ++i) StoreCodes(FitCodes<2>(centred[i], step), codes + i * 16);
+}
+
 template <int kBits>
 HWY_INLINE void MseFitGroup(const F16x* x, int vectors, bool unbiased, uint8_t* codes, float* scale,
                             float* min) {
   const int n = vectors * 16;
   const auto count = static_cast<float>(n);
-  // Sums start from their first vector, as Sum16 does: 0 + -0 would lose the sign of a zero mean.
-  F16x centred[kMaxVectors], total = x[0];
-  for (int i = 1; i < vectors; ++i) total = Add(total, x[i]);
-  const float mean = ReduceSum(total) / count;
-  for (int i = 0; i < vectors; ++i) {
-    centred[i] = Sub(x[i], Set(mean));
-    const F16x square = Mul(centred[i], centred[i]);
-    total = i == 0 ? square : Add(total, square);
-  }
-  const float sxx = ReduceSum(total);
+  F16x centred[kMaxVectors], total = Set(0.0f);
+  float mean = 0.0f;
+  const float sxx = Centre(x, vectors, centred, &mean);
   const float deviation = std::sqrt(sxx / count);
   float best_score = 0.0f, best_slope = 0.0f, best_sqx = 0.0f, best_step = 0.0f;
   int best_sum = 0;
@@ -354,7 +374,7 @@ HWY_NOINLINE int EncodeSide(const BlockLayout& layout, bool is_k, RowRule rule, 
   constexpr int kLowBits = kBits == 3 ? 2 : kBits;
   const int dims = layout.head_dim(), vectors = dims / 16;
   const int groups = layout.num_groups(), group_vectors = layout.group_dims() / 16;
-  const bool clips = (rule == RowRule::kMinMax || rule == RowRule::kSymmetric) && clip_ratio > 0.0f;
+  const bool clips = Clips(rule) && clip_ratio > 0.0f;
   const int clip_index = clips ? ClipIndex(clip_ratio, dims) : 0;
   alignas(64) uint8_t codes[kPageTokens * kMaxHeadDim];
   int saturated = 0;
@@ -388,6 +408,10 @@ HWY_NOINLINE int EncodeSide(const BlockLayout& layout, bool is_k, RowRule rule, 
         case RowRule::kRealMin:
         case RowRule::kIntegerZero:
           RowAffineGroup(x, group_vectors, rule, kBits, out, &scale, &min);
+          break;
+        case RowRule::kLloydMax:
+          OSCAR_DCHECK(kBits == 2);
+          LloydMaxGroup(x, group_vectors, out, &scale, &min);
           break;
       }
       const uint16_t scale_bits = ToFp16(scale).bits, min_bits = ToFp16(min).bits;
@@ -578,7 +602,6 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 #include <utility>
 
-#include "base/check.h"
 #include "simd/block_writer.h"
 #include "simd/dispatch.h"
 

@@ -64,7 +64,7 @@ def test_nothing_listens_before_options_are_checked(oscar, args, expected):
 
 # 2 KV heads of 128 in the demo model: a norm per token over all heads is 32 / 256 bits of K.
 @pytest.mark.parametrize("kv,history", [
-    ("quarot", 2.25), ("naive-sym", 2.25), ("kivi", 3.0), ("kivi-sink", 2.25), ("kitty", 2.40625),
+    ("quarot", 2.25), ("naive-sym", 2.25), ("lloyd-max", 2.25), ("kivi", 3.0), ("kivi-sink", 2.25), ("kitty", 2.40625),
     ("turboquant", 3.1875), ("oscar-su", None), ("oscar-su:norm=none", 3.0), ("oscar-su:bits=4:norm=none:group=128", 4.25),
 ])
 def test_the_plan_of_every_method_counts_what_its_pages_hold(oscar, kv, history):

@@ -17,7 +17,7 @@ def resident(server):
 
 
 @pytest.mark.parametrize("kv", ["bf16", "naive", "naive-sym", "quarot", "saw-int4", "turboquant", "turboquant-skip", "kivi", "kivi-sink", "oscar-su",
-                                "oscar-su:norm=head:bits=3", "kitty", "oscar", "oscar+"])
+                                "oscar-su:norm=head:bits=3", "kitty", "lloyd-max", "oscar", "oscar+"])
 def test_plan_monitor_and_resident_memory_agree(kv):
     method = ["--kv", kv, *(["--prefill-cell", "64"] if kv != "bf16" else []), *(["--rotation", DEMO / "rotation"] if kv == "oscar" else [])]
     server = Server(*method).ready()

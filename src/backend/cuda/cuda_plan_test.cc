@@ -48,8 +48,8 @@ Status Check(const ModelSpec& spec, const char* method, CodeOrder order = CodeOr
 
 TEST(CheckCudaPlan, TakesShapesThatItsKernelsHave) {
   for (const char* method :
-       {"bf16", "oscar+", "quarot", "naive", "naive-sym", "saw-int4", "int4", "kivi", "kivi-sink",
-        "oscar-su", "oscar-su:k=token", "kitty", "turboquant", "turboquant-skip"}) {
+       {"bf16", "oscar+", "quarot", "naive", "naive-sym", "lloyd-max", "saw-int4", "int4", "kivi",
+        "kivi-sink", "oscar-su", "oscar-su:k=token", "kitty", "turboquant", "turboquant-skip"}) {
     for (const int head_dim : kHeadDims) {
       ModelSpec spec = Spec();
       Attention(&spec, 32, 8, head_dim);

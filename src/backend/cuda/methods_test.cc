@@ -15,6 +15,7 @@ struct Case {
   const char* kv;
   int head_dim = 64;
   int layers = 2;
+  std::optional<int> recent = {};  // tokens, where the prompts are shorter than the method's window
 };
 void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
 
@@ -35,7 +36,9 @@ constexpr Case kCases[] = {{"Kivi", "kivi"},
                            {"TurboQuant", "turboquant"},
                            {"TurboQuantD128K4V2", "turboquant:k_bits=4:v_bits=2", 128},
                            {"TurboQuantSkip", "turboquant-skip", 64, 5},
-                           {"NaiveSymmetric", "naive-sym"}};
+                           {"NaiveSymmetric", "naive-sym"},
+                           {"LloydMax", "lloyd-max", 64, 2, 64},
+                           {"LloydMaxD128", "lloyd-max", 128, 2, 64}};
 
 ModelSpec SpecOf(const Case& c) {
   ModelConfig config;
@@ -60,6 +63,7 @@ KvPlanOptions PlanOf(const Case& c) {
   KvPlanOptions options;
   options.method = c.kv;
   options.prefill_cell = 64;
+  options.recent = c.recent;
   return options;
 }
 

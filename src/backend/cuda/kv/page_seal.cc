@@ -14,7 +14,7 @@ namespace {
 bool Fits(RowRule rule) { return rule == RowRule::kMseFit || rule == RowRule::kMseFitUnbiased; }
 
 SealSide Side(RowRule rule, float clip_ratio, int head_dim) {
-  const bool clips = !Fits(rule) && clip_ratio > 0.0f;
+  const bool clips = Clips(rule) && clip_ratio > 0.0f;
   return {static_cast<int32_t>(rule), clips ? ClipIndex(clip_ratio, head_dim) : -1};
 }
 
@@ -26,6 +26,10 @@ Result<PageSeal> PageSeal::Create(const AttentionShape& shape, const BlockRules&
   const bool mixed = !layers.empty();
   if (!mixed && shape.history_kind == BlockKind::kBf16) {
     return Unexpected(InvalidArgument("sealing into BF16 pages: nothing to quantise"));
+  }
+  if ((rules.k_rule == RowRule::kLloydMax || rules.v_rule == RowRule::kLloydMax) &&
+      (mixed || shape.history_kind != BlockKind::kInt2)) {
+    return Unexpected(Unimplemented("sealing Lloyd-Max rows of other than 2 bits"));
   }
   PageSeal self;
   self.shape_ = shape;

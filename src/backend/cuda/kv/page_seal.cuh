@@ -227,6 +227,10 @@ struct PlainSealer {
       const float c = __fsub_rn(x, mean);
       return __fmul_rn(c, c);
     });
+    if (rule == RowRule::kLloydMax) {
+      if constexpr (Target::kBits == 2) SealLloydMax(group, mean, sxx);
+      return;
+    }
     const float deviation = __fsqrt_rn(sxx * Target::kInverseGroup);
     typename Target::Choice best;
     for (int f = 0; f < 5; ++f) {
@@ -253,6 +257,16 @@ struct PlainSealer {
       }
     }
     target.StoreFit(group, rule, mean, sxx, best);
+  }
+  __device__ __forceinline__ void SealLloydMax(int group, float mean, float sxx) const {
+    const float variance = __fadd_rn(sxx * Target::kInverseGroup, kLloydMaxVariance);
+    const float deviation = __fsqrt_rn(variance);
+    const float scale = fmaxf(Target::RoundFp16(__fmul_rn(kLloydMaxScale, deviation)), kMinScale);
+    target.StoreMeta(group, scale, Target::RoundFp16(__fsub_rn(mean, __fmul_rn(1.5f, scale))));
+    const float step = __fmul_rn(kLloydMaxThreshold, deviation);
+    for (int d = group * kGroup; d < (group + 1) * kGroup; ++d) {
+      target.StoreCode(d, CodeOf(__fsub_rn(PlainValue(d), mean), step));
+    }
   }
 };
 
@@ -451,7 +465,8 @@ class RowSealer {
     if (!fits && side.clip_index >= 0) clip_ = fminf(ClipThreshold(side.clip_index), kFp16Max);
     // What is rare is written as plainly as the scalar code: other rules, rows with values beyond
     // the range.
-    if (rule == RowRule::kSymmetric || (fits && (kBits != 2 || changed > 0))) {
+    if (rule == RowRule::kSymmetric || rule == RowRule::kLloydMax ||
+        (fits && (kBits != 2 || changed > 0))) {
       const PlainSealer<kKind, kDim, kGroup> plain{target_, source, clip_};
       for (int group = 0; group < kDim / kGroup; ++group) plain.Seal(rule, group);
       return;

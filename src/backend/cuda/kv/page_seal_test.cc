@@ -64,12 +64,17 @@ std::vector<SealCase> Cases() {
         if (!BlockLayout::IsSupported(dim, group)) continue;
         cases.push_back({kind, dim, group, RowRule::kMinMax, RowRule::kMinMax, 0.96f, 0.92f});
         cases.push_back({kind, dim, group, RowRule::kMseFitUnbiased, RowRule::kMseFit, 0.0f, 0.0f});
+        if (kind == BlockKind::kInt4) continue;
+        cases.push_back({kind, dim, group, RowRule::kLloydMax, RowRule::kLloydMax, 0.96f, 0.92f});
       }
     }
     cases.push_back({kind, 128, 128, RowRule::kMinMax, RowRule::kMinMax, 0.0f, 1.0f});
     cases.push_back({kind, 128, 64, RowRule::kMinMax, RowRule::kSymmetric, 0.3f, 0.92f});
     cases.push_back({kind, 128, 128, RowRule::kMseFitUnbiased, RowRule::kMinMax, 0.0f, 0.92f});
   }
+  // Without a clip, beside a fit, and clipped to the least magnitude.
+  cases.push_back({BlockKind::kInt2, 128, 128, RowRule::kLloydMax, RowRule::kMseFit, 0.0f, 0.0f});
+  cases.push_back({BlockKind::kInt2, 128, 64, RowRule::kLloydMax, RowRule::kMinMax, 0.001f, 0.92f});
   return cases;
 }
 
@@ -479,6 +484,13 @@ TEST(FormSeal, RefusesRulesItHasNotAndHalfRuns) {
   SealArguments args;
   args.jobs = 3;
   EXPECT_EQ(seal.Launch(args, nullptr).code(), StatusCode::kInvalidArgument);
+}
+
+TEST(PageSeal, RefusesLloydMaxOfOtherBits) {
+  const BlockRules rules{RowRule::kMinMax, RowRule::kLloydMax};
+  EXPECT_EQ(PageSeal::Create({.history_kind = BlockKind::kInt4}, rules).error().code(),
+            StatusCode::kUnimplemented);
+  EXPECT_TRUE(PageSeal::Create({.history_kind = BlockKind::kInt2}, rules).has_value());
 }
 
 TEST(PageSeal, RefusesBf16) {
