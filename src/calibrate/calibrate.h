@@ -54,7 +54,7 @@ enum class SensitivityMeasure : uint8_t {
 };
 // K and V of one KV head are two sides. End to end costs one reading of the answers for each.
 inline constexpr int kMaxSidesEndToEnd = 128;
-inline constexpr int64_t kSensitivityTokens = 120000;
+inline constexpr int64_t kSensitivityTokens = 150000;
 
 struct SensitivityRequest {
   ModelOptions model;  // rotation: "none" (the Hadamard) or a fitted one

@@ -43,10 +43,10 @@ Status AddSensitivities(const CalibrateArguments& arguments, const CalibrateOpti
   request.model.k_clip = request.model.v_clip = std::nullopt;
   request.model.rotation = arguments.measured_with == "calibrated" ? arguments.out : "none";
   request.text = options.text;
-  // 120,000 for the fit's default of 30,000.
+  // 150,000 for the fit's default of 30,000.
   request.text.tokens = arguments.sensitivity_tokens > 0 ? arguments.sensitivity_tokens
                         : arguments.only_sensitivity     ? kSensitivityTokens
-                                                         : options.text.tokens * 4;
+                                                         : options.text.tokens * 5;
   request.measure = arguments.sensitivity == "kl"      ? SensitivityMeasure::kKl
                     : arguments.sensitivity == "proxy" ? SensitivityMeasure::kProxy
                                                        : SensitivityMeasure::kAuto;
@@ -245,7 +245,7 @@ void AddCalibrateCommand(CLI::App& app, RunFunction& run) {
       ->check(CLI::IsMember({"auto", "kl", "proxy", "none"}));
   command
       ->add_option("--sensitivity-tokens", arguments->sensitivity_tokens,
-                   "Token budget of the texts they are measured on; default: 4 times --tokens")
+                   "Token budget of the texts they are measured on; default: 5 times --tokens")
       ->check(NumberThat("between 1 and 100000000",
                          [](double x) { return x >= 1 && x <= kMaxCalibrationTokens; }));
   command

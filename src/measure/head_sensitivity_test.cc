@@ -63,6 +63,21 @@ TEST(MeasureSensitivities, EveryHeadOfTheModelHasAPlace) {
   }
 }
 
+TEST(MeasureSensitivities, AnswersAreComparedAsFarAsHistoryReaches) {
+  SensitivityOptions options;
+  options.model.model = OSCAR_DEMO_MODEL;
+  options.model.num_threads = 2;
+  options.use_proxy = true;
+  options.show_progress = false;
+  const auto compared = [&](size_t length, int64_t answer) {
+    const auto measured = MeasureSensitivities(options, Texts(length), std::vector{answer, answer});
+    return measured.has_value() ? measured->sensitivities.tokens : -1;
+  };
+  EXPECT_EQ(compared(900, 300), 2 * 256);  // at most
+  EXPECT_EQ(compared(900, 20), 2 * 20);
+  EXPECT_EQ(compared(600, 300), 2 * (600 - 64 - 256 - 2 * 64));  // the rest sees no history
+}
+
 TEST(MeasureSensitivities, TextsThatStayInTheWindowsAreRefused) {
   SensitivityOptions options;
   options.model.model = OSCAR_DEMO_MODEL;

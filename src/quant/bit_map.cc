@@ -44,7 +44,7 @@ BitMap ChooseBits(const SensitivityMap& sensitivities, double mean_bits) {
       for (const auto& [value, bits] :
            {std::pair{cost.k, &map[layer][head].k}, std::pair{cost.v, &map[layer][head].v}}) {
         for (int b = kMinMapBits; b < kMaxMapBits; ++b) {
-          steps.push_back({value * (RelativeNoise(b) - RelativeNoise(b + 1)), bits});
+          steps.push_back({value * (RelativeCost(b) - RelativeCost(b + 1)), bits});
         }
       }
     }

@@ -37,17 +37,18 @@ double MeanCodeBits(const BitMap& map);
 
 // The map whose mean is as near below `mean_bits` as whole sides allow (2 to 4 bits per code,
 // metadata not counted). Bits are handed out one at a time to the side whose cost falls most. The
-// cost of a side is its sensitivity times RelativeNoise of its bits. Of equals the first in order
+// cost of a side is its sensitivity times RelativeCost of its bits. Of equals the first in order
 // of layer, head, K before V. REQUIRES: 2 <= mean_bits <= 4, one head at least, all layers alike.
 BitMap ChooseBits(const SensitivityMap& sensitivities, double mean_bits);
 
-// Amplitude of the noise of the optimal uniform quantiser of a Gaussian relative to that of 2 bits
-// (Max, 1960: distortions 0.1188, 0.03744, 0.01154). KL falls with the noise's power, lost answers
-// with its amplitude: one is lost when noise exceeds the margin of a token, and small margins are
-// as frequent as their size. So more bits for the most sensitive keys pay longer than KL says: on
-// the demo model (hop, 176 items of two seeds) one head's keys at 4 bits lose 1 answer net, and 7
-// where K and V of it share the same two bits.
-constexpr double RelativeNoise(int bits) { return bits == 2 ? 1.0 : bits == 3 ? 0.5614 : 0.3117; }
+// What is left of a side's cost, relative to 2 bits: the noise of the optimal uniform quantiser of
+// a Gaussian (Max, 1960: distortions 0.1188, 0.03744, 0.01154), its amplitude to the power 1.5. KL
+// falls with the square. Answers are lost with the amplitude, where heads serve different tokens:
+// one is lost when noise exceeds a margin, and small margins are as frequent as they are wide. On
+// the demo model the square gives the first two bits to K and V of one head (13 answers lost and 3
+// won of 388) and the amplitude too much to single sides at 2.5 bits; between them both are right:
+// its keys at 4 bits lose 4 and win 2 (docs/lab/2026-11-18-bit-map.md).
+constexpr double RelativeCost(int bits) { return bits == 2 ? 1.0 : bits == 3 ? 0.4206 : 0.1740; }
 
 // One line per layer, K and V of each head: "layer  6   4/2 2/2".
 std::string DrawBits(const BitMap& map, const std::vector<int>& layer_ids);

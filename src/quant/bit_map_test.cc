@@ -34,11 +34,11 @@ TEST(ChooseBits, SpendsOnTheMostSensitiveSideFirst) {
 TEST(ChooseBits, ComparesTheSecondBitOfOneWithTheFirstOfAnother) {
   SensitivityMap map = Flat(1, 2, 0);
   map[0][0].k = 1.0;
-  map[0][1].v = 0.6;  // 0.26 for its first bit; the second of the other gains 0.25
+  map[0][1].v = 0.45;  // 0.261 for its first bit; the second of the other gains 0.247
   const BitMap two = ChooseBits(map, 2.5);
   EXPECT_EQ(two[0][0], (HeadBits{3, 2}));
   EXPECT_EQ(two[0][1], (HeadBits{2, 3}));
-  map[0][1].v = 0.5;  // 0.22
+  map[0][1].v = 0.4;  // 0.232
   EXPECT_EQ(ChooseBits(map, 2.5)[0][0], (HeadBits{4, 2}));
 }
 

@@ -158,6 +158,13 @@ TEST(MixedSplit, SharesBytesEvenly) {
   for (const cuda::HeadBlocks& heads : maps) {
     const auto split = cuda::MixedSplit::Make(128, 128, heads, /*least=*/5, kTarget,
                                               /*max_splits=*/128);
+    std::vector<bool> seen(heads.size());
+    for (size_t i = 0; i < heads.size(); ++i) {
+      EXPECT_FALSE(seen[split.order[i]]);
+      seen[split.order[i]] = true;
+      if (i == 0) continue;
+      EXPECT_LE(heads[split.order[i]].bits(), heads[split.order[i - 1]].bits());
+    }
     for (const int pages : {0, 1, 11, 12, 13, 59, 60, 61, 300, 467, 1557, 2043, 16000}) {
       SCOPED_TRACE(testing::Message() << pages << " pages");
       const cuda::MixedSplit::Rounds rounds = split.RoundsOf(pages, kWarps);
@@ -165,7 +172,8 @@ TEST(MixedSplit, SharesBytesEvenly) {
       uint64_t most = 0, bytes = 0;
       for (const cuda::HeadBlock& of : heads) {
         const int size = cuda::MixedSplit::SizeOf(of), splits = split.Splits(rounds, size);
-        const auto per_split = static_cast<int>(split.SplitRounds(rounds, size)) * kWarps;
+        const auto per_split =
+            static_cast<int>(split.SplitRounds(rounds, split.units[size])) * kWarps;
         all += splits;
         EXPECT_GE(splits * per_split, pages);
         EXPECT_LT((splits - 1) * per_split, std::max(pages, 1));

@@ -20,9 +20,7 @@ namespace {
 constexpr int kMaxStages = 6;
 constexpr int kMaxBatch = 1024;  // the plan takes 24 bytes of shared memory a row
 constexpr int kMaxSplits = 128;
-const int kSplitRounds = getenv("OSCAR_SPLIT_ROUNDS")
-                             ? atoi(getenv("OSCAR_SPLIT_ROUNDS"))
-                             : 5;  // pages a consumer warp reads in a split, at least
+constexpr int kSplitRounds = 5;  // pages a consumer warp reads in a split, at least
 
 const DecodeKernelInfo* FindKernel(const AttentionShape& shape, bool mixed, int heads) {
   const auto* table =

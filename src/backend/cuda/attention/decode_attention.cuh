@@ -8,7 +8,8 @@
 //            the context) and takes items off one counter, one ahead. Splits depend on a sequence's
 //            own length and the device (and, where heads differ in bits, on their map: a head's
 //            share of the splits is its share of the bytes). History comes first, then the windows,
-//            whose shorter items fill the last wave.
+//            whose shorter items fill the last wave; where heads differ in bits windows come first,
+//            and the splits that end a head's history, which may be short, last.
 // Shared     a ring of `stages` blocks a consumer (one page of codes, or 16 BF16 rows of K or V, a
 //            stage), a partial state [heads, D] fp32 a consumer, two item slots with their Q, the
 //            plan (24 B a row). INT2, D 128, 4 heads: 196 KiB.

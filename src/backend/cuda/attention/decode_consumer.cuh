@@ -406,6 +406,7 @@ class DecodeConsumer : protected DecodeRing<T> {
   // 16 BF16 tokens, of which the first `valid` count, less the first `skipped` of a sliding window.
   __device__ __forceinline__ void Unit(int valid, [[maybe_unused]] int skipped) {
     this->WaitStage();
+    if constexpr (T::kMixed) this->LoadId();  // pages may follow
     float s[T::kNB][4] = {};
 #pragma unroll
     for (int step = 0; step < T::kSteps; ++step) {
@@ -452,6 +453,7 @@ class DecodeConsumer : protected DecodeRing<T> {
       }
     }
     this->WaitStage();
+    if constexpr (T::kMixed) this->LoadId();  // pages may follow
     if (valid < kUnitTokens) this->ClearRows(valid);
 #pragma unroll
     for (int step = 0; step < T::kSteps; ++step) {

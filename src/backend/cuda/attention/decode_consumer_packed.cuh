@@ -611,6 +611,7 @@ class DecodeConsumerPacked : protected DecodeRing<T> {
   __device__ __forceinline__ void Unit(int valid, UnitState& state) {
     const float factor = this->p_.scale_log2;
     this->WaitStage();
+    if constexpr (T::kMixed) this->LoadId();  // pages may follow
     float c[4] = {};
 #pragma unroll
     for (int s = 0; s < T::kSteps; ++s) {
@@ -640,6 +641,7 @@ class DecodeConsumerPacked : protected DecodeRing<T> {
       b[i] = Transpose8x8(PackBf16(p, p - rounded));
     }
     this->WaitStage();
+    if constexpr (T::kMixed) this->LoadId();  // pages may follow
     if (valid < kUnitTokens) this->ClearRows(valid);
 #pragma unroll
     for (int s = 0; s < T::kSteps; ++s) {

@@ -28,6 +28,7 @@ class DecodeScheduler {
     int first_warp = 0;
     DecodeItem item = Locate(blockIdx.x);
     bool waited = false;
+    [[maybe_unused]] bool second = true;
     if constexpr (!T::kPacked) WaitForPredecessor();
     while (true) {
       item.first_warp = first_warp;
@@ -73,8 +74,17 @@ class DecodeScheduler {
       if (item.kind == kItemEnd) break;
       if (++slot == 2) slot = 0, slot_parity ^= 1;
       first_warp = (first_warp + item.count) % T::kWarps;
+      if constexpr (T::kMixed) {
+        // Tickets are taken one item ahead, so that with few items more than blocks any block might
+        // get them. These go to the blocks that began with windows.
+        if (second) {
+          second = false;
+          item = Locate(gridDim.x + blockIdx.x);
+          continue;
+        }
+      }
       const uint32_t ticket = lane_ == 0 ? atomicAdd(p_.queue, 1u) : 0u;
-      item = Locate(gridDim.x + __shfl_sync(~0u, ticket, 0));
+      item = Locate((T::kMixed ? 2 : 1) * gridDim.x + __shfl_sync(~0u, ticket, 0));
     }
     // The last block to leave clears the queue for the next launch; every ticket has been used.
     if (lane_ == 0 && atomicAdd(p_.queue + 1, 1u) == gridDim.x - 1) {
@@ -190,12 +200,19 @@ class DecodeScheduler {
     int head = static_cast<int>(id % per_split);
     item.kind = kItemPages;
     if constexpr (T::kMixed) {
-      // History items are counted for all heads at once, window items for each (KV head, block).
-      const auto items = static_cast<uint32_t>(prefix[p_.batch]);
-      at = static_cast<int>(id < items ? id : items + (id - items) / per_split);
-      head = static_cast<int>((id - items) % per_split);
-    }
-    if (at >= prefix[p_.batch]) {
+      // Windows first, for each (KV head, block); history items are counted for all heads at once.
+      const uint32_t items = static_cast<uint32_t>(windows[p_.batch]) * per_split;
+      if (id < items) {
+        prefix = windows;
+        item.kind = kItemUnits;
+      } else {
+        at = static_cast<int>(id - items);
+        if (at >= prefix[p_.batch]) {
+          item.kind = kItemEnd;
+          return item;
+        }
+      }
+    } else if (at >= prefix[p_.batch]) {
       at -= prefix[p_.batch];
       prefix = windows;
       item.kind = kItemUnits;
@@ -252,43 +269,53 @@ class DecodeScheduler {
     return item;
   }
 
-  // History item `index` of a sequence whose heads differ in bits: by head, then by position. Lanes
-  // look at a head each.
+  // History item `index` of a sequence whose heads differ in bits: whole splits before the last one
+  // of each head, which may be short and so ends a wave well; of either the larger blocks first,
+  // then by head and position. Lanes look at a size of blocks each, the largest first.
   __device__ void LocateSplit(const SequenceView& sequence, int windows, int index,
                               DecodeItem& item) const {
+    constexpr int kSizes = MixedSplit::kSizes;
     item.head_block = index % p_.head_blocks;
     item.heads = min(T::kHeads, p_.group_size - item.head_block * T::kHeads);
     index /= p_.head_blocks;
     const MixedSplit::Rounds rounds = p_.split.RoundsOf(sequence.history_pages, T::kWarps);
-    for (int begin = 0; begin < p_.num_kv_heads; begin += 32) {
-      const int head = begin + lane_;
-      int pages = 0, splits = 0;
-      if (head < p_.num_kv_heads) {
-        const int size = MixedSplit::SizeOf(p_.heads[head]);
-        pages = static_cast<int>(p_.split.SplitRounds(rounds, size)) * T::kWarps;
-        splits = p_.split.Splits(rounds, size);
-      }
-      int up_to = splits;  // this head and those before it
-      for (int step = 1; step < 32; step *= 2) {
-        const int below = __shfl_up_sync(~0u, up_to, step);
-        if (lane_ >= step) up_to += below;
-      }
-      const uint32_t beyond = __ballot_sync(~0u, index < up_to);
-      if (beyond == 0) {
-        index -= __shfl_sync(~0u, up_to, 31);
-        continue;
-      }
-      const int found = __ffs(static_cast<int>(beyond)) - 1;
-      splits = __shfl_sync(~0u, splits, found);
-      pages = __shfl_sync(~0u, pages, found);
-      index -= __shfl_sync(~0u, up_to, found) - splits;
-      item.kv_head = begin + found;
-      item.slot = windows + index;
-      item.slots = windows + splits;
-      item.first = index * pages;
-      item.count = min(pages, sequence.history_pages - item.first);
-      return;
+    uint32_t block = 0;
+    int heads = 0;
+#pragma unroll
+    for (int size = 0; size < kSizes; ++size) {
+      if (lane_ != kSizes - 1 - size) continue;
+      block = p_.split.units[size];
+      heads = static_cast<int>(p_.split.heads[size]);
     }
+    int pages = 0, splits = 1;
+    if (heads > 0) {
+      const uint32_t n = p_.split.SplitRounds(rounds, block);
+      pages = static_cast<int>(n) * T::kWarps;
+      splits = static_cast<int>((rounds.all + n - 1) / n);
+    }
+    const int whole = heads * (splits - 1);
+    int whole_up_to = whole, heads_up_to = heads;  // of this size and those before it
+    for (int step = 1; step < kSizes; step *= 2) {
+      const int w = __shfl_up_sync(~0u, whole_up_to, step),
+                h = __shfl_up_sync(~0u, heads_up_to, step);
+      if (lane_ >= step) whole_up_to += w, heads_up_to += h;
+    }
+    const int all_whole = __shfl_sync(~0u, whole_up_to, kSizes - 1);
+    const bool is_last = index >= all_whole;
+    if (is_last) index -= all_whole;
+    const int up_to = is_last ? heads_up_to : whole_up_to;
+    const int found = __ffs(static_cast<int>(__ballot_sync(~0u, index < up_to))) - 1;
+    splits = __shfl_sync(~0u, splits, found);
+    pages = __shfl_sync(~0u, pages, found);
+    index -= __shfl_sync(~0u, up_to - (is_last ? heads : whole), found);
+    const int first_head = __shfl_sync(~0u, heads_up_to - heads, found);
+    const int of_head = is_last ? index : index / (splits - 1);
+    const int split = is_last ? splits - 1 : index - of_head * (splits - 1);
+    item.kv_head = p_.split.order[first_head + of_head];
+    item.slot = windows + split;
+    item.slots = windows + splits;
+    item.first = split * pages;
+    item.count = min(pages, sequence.history_pages - item.first);
   }
 
   // Id of the page that holds page or unit `index` of the item; of the first two of every consumer.

@@ -20,6 +20,7 @@ struct MixedSplit {
   uint32_t target;      // splits that one sequence's history has in all, as near as rounding allows
   uint32_t least;       // rounds of a split of the smallest blocks
   uint32_t max_splits;  // of a head
+  uint8_t order[kMaxMixedHeads];  // heads, those with the largest blocks first
 
   static MixedSplit Make(int head_dim, int group_dims, const HeadBlocks& heads, int least,
                          int target, int max_splits) {
@@ -30,6 +31,12 @@ struct MixedSplit {
       ++split.heads[SizeOf(head)];
       split.total += units;
       if (split.smallest == 0 || units < split.smallest) split.smallest = units;
+    }
+    int placed = 0;
+    for (int size = kSizes - 1; size >= 0; --size) {
+      for (size_t head = 0; head < heads.size(); ++head) {
+        if (SizeOf(heads[head]) == size) split.order[placed++] = static_cast<uint8_t>(head);
+      }
     }
     split.target = static_cast<uint32_t>(target);
     split.least = static_cast<uint32_t>(least);
@@ -50,15 +57,15 @@ struct MixedSplit {
     const uint32_t rounds = (all * total + share - 1) / share;
     return {all, rounds > least ? rounds : least};
   }
-  // Of one split of a head of that size.
-  OSCAR_HD uint32_t SplitRounds(const Rounds& rounds, int size) const {
-    const uint32_t nearest = (2 * rounds.smallest * smallest + units[size]) / (2 * units[size]);
+  // Of one split of a head whose blocks have so many units.
+  OSCAR_HD uint32_t SplitRounds(const Rounds& rounds, uint32_t block) const {
+    const uint32_t nearest = (2 * rounds.smallest * smallest + block) / (2 * block);
     const uint32_t fewest = (rounds.all + max_splits - 1) / max_splits;
     const uint32_t n = nearest > fewest ? nearest : fewest;
     return n > 1 ? n : 1;
   }
   OSCAR_HD int Splits(const Rounds& rounds, int size) const {
-    const uint32_t n = SplitRounds(rounds, size);
+    const uint32_t n = SplitRounds(rounds, units[size]);
     return static_cast<int>((rounds.all + n - 1) / n);
   }
   // Of all heads.
