@@ -45,6 +45,8 @@ namespace oscar::cuda {
 
 template <typename T>
 class DecodeConsumerForms;  // decode_consumer_forms.cuh, which the kernels that need it include
+template <typename T>
+class DecodeConsumerPackedForms;  // decode_consumer_packed_forms.cuh, likewise
 
 template <typename T>
 __global__ void __maxnreg__(T::kRegisters)
@@ -80,9 +82,10 @@ __global__ void __maxnreg__(T::kRegisters)
   if (warp == T::kWarps + 1) {
     DecodeMerger<T>(p, shared, at, lane).Run();
   } else {
-    using Consumer = std::conditional_t<
-        T::kPacked, DecodeConsumerPacked<T>,
-        std::conditional_t<T::kForms, DecodeConsumerForms<T>, DecodeConsumer<T>>>;
+    using Rows = std::conditional_t<T::kPacked, DecodeConsumerPacked<T>, DecodeConsumer<T>>;
+    using Forms =
+        std::conditional_t<T::kPacked, DecodeConsumerPackedForms<T>, DecodeConsumerForms<T>>;
+    using Consumer = std::conditional_t<T::kForms, Forms, Rows>;
     Consumer(p, shared, at, warp, lane).Run();
   }
   // Everybody but the scheduler merges what only this block is left to merge.

@@ -10,9 +10,8 @@
 //              is data.
 //   codebook   logit = factor_t sum_d q_d B[code], B a whole number that BF16 holds.
 //
-// Up to four query heads fill half of a fragment's columns: columns 4 to 7 take the second BF16 of
-// heads 0 to 3, so that one MMA does for both, and two lanes add them up once per 16 tokens.
-// The query is read from shared memory for every group; it would take 16 registers of 128.
+// The query is read from shared memory for every group; it would take 16 registers. D 128 with up
+// to four query heads is DecodeConsumerPackedForms.
 //
 // Codes are whole numbers in BF16: 128 + code 2^p is one LOP3, and one HFMA2 makes code of it, both
 // exact. No subnormals as in DecodeConsumer: where one dim towers over the others, as channels do
@@ -31,12 +30,10 @@ template <int kDimV, int kGroupV, int kHeadsV>
 struct FormDecodeTraits : DecodeTraits<BlockKind::kInt4, kDimV, kGroupV, kHeadsV> {
   using Params = FormDecodeParams;
   static constexpr bool kForms = true;
-  static constexpr bool kPacked = false;
-  // Consumer warps, and registers a thread, as many as leave no spills to speak of. Up to four
-  // heads: queries times the scales of dims take 16 registers at D 128, else 32.
-  static constexpr bool kSmall = kHeadsV == 4 && kDimV <= 128, kFewGroups = kDimV / kGroupV <= 2;
-  static constexpr int kWarps = !kSmall ? 6 : kFewGroups ? 12 : 10;
-  static constexpr int kRegisters = !kSmall ? 255 : kFewGroups ? 128 : 168;
+  // Consumer warps, and registers a thread, as many as leave no spills to speak of.
+  static constexpr bool kFewGroups = kDimV / kGroupV <= 2;
+  static constexpr int kWarps = kHeadsV > 4 ? 6 : kFewGroups ? 12 : 10;
+  static constexpr int kRegisters = kHeadsV > 4 ? 255 : kFewGroups ? 128 : 168;
   static constexpr int kThreads = (kWarps + 2) * 32;
 
   OSCAR_HD static constexpr int Rank(int warp, int first_warp) {
@@ -68,8 +65,7 @@ class DecodeConsumerForms : DecodeConsumer<T> {
       const bool pages = item.kind == kItemPages;
       if (pages) {
         // Columns of heads that are not there repeat the first one; nobody reads them.
-        const int head = kBothParts ? row_ & 3 : row_;
-        q_row_ = q + (head < item.heads ? head : 0) * (T::kDim * 2) + quad_ * 4;
+        q_row_ = q + (row_ < item.heads ? row_ : 0) * (T::kDim * 2) + quad_ * 4;
         factor_[0][0] = factor_[0][1] = this->p_.scale_log2;
       } else {
         this->LoadQ(item, q, false);
@@ -94,8 +90,6 @@ class DecodeConsumerForms : DecodeConsumer<T> {
   using Words = typename Base::Words;
   using Base::lane_, Base::quad_, Base::row_, Base::shared_, Base::factor_;
   static_assert(T::kNB == 1);
-  // The second BF16 of a query times its scales is in the columns of heads that are not there.
-  static constexpr bool kBothParts = T::kHeads == 4;
 
   __device__ __forceinline__ const FormBlocks& Form() const { return this->p_.form; }
 
@@ -241,17 +235,16 @@ class DecodeConsumerForms : DecodeConsumer<T> {
 
   // Queries times the scales of a token group.
   struct Folded {
-    uint32_t part[kBothParts ? 1 : 2][T::kSteps][2];
+    uint32_t part[2][T::kSteps][2];
     float base[2];  // what mins add, of columns 2 quad_ + {0, 1}
   };
-  // Two numbers as BF16, in all parts that a lane has.
+  // Two numbers as a sum of two BF16.
   struct Parts {
     uint32_t part[2];
   };
-  __device__ __forceinline__ Parts PartsOf(float x, float y) const {
+  __device__ static __forceinline__ Parts PartsOf(float x, float y) {
     const uint32_t high = PackBf16(x, y);
     const uint32_t low = PackBf16(x - Bf16Low(high), y - Bf16High(high));
-    if constexpr (kBothParts) return {{row_ < 4 ? high : low, 0u}};
     return {{high, low}};
   }
 
@@ -301,9 +294,8 @@ class DecodeConsumerForms : DecodeConsumer<T> {
         base = fmaf(q0, a.y, fmaf(q1, b.y, base));
         const Parts parts = PartsOf(f0, f1);
         f.part[0][step][j] = parts.part[0];
-        if constexpr (!kBothParts) f.part[1][step][j] = parts.part[1];
+        f.part[1][step][j] = parts.part[1];
         if constexpr (kBoosts) {
-          if (kBothParts && row_ >= 4) continue;
           const uchar2 place = *reinterpret_cast<const uchar2*>(indices[half] + first + j * 8);
           // Two dims of one place are two terms: pages are not trusted to have none.
           if (place.x < boosted) atomicAdd(boosts + row_ * boosted + place.x, 4.0f * f0);
@@ -316,7 +308,6 @@ class DecodeConsumerForms : DecodeConsumer<T> {
     base += __shfl_xor_sync(~0u, base, 2);
     f.base[0] = __shfl_sync(~0u, base, quad_ * 8);
     f.base[1] = __shfl_sync(~0u, base, quad_ * 8 + 4);
-    if (kBothParts && quad_ >= 2) f.base[0] = f.base[1] = 0.0f;
   }
 
   template <typename S, int kTile, int kStep>
@@ -330,9 +321,7 @@ class DecodeConsumerForms : DecodeConsumer<T> {
                      a2 = Codes<S, kWordStep>(x.w.y, x.shifted.y, x.high.y),
                      a3 = Codes<S, kWordStep>(x.w.w, x.shifted.w, x.high.w);
       MmaBf16(c, a0, a1, a2, a3, f.part[0][kStep][0], f.part[0][kStep][1]);
-      if constexpr (!kBothParts) {
-        MmaBf16(c, a0, a1, a2, a3, f.part[1][kStep][0], f.part[1][kStep][1]);
-      }
+      MmaBf16(c, a0, a1, a2, a3, f.part[1][kStep][0], f.part[1][kStep][1]);
       ChannelSteps<S, kTile, kStep + 1>(c, x, f, codes);
     }
   }
@@ -344,10 +333,6 @@ class DecodeConsumerForms : DecodeConsumer<T> {
     for (int j = 0; j < 4; ++j) c[j] = f.base[j & 1];
     ChannelSteps<S, kTile, 0>(c, x, f, block);
     if constexpr (kBoosts) BoostedSteps(c, block, kTile);
-    if constexpr (kBothParts) {
-#pragma unroll
-      for (int j = 0; j < 4; ++j) c[j] += __shfl_xor_sync(~0u, c[j], 2);
-    }
     float first = 1.0f, second = 1.0f;
     if (const uint8_t* norms = Form().Norms(block)) {
       first = *reinterpret_cast<const float*>(norms + (kTile * 16 + row_) * 4);
@@ -378,14 +363,13 @@ class DecodeConsumerForms : DecodeConsumer<T> {
                              (2 * row_);
         a[2 * j] = WholeBf16<0>(__byte_perm(even, odd, 0x5410) & 0x00030003u);
         a[2 * j + 1] = WholeBf16<0>(__byte_perm(even, odd, 0x7632) & 0x00030003u);
-        const int head = kBothParts ? row_ & 3 : row_;
-        const float2 x = *reinterpret_cast<const float2*>(boosts + head * boosted + plane);
+        const float2 x = *reinterpret_cast<const float2*>(boosts + row_ * boosted + plane);
         const Parts parts = PartsOf(x.x, x.y);
         b[0][j] = parts.part[0];
         b[1][j] = parts.part[1];
       }
       MmaBf16(c, a[0], a[1], a[2], a[3], b[0][0], b[0][1]);
-      if constexpr (!kBothParts) MmaBf16(c, a[0], a[1], a[2], a[3], b[1][0], b[1][1]);
+      MmaBf16(c, a[0], a[1], a[2], a[3], b[1][0], b[1][1]);
     }
   }
 

@@ -27,9 +27,11 @@
 namespace oscar::cuda {
 
 template <typename T>
-class DecodeConsumerPacked : DecodeRing<T> {
+class DecodeConsumerPacked : protected DecodeRing<T> {
  public:
-  static_assert(T::kDim == 128 && T::kGroups == 1 && T::kHeads == 4);
+  // Groups of V. Other rows than those of one group are read beside keys of other forms alone.
+  static constexpr int kGroups = T::kGroups;
+  static_assert(T::kDim == 128 && (kGroups == 1 || kGroups == 4) && T::kHeads == 4);
 
   __device__ DecodeConsumerPacked(const typename T::Params& p, uint8_t* shared,
                                   const DecodeShared<T>& at, int warp, int lane)
@@ -51,13 +53,14 @@ class DecodeConsumerPacked : DecodeRing<T> {
                           });
   }
 
- private:
+ protected:
   using Ring = DecodeRing<T>;
   using Ring::ExponentOf, Ring::TokenMax, Ring::TokenSum;
   using Ring::lane_, Ring::quad_, Ring::row_, Ring::shared_;
 
   static constexpr float kProductBits = 15.0f;  // of the largest P * (V scale) where R is set
   static constexpr float kToInteger = 0x1p23f;  // a float beyond it has its integer in its low bits
+  static constexpr uint32_t kToIntegerBits = 0x4b000000u;  // its own
   static constexpr float kLargestProduct = kToInteger + 65535.0f;
   // 32-bit sums have room for 516 pages of the largest products.
   static constexpr int kPagesPerSum = 128;
@@ -74,8 +77,8 @@ class DecodeConsumerPacked : DecodeRing<T> {
   struct PageState {
     const uint4* q;       // DecodeQueryPacked's, this lane's
     float q_sum, factor;  // raw logits of all codes 1; raw logit -> log2 units
-    float reference = kEmptyReference, l = 0.0f, z = 0.0f;
-    int32_t sum = 0;               // of y
+    float reference = kEmptyReference, l = 0.0f, z[kGroups] = {};
+    int32_t sum[kGroups] = {};     // of y
     int32_t o[T::kSteps][4] = {};  // of y * code: {low, high byte} of dims row_ and row_ + 8
   };
 
@@ -99,17 +102,25 @@ class DecodeConsumerPacked : DecodeRing<T> {
       Scale<kV>(state, 1);
     }
     this->WaitForState();
+    WriteState<kV>(item, rank, state);
+  }
+  template <BlockKind kV>
+  __device__ __forceinline__ void WriteState(const DecodeItem& item, int rank, PageState& state) {
     MoveBytes<kV>(state, -1);
     const float l = TokenSum(state.l);
-    const float z =
-        TokenSum(fmaf(static_cast<float>(state.sum), -SideWords<kV>::kMeanCode, state.z));
+    float z[kGroups];
+#pragma unroll
+    for (int g = 0; g < kGroups; ++g) {
+      z[g] =
+          TokenSum(fmaf(static_cast<float>(state.sum[g]), -SideWords<kV>::kMeanCode, state.z[g]));
+    }
     if (quad_ >= item.heads) return;
     float* out = StateOf(rank * item.heads + quad_);
 #pragma unroll
     for (int s = 0; s < T::kSteps; ++s) {
-      const float up = Power2(-SliceExponent<kV>(s));
-      out[s * 16 + row_] = fmaf(Total(state.o[s][0], state.o[s][1]), up, z);
-      out[s * 16 + 8 + row_] = fmaf(Total(state.o[s][2], state.o[s][3]), up, z);
+      const float up = Power2(-SliceExponent<kV>(s)), add = z[s / T::kStepsPerGroup];
+      out[s * 16 + row_] = fmaf(Total(state.o[s][0], state.o[s][1]), up, add);
+      out[s * 16 + 8 + row_] = fmaf(Total(state.o[s][2], state.o[s][3]), up, add);
     }
     WriteReference(rank * item.heads + quad_, state.reference, l);
   }
@@ -142,29 +153,154 @@ class DecodeConsumerPacked : DecodeRing<T> {
   // kRest: the query has a rest. Rare, and a separate loop keeps it out of the others' registers.
   template <BlockKind kK, BlockKind kV, bool kRest>
   __device__ __forceinline__ void Page(PageState& state) {
-    constexpr float kMeanCode = SideWords<kV>::kMeanCode;
     this->WaitStage();
     this->LoadId();
     const uint8_t* block = shared_ + this->StageOffset();
     float logit[8];  // of tokens row_ + 8 j
     Keys<kK, kRest>(block, block + kLayout<kK, kV>.k_meta_offset(), state, logit);
+    Attend<kV>(block + kLayout<kK, kV>.v_codes_offset(), block + kLayout<kK, kV>.v_meta_offset(),
+               logit, state);
+  }
+  // Adds a page's values. Releases the stage. codes, metas: of V.
+  template <BlockKind kV>
+  __device__ __forceinline__ void Attend(const uint8_t* codes, const uint8_t* metas,
+                                         const float (&logit)[8], PageState& state) {
+    if constexpr (kGroups > 1) {
+      AttendGroups<kV>(codes, metas, logit, state);
+    } else {
+      AttendRows<kV>(codes, metas, logit, state);
+    }
+  }
+  template <BlockKind kV>
+  __device__ __forceinline__ void AttendRows(const uint8_t* codes, const uint8_t* metas,
+                                             const float (&logit)[8], PageState& state) {
+    constexpr float kMeanCode = SideWords<kV>::kMeanCode;
     float scale[8], minimum[8];
-    LoadMeta(block + kLayout<kK, kV>.v_meta_offset(), scale, minimum);
+    LoadMeta(metas, scale, minimum);
     float p[8], y[8];
     const float largest = Softmax(state, logit, scale, p, y);
     if (__any_sync(~0u, largest > kLargestProduct)) {
-      RaiseReference<kV>(state, logit, scale);
+      RaiseReference<kV>(state, LargestProduct(state, logit, scale));
       Softmax(state, logit, scale, p, y);
     }
 #pragma unroll
     for (int j = 0; j < 8; j += 2) {
       state.l += p[j] + p[j + 1];
-      state.z = fmaf(p[j], fmaf(kMeanCode, scale[j], minimum[j]),
-                     fmaf(p[j + 1], fmaf(kMeanCode, scale[j + 1], minimum[j + 1]), state.z));
-      state.sum += __float_as_int(y[j]) + __float_as_int(y[j + 1]);
+      state.z[0] = fmaf(p[j], fmaf(kMeanCode, scale[j], minimum[j]),
+                        fmaf(p[j + 1], fmaf(kMeanCode, scale[j + 1], minimum[j + 1]), state.z[0]));
+      state.sum[0] += __float_as_int(y[j]) + __float_as_int(y[j + 1]);
     }
-    state.sum -= static_cast<int32_t>(8u * 0x4b000000u);  // kToInteger's own bits
-    Values<kV>(block + kLayout<kK, kV>.v_codes_offset(), y, state);
+    state.sum[0] -= static_cast<int32_t>(8u * kToIntegerBits);
+    Values<kV>(codes, y, state);
+  }
+  // The same of V in groups of dims: P times the scale is another integer in each. Two groups at a
+  // time, whose codes lie in the same bytes.
+  template <BlockKind kV>
+  __device__ __forceinline__ void AttendGroups(const uint8_t* codes, const uint8_t* metas,
+                                               const float (&logit)[8], PageState& state) {
+    static_assert(kGroups == 4);
+    float p[8];
+    Weights(state, logit, p);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      uint32_t operand[2][4];
+      float z[2];
+      int32_t sum[2];
+#pragma unroll 1
+      for (bool again = false;; again = true) {
+        uint32_t any = 0;  // of the bits of y: integers of 16 bits leave the upper ones alone
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          any |= GroupOperands<kV>(metas + (2 * half + i) * BlockLayout::kMetaPlaneBytes, p,
+                                   operand[i], z[i], sum[i]);
+        }
+        if (!__any_sync(~0u, any >= kToIntegerBits + 0x10000u) || again) break;
+        float largest = -INFINITY;
+#pragma unroll 1
+        for (int g = 0; g < kGroups; ++g) {
+          float scale[8], minimum[8];
+          LoadMeta(metas + g * BlockLayout::kMetaPlaneBytes, scale, minimum);
+          largest = fmaxf(largest, LargestProduct(state, logit, scale));
+        }
+        RaiseReference<kV>(state, largest);
+        Weights(state, logit, p);
+      }
+      if (half == 0) {
+#pragma unroll
+        for (int j = 0; j < 8; ++j) state.l += p[j];
+      }
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        state.z[2 * half + i] += z[i];
+        state.sum[2 * half + i] += sum[i];
+      }
+      HalfValues<kV>(codes, half, operand, state);
+    }
+  }
+  __device__ static __forceinline__ void Weights(const PageState& state, const float (&logit)[8],
+                                                 float (&p)[8]) {
+#pragma unroll
+    for (int j = 0; j < 8; ++j) p[j] = Exp2(fmaf(logit[j], state.factor, -state.reference));
+  }
+  // y = P * scale of a group as operands, and its sums; returns all bits of y.
+  template <BlockKind kV>
+  __device__ __forceinline__ uint32_t GroupOperands(const uint8_t* meta, const float (&p)[8],
+                                                    uint32_t (&operand)[4], float& z,
+                                                    int32_t& sum) const {
+    constexpr float kMeanCode = SideWords<kV>::kMeanCode;
+    float scale[8], minimum[8], y[8];
+    LoadMeta(meta, scale, minimum);
+    uint32_t any = 0;
+    z = 0.0f;
+    sum = -static_cast<int32_t>(8u * kToIntegerBits);
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      y[j] = fmaf(p[j], scale[j], kToInteger);
+      z = fmaf(p[j], fmaf(kMeanCode, scale[j], minimum[j]), z);
+      sum += __float_as_int(y[j]);
+      any |= __float_as_uint(y[j]);
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) operand[i] = Column(y, i / 2 * 4 + i % 2);
+    return any;
+  }
+  // Slices 4 half to 4 half + 3 of Values().
+  template <BlockKind kV>
+  __device__ __forceinline__ void HalfValues(const uint8_t* codes, int half,
+                                             const uint32_t (&operand)[2][4], PageState& state) {
+    constexpr int kPlanes = kV == BlockKind::kInt4 ? 2 : 1;
+#pragma unroll
+    for (int t = 0; t < 4; t += 2) {
+      const int plane = kPlanes == 2 ? half : 0;
+      const uint4 w = Plane(codes, kPlanes * t + plane),
+                  u = Plane(codes, kPlanes * (t + 1) + plane);
+      uint4 high{};
+      if constexpr (kV == BlockKind::kInt3) high = Plane(codes, kHighPlane + t / 2);
+      if (half == 1 && t == 2) this->ReleaseStage();
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const uint32_t b[2] = {operand[i][t], operand[i][t + 1]};
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+          const int slice = 4 * half + 2 * i + j, s = 2 * i + j;
+          if constexpr (kV == BlockKind::kInt4) {
+            // Whole bytes: MoveBytes()
+            Multiply(state.o[slice], Bytes(w, u, i), j == 0 ? 0x0f0f0f0fu : ~0u, b);
+          } else if constexpr (kV == BlockKind::kInt3) {
+            const uint4 a = Bytes(w, u, half);
+            MmaU8(state.o[slice], WithHighBit(a.x, high.x, s, slice),
+                  WithHighBit(a.y, high.y, s, slice), WithHighBit(a.z, high.z, s, slice),
+                  WithHighBit(a.w, high.w, s, slice), b[0], b[1]);
+          } else {
+            Multiply(state.o[slice], Bytes(w, u, half), 0x03030303u << (2 * s), b);
+          }
+        }
+      }
+    }
+  }
+  // Tokens row_ + 8 j and 16 more of y, as an operand: low bytes of both, then high ones.
+  __device__ static __forceinline__ uint32_t Column(const float (&y)[8], int j) {
+    return Transpose8x8(__byte_perm(__float_as_uint(y[j]), __float_as_uint(y[j + 2]), 0x5140));
   }
 
   // p, and y = p * (V scale) as integers beyond kToInteger; returns this lane's largest.
@@ -328,12 +464,7 @@ class DecodeConsumerPacked : DecodeRing<T> {
                                          PageState& state) {
 #pragma unroll
     for (int t = 0; t < 4; t += 2) {
-      uint32_t b[2];
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {  // low bytes of both tiles, then high ones
-        b[i] = Transpose8x8(
-            __byte_perm(__float_as_uint(y[2 * t + i]), __float_as_uint(y[2 * t + 2 + i]), 0x5140));
-      }
+      const uint32_t b[2] = {Column(y, 2 * t), Column(y, 2 * t + 1)};
       if constexpr (kV == BlockKind::kInt4) {
         uint4 w[2], u[2];  // slices 0-3, 4-7
 #pragma unroll
@@ -386,14 +517,19 @@ class DecodeConsumerPacked : DecodeRing<T> {
     MmaU8(o, a.x & mask, a.y & mask, a.z & mask, a.w & mask, b[0], b[1]);
   }
 
-  template <BlockKind kV>
-  __device__ __forceinline__ void RaiseReference(PageState& state, const float (&logit)[8],
-                                                 const float (&scale)[8]) const {
+  // log2 of this lane's largest P * scale but for the reference.
+  __device__ static __forceinline__ float LargestProduct(const PageState& state,
+                                                         const float (&logit)[8],
+                                                         const float (&scale)[8]) {
     float largest = -INFINITY;
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
       largest = fmaxf(largest, fmaf(logit[j], state.factor, __log2f(scale[j])));
     }
+    return largest;
+  }
+  template <BlockKind kV>
+  __device__ __forceinline__ void RaiseReference(PageState& state, float largest) const {
     const float reference = fmaxf(ceilf(TokenMax(largest)) - kProductBits, state.reference);
     // All heads of a warp have their first page at once, and nothing to scale.
     if (__any_sync(~0u, state.reference > kEmptyReference)) {
@@ -407,10 +543,14 @@ class DecodeConsumerPacked : DecodeRing<T> {
     const float f = Exp2(-static_cast<float>(bits));
     state.reference += static_cast<float>(bits);
     state.l *= f;
-    state.z *= f;
+#pragma unroll
+    for (int g = 0; g < kGroups; ++g) state.z[g] *= f;
     MoveBytes<kV>(state, -1);
     const int64_t half = (int64_t{1} << bits) >> 1;
-    state.sum = static_cast<int32_t>((state.sum + half) >> bits);
+#pragma unroll
+    for (int g = 0; g < kGroups; ++g) {
+      state.sum[g] = static_cast<int32_t>((state.sum[g] + half) >> bits);
+    }
 #pragma unroll
     for (int i = 0; i < 2 * T::kSteps; ++i) {
       int32_t &low = state.o[i / 2][i % 2 * 2], &high = state.o[i / 2][i % 2 * 2 + 1];
@@ -423,7 +563,7 @@ class DecodeConsumerPacked : DecodeRing<T> {
   // Sums of whole bytes are those of a byte's last slice and of the slices below it.
   template <BlockKind kV>
   __device__ static __forceinline__ void MoveBytes(PageState& state, int sign) {
-    if constexpr (kV == BlockKind::kInt2) {
+    if constexpr (kV == BlockKind::kInt2 && kGroups == 1) {
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
         const int first = i / 4 * 4;

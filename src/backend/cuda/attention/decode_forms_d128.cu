@@ -1,4 +1,5 @@
 #include "cuda/attention/decode_consumer_forms.cuh"
+#include "cuda/attention/decode_consumer_packed_forms.cuh"
 #include "cuda/attention/decode_kernels-inl.cuh"
 
 namespace oscar::cuda {

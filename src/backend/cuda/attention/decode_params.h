@@ -78,8 +78,52 @@ struct MixedDecodeParams : DecodeKernelParams {
 // Of layers whose keys are not rows.
 struct FormDecodeParams : DecodeKernelParams {
   explicit FormDecodeParams(const DecodeKernelParams& common, const FormBlocks& blocks)
-      : DecodeKernelParams(common), form(blocks) {}
+      : DecodeKernelParams(common), form(blocks), at(blocks) {}
+
+  // What follows from the form, which a kernel would work out again for every page.
+  struct Places {
+    explicit Places(const FormBlocks& of)
+        : block_bytes(of.layout.block_bytes()),
+          copied_bytes(of.copied_bytes()),
+          mate(of.mate_at()),
+          mate_bytes(of.mate_bytes()),
+          norms_over_heads(of.norms_at()),
+          norm_bytes(of.norm_bytes()),
+          k_meta(of.layout.k_meta_offset()),
+          v_codes(of.layout.v_codes_offset()),
+          v_meta(of.layout.v_meta_offset()),
+          norms(of.layout.has_head_norms() ? of.layout.KNorm(0)
+                : of.norm_offset != 0      ? of.norms_at()
+                                           : 0),
+          boosts(of.layout.KBoost(0)),
+          boosted(of.layout.boosted_dims()),
+          form(of.layout.k_form()),
+          k(of.layout.k_kind()),
+          v(of.layout.v_kind()),
+          two_groups(of.layout.group_tokens() == 32) {
+      const auto half_bytes = static_cast<uint32_t>(of.layout.head_dim() / 2 * 4);
+      for (uint32_t page = 0; page < 2; ++page) {
+        for (uint32_t half = 0; half < 2; ++half) {
+          metas[page][half] = !of.is_paired() ? k_meta + half * half_bytes
+                              : page == half  ? k_meta
+                                              : mate;
+          indices[page][half] = metas[page][half] + half_bytes;  // of mixed keys, always in pairs
+        }
+      }
+    }
+    // Bytes to copy, and where they go in a stage.
+    uint32_t block_bytes, copied_bytes, mate, mate_bytes, norms_over_heads, norm_bytes;
+    uint32_t k_meta, v_codes, v_meta, norms, boosts;  // norms: 0, none
+    int32_t boosted;
+    SideForm form;
+    BlockKind k, v;
+    bool two_groups;       // of tokens
+    uint32_t metas[2][2];  // FormBlocks::ChannelMeta, by which page of a pair and half of the dims
+    uint32_t indices[2][2];  // likewise ChannelIndex
+  };
+
   FormBlocks form;
+  Places at;
   int32_t stage_bytes;
 };
 

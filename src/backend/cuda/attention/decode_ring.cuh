@@ -205,20 +205,19 @@ class DecodeRing {
   }
   // The same of a block whose keys are not rows: with it comes what lies elsewhere.
   __device__ __forceinline__ void CopyForm(int stage) {
-    const FormBlocks& form = p_.form;
+    const auto& at = p_.at;
     const auto stride = static_cast<uint32_t>(p_.cache.history_page_stride);
     const std::byte* page = p_.cache.history_pool + uint64_t{static_cast<uint32_t>(id_)} * stride;
     const std::byte* mate =
         p_.cache.history_pool + uint64_t{static_cast<uint32_t>(mate_id_)} * stride;
     const uint32_t target = base_ + static_cast<uint32_t>(StageOffset(stage));
-    const StageFill copy(StageBar(stage), form.copied_bytes(), lane_);
-    copy.CopyOnce(target, page + head_offset_, form.layout.block_bytes());
-    if (form.is_paired()) {
-      copy.Copy(target + form.mate_at(), mate + head_offset_ + form.layout.k_meta_offset(),
-                form.mate_bytes());
+    const StageFill copy(StageBar(stage), at.copied_bytes, lane_);
+    copy.CopyOnce(target, page + head_offset_, at.block_bytes);
+    if (at.mate_bytes != 0) {
+      copy.Copy(target + at.mate, mate + head_offset_ + at.k_meta, at.mate_bytes);
     }
-    if (form.norm_bytes() != 0) {  // all heads read them
-      copy.Copy(target + form.norms_at(), page + form.norm_offset, form.norm_bytes());
+    if (at.norm_bytes != 0) {  // all heads read them
+      copy.Copy(target + at.norms_over_heads, page + p_.form.norm_offset, at.norm_bytes);
     }
     copy.End();
     --page_copies_;
@@ -270,7 +269,7 @@ class DecodeRing {
           head_offset_ = head.offset;
           unit_ = static_cast<int>(head.Layout(T::kDim, T::kGroup).block_bytes());
         } else if constexpr (T::kForms) {
-          head_offset_ = static_cast<uint32_t>(item.kv_head) * p_.form.layout.block_bytes();
+          head_offset_ = static_cast<uint32_t>(item.kv_head) * p_.at.block_bytes;
         } else {
           head_offset_ = static_cast<uint32_t>(item.kv_head * T::kBlockBytes);
         }
@@ -279,7 +278,7 @@ class DecodeRing {
         if constexpr (T::kForms) {
           static_assert(T::kWarps % 2 == 0);  // a warp's pages are all the first of a pair, or not
           mate_entry_ = entry_;
-          if (p_.form.is_paired()) mate_entry_ += ((item.first + rank) & 1) == 0 ? 1 : -1;
+          if (p_.at.mate_bytes != 0) mate_entry_ += ((item.first + rank) & 1) == 0 ? 1 : -1;
           if (copies > 0) mate_id_ = __ldg(p_.cache.history_table + mate_entry_);
         }
       } else {

@@ -5,6 +5,7 @@
 
 #include "cuda/attention/decode_query_packed.cuh"
 #include "cuda/attention/decode_traits.cuh"
+#include "quant/turboquant.h"
 
 namespace oscar::cuda {
 
@@ -52,7 +53,11 @@ class DecodeScheduler {
         if (item.kind == kItemPages) {
           BlockKind keys = T::kKind;
           if constexpr (T::kMixed) keys = p_.heads[item.kv_head].k;
-          DecodeQueryPacked<T>::WriteForPages(rows, keys, p_.scale_log2, query, lane_);
+          if constexpr (T::kForms) {
+            WriteForForms(rows, query);
+          } else {
+            DecodeQueryPacked<T>::WriteForPages(rows, keys, p_.scale_log2, query, lane_);
+          }
         } else if (item.kind == kItemUnits) {
           DecodeQueryPacked<T>::WriteForWindows(rows, query, lane_);
         }
@@ -101,6 +106,29 @@ class DecodeScheduler {
     BlockKind keys = T::kKind;
     if constexpr (T::kMixed) keys = p_.heads[item.kv_head].k;
     DecodeQueryPacked<T>::Load(Query(item), item.heads, item.kind == kItemPages, keys, lane_, rows);
+  }
+
+  // Of keys that are not rows (DecodeConsumerPackedForms).
+  __device__ __forceinline__ void WriteForForms(const typename DecodeQueryPacked<T>::Rows& rows,
+                                                uint8_t* query) const {
+    using Query = DecodeQueryPacked<T>;
+    const BlockLayout& layout = p_.form.layout;
+    if (layout.k_form() == SideForm::kCodebook) {
+      // Sums count integers; WriteForPages() takes keys of 2 bits to count 64 of them.
+      const float scale = p_.scale_log2 * 64.0f * CodebookFactor(layout.k_bits(), T::kDim, 1.0f);
+      if (layout.k_bits() == 4) {
+        Query::template WriteForPages<Query::Order::kLevelsInTurn>(rows, BlockKind::kInt2, scale,
+                                                                   query, lane_);
+      } else {
+        Query::template WriteForPages<Query::Order::kLevelsBySteps>(rows, BlockKind::kInt2, scale,
+                                                                    query, lane_);
+      }
+      return;
+    }
+    ForKind(
+        layout.k_kind(), [&]<BlockKind kK>() __attribute__((always_inline)) {
+          Query::template WriteForChannels<kK>(rows, p_.scale_log2, query, lane_);
+        });
   }
 
   // Exclusive prefix sums over the batch: window items, then history items, a (KV head, head

@@ -140,6 +140,7 @@ struct DecodeShared {
       static_cast<int>(sizeof(DecodeItem)) + (2 * T::kWarps * 4 + 15) / 16 * 16;
   // The query rows, or what DecodeQueryPacked makes of them.
   OSCAR_HD static constexpr int QueryBytes(int heads) {
+    if (T::kPacked && T::kForms) return T::kSteps * 512 + 256 + 16 + T::kHeads * T::kDim * 2;
     return T::kPacked ? T::kSteps / 2 * 512 + 256 + 16 : heads * T::kDim * 2;
   }
   __device__ DecodeItem* Item(uint8_t* shared, int slot) const {

@@ -2,7 +2,7 @@
 // the scalar encoders (cache/block_codec.cc, quant/affine_group.cc, quant/turboquant.cc) in their
 // order, so their bytes are the same.
 //
-// Norms      Grid (jobs, layers), 256 threads: a thread sums the squares of one (token, head).
+// Norms      Grid (jobs, layers), 256 threads: 16 lanes sum the squares of one (token, head).
 // Seal       Grid (runs x KV heads, layers), 256 threads; a run is the pages that are sealed
 //            together. Threads first take a group each (a dim over its tokens, or a row's dims)
 //            and leave its scale and min in shared memory, then a word's worth of codes each.
@@ -40,47 +40,62 @@ struct OpenSide {
     return x != x ? 0.0f : x < -kFp16Max ? -kFp16Max : x > kFp16Max ? kFp16Max : x;
   }
   __device__ float operator()(int token, int dim) const { return Finite(Raw(token, dim)); }
+  // Dims 8 chunk to 8 chunk + 7 of a token.
+  __device__ void Chunk(int token, int chunk, float (&x)[8]) const {
+    const int at = (chunk / 8 * kPageTokens + token) * 128 + ((chunk % 8) ^ (token & 7)) * 16;
+    const uint4 v = __ldg(reinterpret_cast<const uint4*>(rows + at));
+    const uint32_t pairs[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      x[2 * i] = Finite(Bf16Low(pairs[i]));
+      x[2 * i + 1] = Finite(Bf16High(pairs[i]));
+    }
+  }
+  // Dims `dim` and `dim` + 1 as they are; `dim` is even.
+  __device__ float2 RawPair(int token, int dim) const {
+    const int at = (dim / 64 * kPageTokens + token) * 128 + ((dim % 64 / 8) ^ (token & 7)) * 16;
+    const uint32_t pair = __ldg(reinterpret_cast<const uint32_t*>(rows + at + dim % 8 * 2));
+    return {Bf16Low(pair), Bf16High(pair)};
+  }
 };
 
-// Sum16 of the squares of a row.
+// Sum16 of the squares of a row, by 16 neighbouring lanes, the first of which returns it. Whole
+// warps.
 template <int kDim>
-__device__ float SumOfSquares(const OpenSide& side, int token) {
-  float lane[16];
+__device__ float SumOfSquares(const OpenSide& side, int token, int lane16) {
+  float sum = 0.0f;
 #pragma unroll
-  for (int l = 0; l < 16; ++l) lane[l] = 0.0f;
-#pragma unroll 1
   for (int d = 0; d < kDim; d += 16) {
-#pragma unroll
-    for (int l = 0; l < 16; ++l) {
-      const float x = side(token, d + l);
-      lane[l] = lane[l] + x * x;
-    }
+    const float x = side(token, d + lane16);
+    sum = sum + x * x;
   }
 #pragma unroll
-  for (int width = 8; width > 0; width /= 2) {
-#pragma unroll
-    for (int l = 0; l < 8; ++l) {
-      if (l < width) lane[l] = lane[l] + lane[l + width];
-    }
-  }
-  return lane[0];
+  for (int width = 8; width > 0; width /= 2) sum = sum + __shfl_down_sync(~0u, sum, width);
+  return sum;
 }
 __device__ float NormOfSum(float sum) {
   const float norm = sqrtf(sum);
   return norm > 0.0f ? norm : 1.0f;
 }
 
-// The group whose numbers are value(0 .. count - 1). `signed_zero`: a least number of -0 stays one
-// (rows by min/max).
-template <typename Value>
-__device__ GroupCode CodeOf(RowRule rule, int bits, int count, bool signed_zero,
-                            const Value& value) {
-  float lo = value(0), hi = lo;
-  for (int i = 1; i < count; ++i) {
-    const float x = value(i);
+// The least and largest of some numbers, of equal ones (0 and -0) the first.
+struct Range {
+  float lo, hi;
+  __device__ void Add(float x) {
     lo = x < lo ? x : lo;
     hi = x < hi ? hi : x;
   }
+  // Numbers that come after those.
+  __device__ void Append(const Range& next) {
+    lo = next.lo < lo ? next.lo : lo;
+    hi = next.hi < hi ? hi : next.hi;
+  }
+};
+
+// The group whose numbers have that range. `signed_zero`: a least number of -0 stays one (rows by
+// min/max).
+__device__ GroupCode CodeOf(RowRule rule, int bits, bool signed_zero, Range range_of) {
+  float lo = range_of.lo, hi = range_of.hi;
   if (!signed_zero) {
     lo = lo + 0.0f;
     hi = hi + 0.0f;
@@ -169,6 +184,7 @@ class FormSealer {
 
   __device__ void Run() {
     if (p_.source_pages[first_] < 0) return;
+    divides_ = layout_.has_head_norms() || p_.norm_offset != 0;
     if (layout_.is_bf16()) {
       const auto* from = reinterpret_cast<const uint4*>(Open(0, false).rows);
       auto* to = reinterpret_cast<uint4*>(Target(0));
@@ -189,8 +205,8 @@ class FormSealer {
       if (layout_.k_form() == SideForm::kCodebook) RowNorms(page);
       Rows(page, true);
       __syncthreads();
-      KeyCodes(page);
-      ValueCodes(page);
+      ForKind(layout_.k_kind(), [&]<BlockKind kK>() { KeyCodes<kK>(page); });
+      ForKind(layout_.v_kind(), [&]<BlockKind kV>() { ValueCodes<kV>(page); });
       if (channels) ChannelMeta(page, pages);
       if (layout_.is_rows()) RowMeta(false);
       RowMeta(true);
@@ -228,26 +244,41 @@ class FormSealer {
   // Keys of a page of the run.
   __device__ OpenSide Keys(int page) const { return page == 0 ? first_keys_ : last_keys_; }
   // A number that goes into a code, counted if it changes.
-  __device__ float Counted(const OpenSide& side, int token, int dim) {
-    const float raw = side.Raw(token, dim), x = OpenSide::Finite(raw);
+  __device__ float Counted(float raw) {
+    const float x = OpenSide::Finite(raw);
     changed_ += x == raw ? 0 : 1;
     return x;
   }
+  // body.operator()<kKind>() of 2, 3 or 4 bits: where codes lie is known at compile time then.
+  template <typename Body>
+  __device__ static void ForKind(BlockKind kind, const Body& body) {
+    if (kind == BlockKind::kInt2) {
+      body.template operator()<BlockKind::kInt2>();
+    } else if (kind == BlockKind::kInt3) {
+      body.template operator()<BlockKind::kInt3>();
+    } else {
+      body.template operator()<BlockKind::kInt4>();
+    }
+  }
+  // By the token's norm, where there are any.
+  __device__ float Divided(float x, int token) const { return divides_ ? x / s_.norms[token] : x; }
 
   // ---- groups ----
 
   // Norms, boosted dims, then (scale, min) of every dim and token group of the run.
   __device__ void Channels(int pages) {
     const int tokens = pages * kPageTokens;
-    for (int t = thread_; t < tokens; t += kFormSealThreads) {
-      const int page = t / kPageTokens, token = t % kPageTokens;
-      float norm = 1.0f;
-      if (layout_.has_head_norms()) {
-        norm = NormOfSum(0.0f + SumOfSquares<kDim>(Keys(page), token));
-      } else if (p_.norm_offset != 0) {
-        norm = reinterpret_cast<const float*>(TargetPage(page) + p_.norm_offset)[token];
+    if (layout_.has_head_norms()) {
+      for (int i = thread_; i < tokens * 16; i += kFormSealThreads) {
+        const int t = i / 16, page = t / kPageTokens, token = t % kPageTokens;
+        const float norm = NormOfSum(0.0f + SumOfSquares<kDim>(Keys(page), token, i % 16));
+        if (i % 16 == 0) s_.norms[t] = norm;
       }
-      s_.norms[t] = norm;
+    } else if (divides_) {
+      for (int t = thread_; t < tokens; t += kFormSealThreads) {
+        s_.norms[t] = reinterpret_cast<const float*>(TargetPage(t / kPageTokens) +
+                                                     p_.norm_offset)[t % kPageTokens];
+      }
     }
     for (int d = thread_; d < kDim; d += kFormSealThreads) s_.index[d] = kNotBoosted;
     __syncthreads();
@@ -255,11 +286,24 @@ class FormSealer {
     const int group = layout_.group_tokens();
     for (int i = thread_; i < tokens / group * kDim; i += kFormSealThreads) {
       const int first = i / kDim * group, dim = i % kDim;
-      s_.k[i] = CodeOf(p_.k_rule, ChannelBits(dim), group, false, [&](int t) {
-        return Keys((first + t) / kPageTokens)((first + t) % kPageTokens, dim) /
-               s_.norms[first + t];
-      });
+      Range range = RangeOf(first, dim);
+      for (int t = kRun; t < group; t += kRun) range.Append(RangeOf(first + t, dim));
+      s_.k[i] = CodeOf(p_.k_rule, ChannelBits(dim), false, range);
     }
+  }
+  // Of a dim, kRun tokens from `first` on, all of one page.
+  static constexpr int kRun = 16;
+  __device__ Range RangeOf(int first, int dim) const {
+    const OpenSide side = Keys(first / kPageTokens);
+    float x[kRun];
+#pragma unroll
+    for (int t = 0; t < kRun; ++t) {
+      x[t] = Divided(side(first % kPageTokens + t, dim), first + t);
+    }
+    Range range{x[0], x[0]};
+#pragma unroll
+    for (int t = 1; t < kRun; ++t) range.Add(x[t]);
+    return range;
   }
   __device__ int ChannelBits(int dim) const {
     return s_.index[dim] == kNotBoosted ? layout_.k_bits() : 4;
@@ -268,8 +312,15 @@ class FormSealer {
   __device__ void Boosted(int tokens) {
     for (int d = thread_; d < kDim; d += kFormSealThreads) {
       float sum = 0.0f;
-      for (int t = 0; t < tokens; ++t) {
-        sum = sum + fabsf(Keys(t / kPageTokens)(t % kPageTokens, d) / s_.norms[t]);
+      for (int first = 0; first < tokens; first += kRun) {
+        const OpenSide side = Keys(first / kPageTokens);
+        float x[kRun];
+#pragma unroll
+        for (int t = 0; t < kRun; ++t) {
+          x[t] = fabsf(Divided(side(first % kPageTokens + t, d), first + t));
+        }
+#pragma unroll
+        for (int t = 0; t < kRun; ++t) sum = sum + x[t];
       }
       s_.sums[d] = sum;
     }
@@ -318,54 +369,76 @@ class FormSealer {
       }
     }
     __syncthreads();
-    for (int i = thread_; i < kPageTokens * groups; i += kFormSealThreads) {
-      const int t = i / groups, first = i % groups * dims;
-      (is_v ? s_.v : s_.k)[i] =
-          CodeOf(rule, is_v ? layout_.v_bits() : layout_.k_bits(), dims, rule == RowRule::kMinMax,
-                 [&](int d) { return Clamp(side(t, first + d), clip[t]); });
+    // Neighbouring lanes have the chunks of a row, those of a group in order.
+    const int lanes = dims / 8;
+    for (int i = thread_; i < kPageTokens * kChunks; i += kFormSealThreads) {
+      const int t = i / kChunks, chunk = i % kChunks;
+      float x[8];
+      side.Chunk(t, chunk, x);
+      const float most = clip[t];
+      Range range{Clamp(x[0], most), Clamp(x[0], most)};
+#pragma unroll
+      for (int d = 1; d < 8; ++d) range.Add(Clamp(x[d], most));
+      for (int step = 1; step < lanes; step *= 2) {
+        range.Append(
+            {__shfl_down_sync(~0u, range.lo, step), __shfl_down_sync(~0u, range.hi, step)});
+      }
+      if (chunk % lanes == 0) {
+        (is_v ? s_.v : s_.k)[t * groups + chunk / lanes] = CodeOf(
+            rule, is_v ? layout_.v_bits() : layout_.k_bits(), rule == RowRule::kMinMax, range);
+      }
     }
   }
+  static constexpr int kChunks = kDim / 8;  // of a row
   __device__ static float Clamp(float x, float most) {
     return x < -most ? -most : most < x ? most : x;
   }
   __device__ void RowNorms(int page) {
     const OpenSide side = Keys(page);
-    for (int t = thread_; t < kPageTokens; t += kFormSealThreads) {
-      s_.lengths[t] = sqrtf(SumOfSquares<kDim>(side, t));
+    for (int i = thread_; i < kPageTokens * 16; i += kFormSealThreads) {
+      const float length = sqrtf(SumOfSquares<kDim>(side, i / 16, i % 16));
+      if (i % 16 == 0) s_.lengths[i / 16] = length;
     }
   }
 
   // ---- codes ----
 
   // A thread has dims 16 s + {0, 1} of a token, from one of eight places on: whole words.
+  template <BlockKind kK>
   __device__ void KeyCodes(int page) {
     const OpenSide side = Keys(page);
-    const int bits = layout_.k_bits();
-    const bool channels = IsChannels();
-    const int group_tokens = layout_.group_tokens();
+    constexpr int kBits = BitsOf(kK);
+    constexpr BlockLayout kCodes(kK, CodeOrder::kTensorCore, kDim, kDim);
+    const bool channels = IsChannels(), rows = layout_.is_rows();
+    const int groups = layout_.num_groups(), group_shift = __ffs(layout_.group_dims()) - 1;
     for (int i = thread_; i < kPageTokens * 8; i += kFormSealThreads) {
-      const int t = i / 8, column = i % 8 / 4 * 8 + i % 4 * 2;
+      const int t = i / 8, column = i % 8 / 4 * 8 + i % 4 * 2, token = page * kPageTokens + t;
+      const GroupCode* const of_channels =
+          s_.k + (channels ? token / layout_.group_tokens() * kDim : 0);
+      const float norm = divides_ && channels ? s_.norms[token] : 1.0f;
+      const float most = rows ? s_.row_clip[0][t] : kFp16Max;
       WordWriter low(block_), high(block_);
       int squares = 0;
+#pragma unroll 2
       for (int d = column; d < kDim; d += 16) {
+        const float2 pair = side.RawPair(t, d);
+#pragma unroll
         for (int odd = 0; odd < 2; ++odd) {
           const int dim = d + odd;
-          const float x = Counted(side, t, dim);
+          const float x = Counted(odd == 0 ? pair.x : pair.y);
           uint32_t code;
           if (channels) {
-            const int token = page * kPageTokens + t;
-            const GroupCode& group = s_.k[token / group_tokens * kDim + dim];
-            code = CodeIn(group, p_.k_rule, ChannelBits(dim), x / s_.norms[token]);
-          } else if (layout_.is_rows()) {
-            code = CodeIn(s_.k[t * layout_.num_groups() + dim / layout_.group_dims()], p_.k_rule,
-                          bits, Clamp(x, s_.row_clip[0][t]));
+            code = CodeIn(of_channels[dim], p_.k_rule, ChannelBits(dim), divides_ ? x / norm : x);
+          } else if (rows) {
+            code =
+                CodeIn(s_.k[t * groups + (dim >> group_shift)], p_.k_rule, kBits, Clamp(x, most));
           } else {
-            code = Level(bits, x, s_.lengths[t]);
-            const int level = ByteLevel(bits, static_cast<int>(code));
+            code = Level(kBits, x, s_.lengths[t]);
+            const int level = ByteLevel(kBits, static_cast<int>(code));
             squares += level * level;
           }
-          low.Or(layout_.KCode(t, dim), code & (bits == 4 ? 15u : 3u));
-          if (bits == 3) high.Or(layout_.KHighBit(t, dim), code >> 2 & 1u);
+          low.Or(kCodes.KCode(t, dim), code & (kBits == 4 ? 15u : 3u));
+          if constexpr (kBits == 3) high.Or(kCodes.KHighBit(t, dim), code >> 2 & 1u);
           if (channels && s_.index[dim] != kNotBoosted) {
             const uint32_t at = layout_.KBoost(s_.index[dim]) + static_cast<uint32_t>(t / 4);
             atomicOr(reinterpret_cast<uint32_t*>(block_ + at / 4 * 4),
@@ -385,21 +458,29 @@ class FormSealer {
     for (int i = 0; i < (1 << bits) - 1; ++i) code += u > p_.thresholds[i] ? 1u : 0u;
     return code;
   }
-  // A thread has two tokens of dims 16 s + r.
+  // A thread has two tokens of dims 16 s + r: whole words. Lanes as in a fragment, so that a warp
+  // reads 16 bytes of each of eight rows.
+  template <BlockKind kV>
   __device__ void ValueCodes(int page) {
     const OpenSide side = Open(page, true);
-    const int bits = layout_.v_bits(), groups = layout_.num_groups();
+    constexpr int kBits = BitsOf(kV);
+    constexpr BlockLayout kCodes(kV, CodeOrder::kTensorCore, kDim, kDim);
+    const uint32_t base = layout_.v_codes_offset() - kCodes.v_codes_offset();
+    const int groups = layout_.num_groups(), group_shift = __ffs(layout_.group_dims()) - 1;
     for (int i = thread_; i < kPageTokens / 2 * 16; i += kFormSealThreads) {
-      const int row = i / (kPageTokens / 2);
-      WordWriter low(block_), high(block_);
+      const int lane = i % 32, row = lane / 4 + i / 32 % 2 * 8;
+      const int first = (i / 64 * 4 + lane % 4) * 2;
+      const float most[2] = {s_.row_clip[1][first], s_.row_clip[1][first + 1]};
+      WordWriter low(block_ + base), high(block_ + base);
+#pragma unroll 2
       for (int d = row; d < kDim; d += 16) {
+#pragma unroll
         for (int odd = 0; odd < 2; ++odd) {
-          const int t = i % (kPageTokens / 2) * 2 + odd;
-          const float x = Clamp(Counted(side, t, d), s_.row_clip[1][t]);
-          const uint32_t code =
-              CodeIn(s_.v[t * groups + d / layout_.group_dims()], p_.v_rule, bits, x);
-          low.Or(layout_.VCode(t, d), code & (bits == 4 ? 15u : 3u));
-          if (bits == 3) high.Or(layout_.VHighBit(t, d), code >> 2 & 1u);
+          const int t = first + odd;
+          const float x = Clamp(Counted(side.Raw(t, d)), most[odd]);
+          const uint32_t code = CodeIn(s_.v[t * groups + (d >> group_shift)], p_.v_rule, kBits, x);
+          low.Or(kCodes.VCode(t, d), code & (kBits == 4 ? 15u : 3u));
+          if constexpr (kBits == 3) high.Or(kCodes.VHighBit(t, d), code >> 2 & 1u);
         }
       }
       low.Flush();
@@ -457,6 +538,7 @@ class FormSealer {
   const int thread_, head_, first_;  // first_: job of the run
   const OpenSide first_keys_, last_keys_;
   int changed_ = 0;
+  bool divides_ = false;  // keys, by norms
 };
 
 template <int kDim>
@@ -476,11 +558,12 @@ __global__ void __launch_bounds__(kFormSealThreads)
   if (p.source_pages[job] < 0) return;
   const std::byte* page = p.window_pool + static_cast<int64_t>(blockIdx.y) * p.window_layer_stride +
                           p.source_pages[job] * p.window_page_stride;
-  for (int i = thread; i < p.num_kv_heads * kPageTokens; i += kFormSealThreads) {
-    const int head = i / kPageTokens, token = i % kPageTokens;
+  for (int i = thread; i < p.num_kv_heads * kPageTokens * 16; i += kFormSealThreads) {
+    const int head = i / (kPageTokens * 16), token = i / 16 % kPageTokens;
     const OpenSide side{
         reinterpret_cast<const uint8_t*>(page + int64_t{head} * (2 * kOpenSideBytes))};
-    sums[head][token] = SumOfSquares<kDim>(side, token);
+    const float sum = SumOfSquares<kDim>(side, token, i % 16);
+    if (i % 16 == 0) sums[head][token] = sum;
   }
   __syncthreads();
   auto* norms = reinterpret_cast<float*>(
